@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.gateway.dispatch_bench import Bench
+from tests.gateway.dispatch_bench import PATIENT_FLEET, PATIENT_RECOVERY, Bench
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
@@ -36,7 +36,17 @@ async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWo
 
 @pytest.fixture
 async def bench(nats_url: str) -> AsyncIterator[Bench]:
-    """A dispatcher of a model of its own, at the session's NATS server."""
+    """A dispatcher of a model of its own, at the session's NATS server. Nothing times out within a test."""
+    async with AsyncExitStack() as stack:
+        bench = Bench(nats_url, stack)
+        bench.limits, bench.fleet_limits = PATIENT_RECOVERY, PATIENT_FLEET
+        await bench.start()
+        yield bench
+
+
+@pytest.fixture
+async def hasty_bench(nats_url: str) -> AsyncIterator[Bench]:
+    """The same, of which everything times out within a second."""
     async with AsyncExitStack() as stack:
         bench = Bench(nats_url, stack)
         await bench.start()

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import msgspec
 
@@ -40,6 +41,19 @@ FAST_RECOVERY = RecoveryLimits(
     delivered_claim_timeout_s=0.6,
     suspect_claim_timeout_s=0.6,
     reconnect_timeout_s=1.0,
+)
+# Nothing is late, however slow the machine is: what is moved is moved for what the test does.
+PATIENT_FLEET = replace(FAST_FLEET, silence_s=60.0, stall_s=60.0)
+PATIENT_RECOVERY = replace(
+    FAST_RECOVERY,
+    stall_s=60.0,
+    prefill_stall_s=60.0,
+    ack_timeout_s=60.0,
+    claim_timeout_s=60.0,
+    disturbed_claim_timeout_s=60.0,
+    delivered_claim_timeout_s=60.0,
+    suspect_claim_timeout_s=60.0,
+    reconnect_timeout_s=60.0,
 )
 
 

@@ -25,7 +25,7 @@ from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import gateway_subject, worker_subject
-from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, Bench, ListSink
+from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, PATIENT_RECOVERY, Bench, ListSink
 from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, expected_text, token, until
 from tests.servers import NatsServer
 
@@ -51,14 +51,14 @@ async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
 
 
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
-    bench.dispatcher._recovery._limits = replace(FAST_RECOVERY, stall_s=10.0, reconnect_timeout_s=0.1)
+    bench.dispatcher._recovery._limits = replace(PATIENT_RECOVERY, reconnect_timeout_s=0.1)
     worker, sink, first = await bench.begun(3)
     # Its heartbeats show that it has nothing any more, and this gateway has not seen a connection end.
     worker.num_reconnects = 1
     second = await worker.next_request()
     assert (second.id, second.epoch, second.emitted) == (first.id, 1, (0, 1, 2))
     await worker.complete(second, 3, 6)
-    await sink.end(timeout_s=3.0)
+    await sink.end()
     assert (sink.text, bench.moves) == (expected_text(6), ["nats_restart"])
 
 
@@ -125,25 +125,25 @@ async def test_silent_worker_loses_its_request_to_another(bench: Bench) -> None:
     assert bench.moves == ["worker_dead"]
 
 
-async def test_stalled_worker_loses_its_request_although_it_beats(bench: Bench) -> None:
-    first, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
+async def test_stalled_worker_loses_its_request_although_it_beats(hasty_bench: Bench) -> None:
+    first, sink = await hasty_bench.worker("a"), ListSink()
+    await hasty_bench.submit(sink)
     request = await first.next_request()
     first.running = 1
     first.is_pulling = False
     await first.claim(request)
     await first.say(request, 0, 2)
     await sink.has(2)
-    second = await bench.worker("b")
+    second = await hasty_bench.worker("b")
     moved = await second.next_request()
     assert (moved.epoch, moved.emitted) == (1, (0, 1))
-    assert bench.moves == ["worker_dead"]
+    assert hasty_bench.moves == ["worker_dead"]
 
 
-async def test_pause_of_the_gateway_does_not_count_as_silence_of_a_worker(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
+async def test_pause_of_the_gateway_does_not_count_as_silence_of_a_worker(hasty_bench: Bench) -> None:
+    worker, sink = await hasty_bench.worker("a"), ListSink()
     worker.running = 1
-    await bench.submit(sink)
+    await hasty_bench.submit(sink)
     request = await worker.begin(2)
     await sink.has(2)
     await asyncio.sleep(3 * HEARTBEAT_S)
@@ -153,16 +153,16 @@ async def test_pause_of_the_gateway_does_not_count_as_silence_of_a_worker(bench:
     await worker.end(request, 4)
     await sink.end()
     assert sink.text == expected_text(4)
-    assert bench.moves == []
+    assert hasty_bench.moves == []
 
 
-async def test_request_with_no_news_is_dispatched_again(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
+async def test_request_with_no_news_is_dispatched_again(hasty_bench: Bench) -> None:
+    worker, sink = await hasty_bench.worker("a"), ListSink()
+    await hasty_bench.submit(sink)
     await worker.begin(2)
     moved = await worker.next_request()
     assert (moved.epoch, moved.emitted) == (1, (0, 1))
-    assert bench.moves == ["silent"]
+    assert hasty_bench.moves == ["silent"]
 
 
 async def test_request_that_no_worker_keeps_fails_explicitly(bench: Bench) -> None:
@@ -205,8 +205,6 @@ async def test_moved_stream_leaves_a_queue_that_no_worker_pulls_any_more(bench: 
 
 
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:
-    # No other reason to move it comes in time.
-    bench.dispatcher._recovery._limits = RecoveryLimits(stall_s=60.0, claim_timeout_s=60.0)
     worker, sink, request = await bench.begun(2)
     await worker.end(request, 2, Finish("handoff"))
     moved = await worker.next_request()

@@ -160,8 +160,18 @@ async def test_close_drops_what_has_not_begun() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux only")
-async def test_yielding_lane_runs_at_the_lowest_priority() -> None:
+async def test_yielding_lane_runs_at_the_lowest_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, set_priority = [], os.setpriority
+
+    def note(which: int, who: int, priority: int) -> None:
+        changed.append((who, priority))
+        set_priority(which, who, priority)
+
+    monkeypatch.setattr(os, "setpriority", note)
     lane = FairLane("test", 1, yields=True)
+    thread = await lane.run("a", 1, threading.get_native_id)
     assert await lane.run("a", 1, lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) == 19
-    assert os.getpriority(os.PRIO_PROCESS, 0) < 19
+    # Its own thread alone, whatever priority the process has.
+    assert changed == [(thread, 19)]
+    assert thread != threading.get_native_id()
     lane.close()
