@@ -1,4 +1,4 @@
-"""Which recurrent state each sequence of a step goes on from, and how much of the step it is to remember."""
+"""Which recurrent state each sequence of a step goes on from, and how much of the step it remembers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+
+from kernels.cpu_structures import StateRowsStructure, address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,8 @@ def _saves_of(rows: StateRows) -> list[tuple[tuple[int, int], ...]]:
         return [()] * len(rows.slots)
     pairs = list(zip(rows.saves.num_tokens.tolist(), rows.saves.slots.tolist(), strict=True))
     return [tuple(pairs[first:end]) for first, end in pairwise(rows.saves.starts.tolist())]
+
+
+def state_rows_structure(rows: StateRows) -> StateRowsStructure:
+    """Return the addresses; `rows` must live as long as they are used."""
+    return StateRowsStructure(*map(address_of, rows.tensors), len(rows.slots))

@@ -11,12 +11,11 @@ import time
 from gpu_worker.consumer.held_request import HeldRequest, Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.core.model_runner import InvalidLogitsError
-from gpu_worker.core.step import SequenceEvent
-from gpu_worker.text.token_logprobs import to_token_logprob
+from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.grammar import GRAMMAR_PARAM, GrammarError
-from shared.messages import Delta, Finish, FinishReason, Timing, Usage
+from shared.messages import Delta, Finish, FinishReason, Timing, TokenLogprob, Usage
 from shared.sampling import Sampling
 
 _NOTHING = Prelude()
@@ -183,3 +182,10 @@ def _contradiction(sampling: Sampling) -> BadRequestError | None:
         return None
     message = f"{names[0]}: together with {' and '.join(names[1:])} it leaves no token here. Loosen one of them."
     return BadRequestError(message, names[0])
+
+
+def to_token_logprob(tokenizer: ModelTokenizer, entry: LogprobEntry) -> TokenLogprob:
+    """Return the wire form of one token's log probability, with its alternatives."""
+    shown = tokenizer.shown_token
+    top = tuple([TokenLogprob(token_id, *shown(token_id), logprob) for token_id, logprob in entry.top])
+    return TokenLogprob(entry.token_id, *shown(entry.token_id), entry.logprob, top)

@@ -19,7 +19,7 @@ from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.weights_size import weights_bytes
+from gpu_worker.models.stored_weights import weights_bytes
 from kernels.linear.dense import keeps_half
 from shared.errors import ConfigError
 

@@ -41,11 +41,10 @@ from gpu_worker.execution.batch.step_table import (
     step_context,
 )
 from gpu_worker.execution.batch.transfers import Downloads, Upload
-from gpu_worker.execution.drafts.accepted_states import replay_accepted
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.drafts.verification import move_accepted
+from gpu_worker.execution.drafts.verification import move_accepted, replay_accepted
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler

@@ -15,7 +15,7 @@ from gpu_worker.layers.layer_source import LayerSource, WeightSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from gpu_worker.layers.ranks import VectorNorm
-from gpu_worker.layers.rotary_order import gated_rows, head_order, head_rows, rows_by_head
+from gpu_worker.layers.rotations import gated_rows, head_order, head_rows, rows_by_head
 from kernels.activation import times_sigmoid
 from kernels.layer_cache import CacheShape
 from kernels.paged_attention import paged_attention

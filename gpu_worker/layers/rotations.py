@@ -1,4 +1,4 @@
-"""The rotary tables of a model, made once for all layers that share one.
+"""The rotary tables of a model, made once for all layers that share one, and the order of dimensions that they turn.
 
 A configuration may claim millions of positions. A table's memory is only asked for then, and its rows are computed when
 a sequence comes near them: what no sequence reaches costs neither time nor memory.
@@ -69,3 +69,46 @@ class Rotations:
     def _fill(self, key: tuple[int | None, int, int], table: torch.Tensor, first: int, end: int) -> None:
         rotary, _, rotary_dim = key
         fill_rows(table, None if rotary is None else self._ropes[rotary], rotary_dim, first, end)
+
+
+def head_order(dim: int, turning: int, *, is_interleaved: bool) -> list[int] | None:
+    """Return which of the checkpoint's dimensions each of a head's is; None where they stay in order.
+
+    The product of a query and a key does not depend on the order of their dimensions, as long as both have the same. So
+    rows of both projections are put, once, in the order in which dimension `i` turns with `i + head_dim / 2`, whichever
+    the checkpoint pairs. Those that do not turn have an angle of zero. No kernel knows of it.
+
+    Args:
+        dim: Dimensions of a head.
+        turning: How many of them turn, the first ones.
+        is_interleaved: The checkpoint pairs a dimension with the next.
+    """
+    if turning == dim and not is_interleaved:
+        return None
+    half, still = turning // 2, (dim - turning) // 2
+    if is_interleaved:
+        first, second = range(0, turning, 2), range(1, turning, 2)
+    else:
+        first, second = range(half), range(half, turning)
+    return [*first, *range(turning, turning + still), *second, *range(turning + still, dim)]
+
+
+def head_rows(order: list[int], num_heads: int, first: int = 0) -> torch.Tensor:
+    """Return the rows of a projection to so many heads in their order; `[num_heads * len(order)]` int64."""
+    heads = torch.arange(num_heads)[:, None] * len(order)
+    return (heads + torch.tensor(order)).flatten() + first
+
+
+def gated_rows(order: list[int], num_heads: int) -> torch.Tensor:
+    """Return the rows of all queries, then all gates, so that the gate of a head stands behind its query."""
+    dim, heads = len(order), torch.arange(num_heads)[:, None] * len(order)
+    queries, gates = heads + torch.tensor(order), heads + torch.arange(dim) + num_heads * dim
+    return torch.cat((queries, gates), dim=1).flatten()
+
+
+def rows_by_head(order: list[int], num_heads: int) -> torch.Tensor:
+    """Return the rows of all queries, then all keys, then all values, which lie as those of a head, then the next's."""
+    dim, turned = len(order), torch.tensor(order)
+    heads = torch.arange(num_heads)[:, None] * 3 * dim
+    parts = (turned, turned + dim, torch.arange(dim) + 2 * dim)
+    return torch.cat([(heads + part).flatten() for part in parts])

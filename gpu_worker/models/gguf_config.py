@@ -17,8 +17,8 @@ from gpu_worker.models.gguf_decoders import decoder_fields, finish_decoder
 from gpu_worker.models.gguf_encoders import ROTARY_ENCODERS, read_gguf_encoder
 from gpu_worker.models.gguf_fields import DTYPES, MAX_HEADS, Fields, GGUFFamily, ModelFields
 from gpu_worker.models.gguf_mamba import MAMBA_FAMILIES
+from gpu_worker.models.gguf_mixture import SPARSE_FAMILIES
 from gpu_worker.models.gguf_own import OWN_FAMILIES
-from gpu_worker.models.gguf_sparse import SPARSE_FAMILIES
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.quantization.gguf.encoder_names import ENCODER
 from gpu_worker.quantization.gguf.file import GGUFFile

@@ -7,6 +7,16 @@ import torch
 from kernels.linear.forms import GroupQuantizedWeight, integers
 
 
+def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the values that words hold, the lowest bits first.
+
+    Shapes:
+        words: `[rows, columns]` int32
+        result: `[rows, columns * 32 / bits]` uint8
+    """
+    return integers(bits).unpack(words.contiguous().view(torch.uint8))
+
+
 def group_weight(
     values: torch.Tensor,
     bits: int,

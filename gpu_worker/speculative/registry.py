@@ -180,7 +180,7 @@ class DraftModelRecipe(Recipe):
         from gpu_worker.execution.memory.kv_cache import bytes_per_block
         from gpu_worker.execution.runner_config import choose_kv_cache_dtype
         from gpu_worker.models.registry import read_model_config
-        from gpu_worker.models.weights_size import weights_bytes
+        from gpu_worker.models.stored_weights import weights_bytes
         from gpu_worker.speculative.draft_files import rows_num_bytes
 
         assert settings.draft_model is not None

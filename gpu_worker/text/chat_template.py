@@ -20,7 +20,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from gpu_worker.models.small_file import is_inside, read_small_file
+from gpu_worker.models.json_file import is_inside, read_small_file
 from gpu_worker.text.model_directory import ModelDirectory, read_json
 from gpu_worker.text.template_messages import CallArguments, TemplateNeeds, text_parts
 from gpu_worker.text.template_sandbox import TemplateSandbox

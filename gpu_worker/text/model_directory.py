@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import msgspec
 
-from gpu_worker.models.small_file import read_small_file
+from gpu_worker.models.json_file import read_small_file
 from gpu_worker.quantization.gguf.encoder_names import ENCODERS
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.model_facts import model_facts

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, deserialize
 
-from gpu_worker.models.small_file import read_small_file
+from gpu_worker.models.json_file import read_small_file
 from gpu_worker.text.model_directory import read_json
 from shared.errors import ConfigError
 

@@ -26,8 +26,7 @@ from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.spelled_tokens import PartEncoder, SpelledTokens
 from gpu_worker.text.token_table import TokenTable, build_table, with_special_tokens
-from gpu_worker.text.tokenizer_bounds import TokenizerBoundsError, check_steps, check_vocabulary_sizes
-from gpu_worker.text.truncation import TextCutter
+from gpu_worker.text.tokenizer_bounds import TextCutter, TokenizerBoundsError, check_steps, check_vocabulary_sizes
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named

@@ -7,9 +7,8 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_states import state_rows_structure
 from kernels.cpu_structures import address_of
-from kernels.state_rows import StateRows
+from kernels.state_rows import StateRows, state_rows_structure
 
 
 def can_run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, states: torch.Tensor) -> bool:

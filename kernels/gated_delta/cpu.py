@@ -7,9 +7,8 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_states import state_rows_structure
 from kernels.gated_delta.reference import DeltaSizes, DeltaWeights
-from kernels.state_rows import StateRows
+from kernels.state_rows import StateRows, state_rows_structure
 
 
 def gated_delta_cpu(

@@ -15,8 +15,7 @@ from kernels.dependent_launch import wait_for_inputs
 from kernels.gated_delta.launch_table import GATED_DELTA
 from kernels.gated_delta.reference import NORM_EPS, DeltaSizes, DeltaWeights
 from kernels.gpu_config import Gpu
-from kernels.matrix_state.launch_config import read_table
-from kernels.matrix_state.triton_launch import launch_update
+from kernels.matrix_state.triton_launch import launch_update, read_table
 from kernels.matrix_state.triton_states import (
     add_chunk,
     chunk_end,

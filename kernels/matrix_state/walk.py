@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
 from kernels.state_rows import StateRows, sequences_of
+
+
+class MatrixShape(NamedTuple):
+    """The shape of a sequence's state: for each head `key_dim` rows and `value_dim` columns."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
 
 CHUNK = 64
 """Tokens that are taken at once where a rule has a form for several."""

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import wait_for_inputs
-from kernels.linear.gpu_packed.triton_groups import load_words, number_of
-from kernels.linear.gpu_packed.triton_unpack import unpack
+from kernels.linear.gpu_packed.triton_unpack import load_words, number_of, unpack
 from kernels.moe.triton_tile import find_rows, store_tile
 
 

@@ -4,13 +4,101 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
 from kernels.sampling.triton_draw import draw_kernel, tile_masses_kernel
-from kernels.sampling.triton_penalties import count_tokens_kernel, penalties_kernel
-from kernels.sampling.triton_statistics import tile_statistics_kernel
 from kernels.sampling.triton_threshold import threshold_kernel
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+
+@triton.jit(do_not_specialize=["num_drafts"])
+def penalties_kernel(
+    logits,
+    row_stride,
+    slots,
+    repetitions,
+    frequencies,
+    presences,
+    output_counts,
+    seen_bits,
+    drafts,
+    num_drafts,
+    vocab_size,
+    num_words,
+    BLOCK: tl.constexpr,
+):
+    """Program (row, block) penalises `BLOCK` tokens. Rounds as torch does: compile without contraction to fma."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    repetition = tl.load(repetitions + slot)
+    frequency = tl.load(frequencies + slot)
+    presence = tl.load(presences + slot)
+    if (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0):
+        ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        is_token = ids < vocab_size
+        words = tl.load(seen_bits + slot * num_words + ids // 32, mask=is_token, other=0)
+        is_seen = ((words >> (ids % 32)) & 1) != 0
+        counts = tl.load(output_counts + slot * vocab_size + ids, mask=is_token & is_seen, other=0)
+        for draft in range(num_drafts):
+            counts += (tl.load(drafts + row * num_drafts + draft) == ids).to(tl.int32)
+        is_penalised = is_token & (is_seen | (counts > 0))
+        places = logits + row * row_stride + ids
+        values = tl.load(places, mask=is_penalised, other=0.0)
+        values = tl.where(values > 0.0, tl.math.div_rn(values, repetition), values * repetition)
+        values -= frequency * counts.to(tl.float32)
+        values -= presence * (counts > 0).to(tl.float32)
+        tl.store(places, values, mask=is_penalised)
+
+
+@triton.jit
+def count_tokens_kernel(output_counts, seen_bits, slots, token_ids, vocab_size, num_words):
+    """Program `i` adds a token to a slot's output, unless it is negative."""
+    place = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + place).to(tl.int64)
+    token_id = tl.load(token_ids + place)
+    is_token = token_id >= 0
+    tl.atomic_add(output_counts + slot * vocab_size + token_id, 1, mask=is_token, sem="relaxed")
+    bit = (token_id * 0 + 1).to(tl.int32) << (token_id % 32).to(tl.int32)
+    tl.atomic_or(seen_bits + slot * num_words + token_id // 32, bit, mask=is_token, sem="relaxed")
+
+
+# The first read of the logits: everything later is decided from these few numbers of a tile, and reads only the tiles
+# that matter. A weight is the exponential of a logit's distance to a maximum, here that of its own tile, times the
+# inverse temperature.
+@triton.jit
+def tile_statistics_kernel(
+    logits,
+    row_stride,
+    slots,
+    inverse_temperatures,
+    maxima,
+    minima,
+    sums,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Program (row, group) reads `TILES` tiles. `minima` leaves out minus infinity; a NaN shows in `sums`."""
+    row = tl.program_id(0).to(tl.int64)
+    tiles = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    inverse_temperature = tl.load(inverse_temperatures + tl.load(slots + row))
+    inverse_temperature = tl.where(inverse_temperature == 0.0, 1.0, inverse_temperature)
+    ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    values = tl.load(logits + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf"))
+    maximum = tl.max(values, axis=1)
+    minimum = tl.min(tl.where(values == float("-inf"), float("inf"), values), axis=1)
+    base = tl.where(maximum == float("-inf"), 0.0, maximum)
+    total = tl.sum(tl.exp((values - base[:, None]) * inverse_temperature), axis=1)
+    places = row * num_tiles + tiles
+    is_tile = tiles < num_tiles
+    tl.store(maxima + places, maximum, mask=is_tile)
+    tl.store(minima + places, minimum, mask=is_tile)
+    tl.store(sums + places, total, mask=is_tile)
+
 
 _PENALTY_BLOCK = 2048
 _ALIGNED_FLOATS = 16

@@ -7,9 +7,8 @@ import ctypes
 import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
-from kernels.cpu_states import state_rows_structure
 from kernels.ssd.reference import SsdSizes, SsdWeights
-from kernels.state_rows import StateRows
+from kernels.state_rows import StateRows, state_rows_structure
 
 
 def ssd_cpu(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.matrix_state.shape import MatrixShape
-from kernels.matrix_state.walk import walk
+from kernels.matrix_state.walk import MatrixShape, walk
 from kernels.state_rows import StateRows
 
 

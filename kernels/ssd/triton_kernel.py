@@ -12,8 +12,7 @@ import triton.language as tl
 
 from kernels.dependent_launch import wait_for_inputs
 from kernels.gpu_config import Gpu
-from kernels.matrix_state.launch_config import read_table
-from kernels.matrix_state.triton_launch import launch_update
+from kernels.matrix_state.triton_launch import launch_update, read_table
 from kernels.matrix_state.triton_states import (
     add_chunk,
     chunk_end,

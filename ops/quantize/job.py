@@ -26,7 +26,7 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.linear.forms import DenseWeight
 from ops.quantize.calibration import calibration_windows
-from ops.quantize.folder import QuantizedFolder
+from ops.quantize.folder import QuantizedFolder, StoredNames, read_all
 from ops.quantize.job_settings import QuantizeJob, check_job
 from ops.quantize.layer_blocks import (
     is_of_expert,
@@ -38,7 +38,6 @@ from ops.quantize.layer_blocks import (
 )
 from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept, take_token_vectors
 from ops.quantize.methods import HEAD, Inputs, Method, make_method
-from ops.quantize.stored_names import StoredNames, read_all
 from shared.errors import ConfigError
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.draft import Draft
@@ -22,7 +24,7 @@ from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
-from gpu_worker.speculative.plain_sampling import plain_sampling
+from shared.sampling import Sampling
 
 
 class DraftRunner(Protocol):
@@ -180,3 +182,19 @@ class DraftModelProposer:
                 draft.token_ids += sampled.token_ids
                 sampling.append(draft)
         return sampling
+
+
+def plain_sampling(sampling: Sampling) -> Sampling:
+    """Return the parameters without log probabilities, and without penalties and grammar.
+
+    What these keep of the tokens cannot be taken back.
+    """
+    return msgspec.structs.replace(
+        sampling,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        logprobs=None,
+        prompt_logprobs=None,
+        grammar=None,
+    )

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of
-from kernels.linear.gpu_packed.config import is_fused
-from kernels.linear.gpu_packed.matrix import PackedMatrix
+from kernels.linear.gpu_packed.matrix import PackedMatrix, is_fused
 
 
 def packed_linear(

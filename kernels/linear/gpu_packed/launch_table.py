@@ -1,4 +1,4 @@
-"""Launches of linear layers on packed weights, by GPU generation and rows of the batch; `config` explains them.
+"""Launches of linear layers on packed weights, by GPU generation and rows of the batch; `matrix` explains them.
 
 Rewritten by `python -m ops.bench.gpu.tune`; MEASURED says where an entry was measured. The others are reasoned.
 """

@@ -1,4 +1,4 @@
-"""What a packed matrix is made of.
+"""What a packed matrix is made of, and how its products are launched.
 
 The columns of the matrix are cut into blocks, and a block into planes: 4 planes of 4-bit values, or 2 of 8-bit ones. A
 word of 16 bits holds one column of each plane, the first in its lowest bits. So a tile of words becomes a tile of each
@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.gpu_config import Gpu, GpuGeneration, by_generation
 from kernels.linear.forms import Number
 from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
+from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
+from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
 
 TILE_ROWS = 64
 ROW_MULTIPLE = 256
@@ -81,3 +84,26 @@ class PackedMatrix:
 def num_planes(number: Number) -> int:
     """Return how many codes a word holds."""
     return 16 // number.bits
+
+
+_LAUNCHES = read_launches(PACKED_LINEAR)
+# Up to how many rows weights are unpacked by the product itself. For more, each block of rows would unpack the same
+# weights once again: it is faster to write them out once as 16-bit numbers, and to leave the product to cuBLAS.
+_FUSED_ROWS = by_generation(FUSED_ROWS)
+
+
+def packed_linear_launch(generation: GpuGeneration, num_rows: int) -> ProductLaunch:
+    """Return the launch for a number of rows."""
+    return launch_for(_LAUNCHES[generation], num_rows)
+
+
+def is_fused(generation: GpuGeneration, num_rows: int) -> bool:
+    """Return True where the product unpacks the weights itself."""
+    return num_rows <= _FUSED_ROWS[generation]
+
+
+def packed_linear_splits(launch: ProductLaunch, gpu: Gpu, num_rows: int, matrix: PackedMatrix) -> int:
+    """Return into how many parts the blocks of columns are divided."""
+    if num_rows > MAX_SPLIT_ROWS:
+        return 1
+    return splits_of(launch, gpu, matrix.out_features, matrix.num_blocks, matrix.num_bytes)

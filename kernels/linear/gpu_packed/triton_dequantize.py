@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
-from kernels.linear.gpu_packed.triton_groups import load_words, number_of
-from kernels.linear.gpu_packed.triton_unpack import unpack
+from kernels.linear.gpu_packed.triton_unpack import load_words, number_of, unpack
 
 _NUM_WARPS = 4
 

@@ -15,10 +15,8 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
-from kernels.linear.gpu_packed.config import packed_linear_launch, packed_linear_splits
-from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix
-from kernels.linear.gpu_packed.triton_groups import load_words, number_of
-from kernels.linear.gpu_packed.triton_unpack import unpack
+from kernels.linear.gpu_packed.matrix import TILE_ROWS, PackedMatrix, packed_linear_launch, packed_linear_splits
+from kernels.linear.gpu_packed.triton_unpack import load_words, number_of, unpack
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.split_sums import add_splits, outputs_and_partials
 

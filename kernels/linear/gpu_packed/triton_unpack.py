@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Turns words into the numbers of one of their planes, by a few instructions of the GPU for two words at a time.
 
 Bits of a value are put below the exponent of a power of two, as in `0x4300 | q`, which is 128 + q in bfloat16; then
@@ -14,6 +13,9 @@ import triton
 import triton.language as tl
 
 from kernels.linear.forms import NUMBERS
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 
 _BITS = {number.name: number.bits for number in NUMBERS}
 # For each number of `forms/numbers.py` and type, in PTX: $0 is the plane's numbers, `word` is two words, shifted right
@@ -108,3 +110,37 @@ def unpack(words, KIND: tl.constexpr, PLANE_INDEX: tl.constexpr, dtype: tl.const
         return tl.inline_asm_elementwise(asm, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         return tl.inline_asm_elementwise(asm, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
+
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="assignment"
+
+
+@triton.jit
+def load_words(numbers, rows, block, num_rows, GROUPS: tl.constexpr):
+    """Return the words of a block for some rows of `num_rows`; `GROUPS` are the `constants`. None without numbers."""
+    words = ()
+    if numbers is not None:
+        WORDS: tl.constexpr = GROUPS[1]
+        STEP: tl.constexpr = GROUPS[2]
+        places = numbers + (block // STEP) * (WORDS * num_rows) + rows
+        for word in tl.static_range(WORDS):
+            words += (tl.load(places + word * num_rows),)
+    return words
+
+
+@triton.jit
+def number_of(words, PART: tl.constexpr, GROUPS: tl.constexpr):
+    """Return the numbers of a part of the block, in float32."""
+    KIND: tl.constexpr = GROUPS[0]
+    if KIND == "FP32":
+        return words[PART].to(tl.float32, bitcast=True)
+    else:
+        BITS: tl.constexpr = 8 if KIND == "E8M0" else 16
+        PER_WORD: tl.constexpr = 32 // BITS
+        word = words[PART // PER_WORD] >> (BITS * (PART % PER_WORD))
+        if KIND == "E8M0":
+            return ((word & 255) << 23).to(tl.float32, bitcast=True)
+        elif KIND == "BF16":
+            return (word << 16).to(tl.float32, bitcast=True)
+        else:
+            return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -6,8 +6,7 @@ import torch
 
 from kernels.gpu_config import Gpu, gpu_of
 from kernels.linear.gpu_scaled.block_product import multiply_blocks
-from kernels.linear.gpu_scaled.config import is_kernel_preferred
-from kernels.linear.gpu_scaled.matrix import ScaledMatrix
+from kernels.linear.gpu_scaled.matrix import ScaledMatrix, is_kernel_preferred
 
 # What cuBLAS asks of the sizes of float8 matrices.
 _CUBLAS_MULTIPLE = 16

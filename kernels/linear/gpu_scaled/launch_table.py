@@ -1,4 +1,4 @@
-"""Launches of linear layers on 8-bit weights and inputs, by GPU generation and rows; `config` explains them.
+"""Launches of linear layers on 8-bit weights and inputs, by GPU generation and rows; `matrix` explains them.
 
 Rewritten by `python -m ops.bench.gpu.tune`; MEASURED says where an entry was measured. The others are reasoned.
 """

@@ -1,4 +1,4 @@
-"""What a linear layer is made of whose inputs are rounded to eight bits."""
+"""What a linear layer is made of whose inputs are rounded to eight bits, and how its kernel is launched."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.gpu_config import has_float8, has_kernels
+from kernels.gpu_config import Gpu, GpuGeneration, by_generation, has_float8, has_kernels
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_scaled.block_product import ROW_MULTIPLE, can_multiply
-from kernels.linear.product_launch import MIN_BLOCK_N
+from kernels.linear.gpu_scaled.launch_table import KERNEL_ROWS, SCALED_LINEAR
+from kernels.linear.product_launch import (
+    MAX_SPLIT_ROWS,
+    MIN_BLOCK_N,
+    ProductLaunch,
+    launch_for,
+    read_launches,
+    splits_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,3 +66,25 @@ def scale_matrix(form: ScaledWeight) -> ScaledMatrix:
     padded = F.pad(scales, (0, -scales.shape[1] % ROW_MULTIPLE))
     can_scale = form.activation == "dynamic" and can_multiply(values)
     return ScaledMatrix(values, padded.contiguous(), form.activation_scale, counters, can_scale)
+
+
+_LAUNCHES = read_launches(SCALED_LINEAR)
+# Up to how many rows the kernel is preferred where cuBLAS has the product too.
+_KERNEL_ROWS = by_generation(KERNEL_ROWS)
+
+
+def scaled_linear_launch(generation: GpuGeneration, num_rows: int) -> ProductLaunch:
+    """Return the launch for a number of rows."""
+    return launch_for(_LAUNCHES[generation], num_rows)
+
+
+def is_kernel_preferred(generation: GpuGeneration, num_rows: int) -> bool:
+    """Return True where the kernel is expected to be ahead of cuBLAS."""
+    return num_rows <= _KERNEL_ROWS[generation]
+
+
+def scaled_linear_splits(launch: ProductLaunch, gpu: Gpu, num_rows: int, out_features: int, in_features: int) -> int:
+    """Return into how many parts the input features are divided."""
+    if num_rows > MAX_SPLIT_ROWS:
+        return 1
+    return splits_of(launch, gpu, out_features, -(-in_features // launch.block_k), out_features * in_features)

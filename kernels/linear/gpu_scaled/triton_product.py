@@ -17,8 +17,7 @@ import triton.language as tl
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
 from kernels.linear.forms import SCALE_BLOCK
-from kernels.linear.gpu_scaled.config import scaled_linear_launch, scaled_linear_splits
-from kernels.linear.gpu_scaled.matrix import ScaledMatrix
+from kernels.linear.gpu_scaled.matrix import ScaledMatrix, scaled_linear_launch, scaled_linear_splits
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.split_sums import add_splits, outputs_and_partials
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.layers.rotary_order import head_order, head_rows
+from gpu_worker.layers.rotations import head_order, head_rows
 
 DIM = 12
 ANGLES = torch.tensor([0.3, 1.1, 2.0, 0.7, 1.9, 0.2], dtype=torch.float64)

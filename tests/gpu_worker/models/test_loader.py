@@ -18,7 +18,7 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
-from gpu_worker.models.weights_size import weights_bytes
+from gpu_worker.models.stored_weights import weights_bytes
 from kernels.linear.dense import dispatch
 from tests.gpu_worker.models.families.composed_cases import CASES
 from tests.gpu_worker.models.families.dense_cases import longrope

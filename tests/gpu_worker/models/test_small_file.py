@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
-from gpu_worker.models.small_file import is_inside, read_small_file
+from gpu_worker.models.json_file import JsonFile, is_inside, read_small_file
 from gpu_worker.text.model_directory import read_json
 from shared.errors import ConfigError
 

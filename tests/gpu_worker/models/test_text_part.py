@@ -16,10 +16,9 @@ from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import FAMILIES, read_model_config
-from gpu_worker.models.stored_weights import open_weights
+from gpu_worker.models.stored_weights import open_weights, weights_bytes
 from gpu_worker.models.text_kinds import TEXT_KINDS
 from gpu_worker.models.text_part import WRAPPERS, Wrapper, text_part
-from gpu_worker.models.weights_size import weights_bytes
 from tests.gpu_worker.models.families.oracle_checks import assert_logits_equal
 from tests.gpu_worker.models.pairs import CPU
 from tests.gpu_worker.models.wrapper_cases import WRAPPER_CASES, oracle_of, save_wrapper

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ops.chaos.goodput import Goodput, possible_per_s, tokens_within
 from ops.chaos.ledger import Choice, Entry, Ledger
 from ops.chaos.observer import Seen
+from ops.chaos.scenarios.clients import Goodput, possible_per_s, tokens_within
 from tests.gateway.fleet.test_fleet import BEAT
 
 

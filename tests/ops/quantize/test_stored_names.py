@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.support_page import sample_config
-from ops.quantize.stored_names import StoredNames, read_all
+from ops.quantize.folder import StoredNames, read_all
 
 LFM2, GEMMA3, MIXTRAL = map(sample_config, ("Lfm2ForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ops.stack import plan as plan_module
-from ops.stack.banner import banner
 from ops.stack.config import UpConfig
 from ops.stack.plan import ModelChoice, NatsAccess, Plan, _redis_text, make_plan
 from ops.stack.ports import free_port
+from ops.stack.run import banner
 from ops.stack.servers import find_redis_server
 from ops.stack.state import StateDirectory
 from shared.config import resolve

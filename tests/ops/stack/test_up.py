@@ -20,9 +20,9 @@ import openai
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ops.stack.banner import first_request, snippet
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
+from ops.stack.run import first_request, snippet
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer, RedisServer, is_alive

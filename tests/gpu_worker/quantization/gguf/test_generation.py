@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.models.weights_size import weights_bytes
+from gpu_worker.models.stored_weights import weights_bytes
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from kernels.linear.dense import keeps_half
 from shared.sampling import Sampling

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.linear.forms import SCALE_BLOCK, DenseWeight, scale_rows
-from tests.kernels.linear.forms.test_row_order import ROWS, forms
+from tests.kernels.linear.forms.test_rows_and_columns import ROWS, forms
 
 NAMES = ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"]
 

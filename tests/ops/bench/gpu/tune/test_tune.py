@@ -22,8 +22,7 @@ from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import attention, linear, row_ops
 from ops.bench.gpu.tune.__main__ import main, tune_tables
 from ops.bench.gpu.tune.choice import Tuning, choose
-from ops.bench.gpu.tune.table_file import TableFile
-from ops.bench.gpu.tune.table_process import tune
+from ops.bench.gpu.tune.table_process import TableFile, tune
 from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
 from tests.ops.bench.gpu.step.tiny_models import CPU
 from tests.ops.bench.gpu.step.tiny_models import QWEN as TINY

@@ -8,15 +8,57 @@ import pytest
 import torch
 
 from kernels.linear.forms import (
+    FLOAT4,
+    INT4,
     SCALE_BLOCK,
     DenseWeight,
     GroupQuantizedWeight,
     ScaledWeight,
     WeightForm,
+    concatenate,
+    reorder_columns,
+    reorder_rows,
     select_columns,
     select_rows,
 )
-from tests.kernels.linear.forms.test_row_order import COLUMNS, forms
+
+ROWS, COLUMNS = 2 * SCALE_BLOCK, 24
+
+
+def random_order(generator: torch.Generator, *, within: int) -> torch.Tensor:
+    """Return an order whose rows stay in their stretch of `within` rows."""
+    parts = [torch.randperm(within, generator=generator) + first for first in range(0, ROWS, within)]
+    return torch.cat(parts)
+
+
+def forms(generator: torch.Generator) -> dict[str, WeightForm]:
+    dense = DenseWeight(torch.randn(ROWS, COLUMNS, generator=generator))
+    codes = torch.randint(256, (ROWS, COLUMNS // 2), generator=generator, dtype=torch.uint8)
+    scales, offsets = (torch.randn(ROWS, 3, generator=generator) for _ in range(2))
+    bytes_ = torch.randint(-100, 100, (ROWS, COLUMNS), generator=generator, dtype=torch.int8)
+    float8 = torch.randn(ROWS, COLUMNS, generator=generator).to(torch.float8_e4m3fn)
+    half = ROWS // 2
+    return {
+        "dense": dense,
+        "groups": GroupQuantizedWeight(codes, INT4, 8, scales, offsets),
+        "microscaled": GroupQuantizedWeight(codes, FLOAT4, 8, scales.abs().to(torch.float8_e8m0fnu), None),
+        "rows": ScaledWeight(bytes_, torch.rand(ROWS, 1, generator=generator), "dynamic"),
+        "tensor": ScaledWeight(float8, torch.rand(1, 1, generator=generator)),
+        "blocks": ScaledWeight(float8, torch.rand(2, 1, generator=generator)),
+        "parts": concatenate([ScaledWeight(bytes_[:half], torch.ones(half, 1)), DenseWeight(dense.weight[half:])]),
+    }
+
+
+@pytest.mark.parametrize("within", [SCALE_BLOCK, ROWS])
+@pytest.mark.parametrize("name", ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"])
+def test_rows_of_every_form_are_in_the_order_that_was_asked_for(name: str, within: int) -> None:
+    generator = torch.Generator().manual_seed(within)
+    form, order = forms(generator)[name], random_order(generator, within=within)
+    moved = reorder_rows(form, order)
+    assert torch.equal(moved.dequantize(), form.dequantize()[order])
+    stays = within == SCALE_BLOCK or name not in ("blocks", "parts")
+    assert isinstance(moved, type(form)) == stays
+
 
 NAMES = ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"]
 
@@ -80,3 +122,23 @@ def test_blocks_stay_blocks_where_they_stay_together() -> None:
     apart = select_rows(form, rows[5:])
     assert isinstance(apart, DenseWeight)
     assert torch.equal(apart.dequantize(), form.dequantize()[rows[5:]])
+
+
+GROUP = 8
+
+
+@pytest.mark.parametrize("name", ["dense", "groups", "microscaled", "rows", "tensor", "blocks", "parts"])
+@pytest.mark.parametrize("has_whole_groups", [True, False])
+def test_columns_of_every_form_are_in_the_order_that_was_asked_for(name: str, has_whole_groups: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    form = forms(generator)[name]
+    order = torch.tensor([16, 0, 8])[:, None] + torch.arange(GROUP)
+    order = order.flatten() if has_whole_groups else torch.randperm(COLUMNS, generator=generator)
+    moved = reorder_columns(form, order)
+    assert torch.equal(moved.dequantize(), form.dequantize()[:, order])
+    if isinstance(form, GroupQuantizedWeight):
+        assert isinstance(moved, GroupQuantizedWeight)
+        assert (moved.input_order is None) == has_whole_groups
+        again = reorder_columns(moved, order)
+        assert isinstance(again, GroupQuantizedWeight if has_whole_groups else DenseWeight)
+        assert torch.equal(again.dequantize(), moved.dequantize()[:, order])

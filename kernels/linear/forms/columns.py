@@ -1,7 +1,7 @@
-"""Some rows or columns of a matrix, in the same form where that can be.
+"""The columns of a matrix chosen, or in another order, in the same form where that can be.
 
-Where rows or columns that share scales are taken apart, groups along the input become smaller, and other matrices are
-made dense, in float32: that costs memory, never accuracy.
+Where columns that share scales are taken apart, groups along the input become smaller, and other matrices are made
+dense, in float32: that costs memory, never accuracy.
 """
 
 from __future__ import annotations
@@ -14,22 +14,7 @@ import torch
 from kernels.linear.forms.dense import DenseWeight
 from kernels.linear.forms.groups import GroupQuantizedWeight
 from kernels.linear.forms.scaled import SCALE_BLOCK, ScaledWeight
-from kernels.linear.forms.split import SplitWeight, UnsplitWeight, WeightForm, concatenate
-
-
-def select_rows(form: WeightForm, rows: torch.Tensor) -> WeightForm:
-    """Return the matrix whose row `i` is row `rows[i]` of `form`, which may be there more than once.
-
-    Shapes:
-        rows: `[num_rows]` int64, on any device
-    """
-    if not isinstance(form, SplitWeight):
-        return _rows(form, rows)
-    starts = torch.tensor([0, *(part.shape[0] for part in form.parts)]).cumsum(0)
-    places = torch.bucketize(rows.cpu(), starts[1:], right=True)
-    runs, counts = torch.unique_consecutive(places, return_counts=True)
-    chosen = zip(runs.tolist(), rows.cpu().split_with_sizes(counts.tolist()), strict=True)
-    return concatenate([_rows(form.parts[place], own - starts[place]) for place, own in chosen])
+from kernels.linear.forms.split import SplitWeight, UnsplitWeight, WeightForm
 
 
 def select_columns(form: WeightForm, columns: range) -> tuple[WeightForm, torch.Tensor | None]:
@@ -52,23 +37,31 @@ def select_columns(form: WeightForm, columns: range) -> tuple[WeightForm, torch.
     return taken, None if order is None else order[columns.start : columns.stop].clone()
 
 
-def _rows(form: UnsplitWeight, rows: torch.Tensor) -> UnsplitWeight:
+def reorder_columns(form: WeightForm, order: torch.Tensor) -> WeightForm:
+    """Return the matrix whose column `i` is column `order[i]` of `form`.
+
+    Whole groups that share scales move as they are. Where an order takes groups apart, codes stay where they are and
+    inputs are gathered; forms that cannot do so are made dense, in float32: that costs memory, never accuracy.
+
+    Shapes:
+        order: `[in_features]` int64, each column once
+    """
     if isinstance(form, DenseWeight):
-        return DenseWeight(form.weight[rows.to(form.weight.device)])
-    rows = rows.to(form.values.device)
-    if isinstance(form, GroupQuantizedWeight):
-        offsets = None if form.offsets is None else form.offsets[rows]
-        return replace(form, values=form.values[rows], scales=_indexed(form.scales, rows), offsets=offsets)
-    scales = form.scales
-    if form.has_row_scales:
-        scales = scales if len(scales) == 1 else scales[rows]
-    else:
-        blocks = rows // SCALE_BLOCK
-        firsts = blocks[::SCALE_BLOCK]
-        if not torch.equal(firsts.repeat_interleave(SCALE_BLOCK)[: len(rows)], blocks):
-            return DenseWeight(form.dequantize()[rows])
-        scales = scales[firsts]
-    return replace(form, values=_indexed(form.values, rows), scales=scales)
+        return DenseWeight(form.weight[:, order.to(form.weight.device)])
+    if not isinstance(form, GroupQuantizedWeight) or form.input_order is not None:
+        dense = form.dequantize()
+        return DenseWeight(dense[:, order.to(dense.device)])
+    groups = _whole_groups(order, form.group_size)
+    if groups is None:
+        return replace(form, input_order=torch.argsort(order).to(form.values.device))
+    groups = groups.to(form.values.device)
+    scales = form.scales.view(torch.uint8) if form.scales.itemsize == 1 else form.scales
+    return replace(
+        form,
+        values=_moved(form.values, groups, form.group_size // form.number.per_byte),
+        scales=scales[:, groups].view(form.scales.dtype),
+        offsets=None if form.offsets is None else form.offsets[:, groups],
+    )
 
 
 def _columns(form: UnsplitWeight, columns: range) -> UnsplitWeight:
@@ -102,6 +95,15 @@ def _columns_of_groups(form: GroupQuantizedWeight, columns: range) -> UnsplitWei
     return replace(form, values=values, group_size=size, scales=scales, offsets=offsets, input_order=None)
 
 
-def _indexed(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    # Indexing is not defined for float8 on every device: its bytes are.
-    return matrix.view(torch.int8)[rows].view(matrix.dtype) if matrix.itemsize == 1 else matrix[rows]
+def _whole_groups(order: torch.Tensor, group_size: int) -> torch.Tensor | None:
+    """Return the order of groups, `[num_groups]`; None where the columns of one do not stay as they are."""
+    if len(order) % group_size:
+        return None
+    parts = order.view(-1, group_size)
+    together = parts[:, :1] + torch.arange(group_size)
+    is_whole = torch.equal(parts, together) and not (parts[:, 0] % group_size).any()
+    return parts[:, 0] // group_size if is_whole else None
+
+
+def _moved(values: torch.Tensor, groups: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    return values.view(len(values), -1, num_bytes)[:, groups].flatten(1)
