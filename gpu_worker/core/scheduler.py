@@ -31,8 +31,6 @@ from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent
 from gpu_worker.core.step_time import StepTimeModel
 from shared.errors import BadRequestError, PromptTooLongError
 
-__all__ = ["DuplicateSequenceError", "Scheduler", "SchedulerConfig", "SchedulerStats"]
-
 _SWEEP_MINIMUM = 64
 
 

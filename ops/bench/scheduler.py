@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from ops.bench.options import bench_parser

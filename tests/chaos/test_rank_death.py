@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from ops.stack.process_tree import children_of
+from tests.chaos.texts import FREE, stream_texts
 from tests.integration.system import System, running_system
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -21,7 +22,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(600)]
 NUM_TEXTS = 24
 NUM_AT_ONCE = 6
 MAX_TOKENS = 60
-FREE: Any = {"ignore_eos": True}
 
 
 @pytest.fixture
@@ -35,34 +35,13 @@ def ranks_of(worker: int) -> list[int]:
     return [pid for pid in children_of(worker) if b"ranks.member" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-async def text(client: openai.AsyncOpenAI, model: str, index: int, begun: asyncio.Semaphore) -> str:
-    """Stream one text, greedy or drawn; count it as begun at its first token."""
-    chunks = await client.completions.create(
-        model=model,
-        prompt=f"def function_{index}(x):\n" + "    return x\n" * (index % 7),
-        temperature=index % 2,
-        seed=index,
-        max_tokens=MAX_TOKENS,
-        stream=True,
-        extra_body=FREE,
-        extra_headers={"Cache-Control": "no-cache"},
-    )
-    received = ""
-    async for chunk in chunks:
-        if not received:
-            begun.release()
-        received += "".join(choice.text for choice in chunk.choices)
-    return received
-
-
 async def all_texts(client: openai.AsyncOpenAI, model: str, begun: asyncio.Semaphore) -> list[str]:
-    places = asyncio.Semaphore(NUM_AT_ONCE)
+    """Stream texts of which half are greedy, and half drawn."""
 
-    async def placed(index: int) -> str:
-        async with places:
-            return await text(client, model, index, begun)
+    def body(index: int) -> dict[str, Any]:
+        return {"model": model, "temperature": index % 2, "max_tokens": MAX_TOKENS, "extra_body": FREE}
 
-    return await asyncio.gather(*map(placed, range(NUM_TEXTS)))
+    return await stream_texts(client, NUM_TEXTS, begun, num_at_once=NUM_AT_ONCE, body=body)
 
 
 def hurt_rank(system: System, place: int, number: signal.Signals) -> int:

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from ops.stack.config import DEMO_MODEL
+from tests.chaos.texts import FREE, stream_texts
 from tests.integration.system import System, running_system
 from tests.waiting import wait_for
 
@@ -24,7 +25,6 @@ NUM_AT_ONCE = 12
 MAX_TOKENS = 150
 # Between digits that the model chooses there are more forced tokens than a recurrent layer keeps drafts.
 FORCED: Any = {"guided_regex": "(the alphabetical order of number [0-9]{3} is unknown to everybody, ){3,9}end"}
-FREE: Any = {"ignore_eos": True}
 
 
 @pytest.fixture
@@ -43,34 +43,14 @@ def two_workers(tmp_path: Path) -> Iterator[System]:
         yield running
 
 
-async def text(client: openai.AsyncOpenAI, model: str, index: int, begun: asyncio.Semaphore) -> str:
-    """Stream one text, of which half are guided, and half drawn; count it as begun at its first token."""
-    chunks = await client.completions.create(
-        model=model,
-        prompt=f"def function_{index}(x):\n" + "    return x\n" * (index % 7),
-        temperature=index // 2 % 2,
-        seed=index,
-        max_tokens=MAX_TOKENS,
-        stream=True,
-        extra_body=FREE if index % 2 else FORCED,
-        extra_headers={"Cache-Control": "no-cache"},
-    )
-    received = ""
-    async for chunk in chunks:
-        if not received:
-            begun.release()
-        received += "".join(choice.text for choice in chunk.choices)
-    return received
-
-
 async def all_texts(client: openai.AsyncOpenAI, model: str, begun: asyncio.Semaphore) -> list[str]:
-    places = asyncio.Semaphore(NUM_AT_ONCE)
+    """Stream texts of which half are guided, and half drawn."""
 
-    async def placed(index: int) -> str:
-        async with places:
-            return await text(client, model, index, begun)
+    def body(index: int) -> dict[str, Any]:
+        output = FREE if index % 2 else FORCED
+        return {"model": model, "temperature": index // 2 % 2, "max_tokens": MAX_TOKENS, "extra_body": output}
 
-    return await asyncio.gather(*map(placed, range(NUM_TEXTS)))
+    return await stream_texts(client, NUM_TEXTS, begun, num_at_once=NUM_AT_ONCE, body=body)
 
 
 def wait_for_both_workers(system: System) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gpu_worker.core.batch_sequences import BatchSequences
 from gpu_worker.core.plan import StepPlan
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.step import CompletedStep, StepResult
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from tests.gpu_worker.core.paged_oracle import OracleRunner, OracleStep

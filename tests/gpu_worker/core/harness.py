@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SequenceEvent, StepResult

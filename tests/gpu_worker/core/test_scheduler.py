@@ -1,6 +1,7 @@
 import pytest
 
-from gpu_worker.core.scheduler import DuplicateSequenceError, Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import DuplicateSequenceError, Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from shared.errors import BadRequestError, PromptTooLongError
 from tests.gpu_worker.core.harness import BLOCK, Harness

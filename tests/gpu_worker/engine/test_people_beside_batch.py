@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner

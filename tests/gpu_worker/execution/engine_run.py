@@ -11,8 +11,8 @@ import torch
 
 from gpu_worker.core.batch_sequences import BatchSequences
 from gpu_worker.core.constraint import SharedConstraints
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import LogprobEntry, SequenceEvent

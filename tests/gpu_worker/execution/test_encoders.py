@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gpu_worker.core.pooling import PoolingPlan, Rows
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepResult
 from gpu_worker.execution.build import build_runner

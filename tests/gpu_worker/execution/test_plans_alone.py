@@ -16,8 +16,8 @@ from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.pooling import PoolingPlan
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
-from gpu_worker.core.scheduler_config import StateConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import CompletedStep, StepResult

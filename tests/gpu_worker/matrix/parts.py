@@ -17,7 +17,8 @@ import torch
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step_costs import FIRST_PLAIN_STEPS, MEASURED_STEPS
 from gpu_worker.execution.drafts.proposer import Proposer

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine

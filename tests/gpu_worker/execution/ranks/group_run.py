@@ -9,7 +9,8 @@ from typing import Any
 
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
-from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine

@@ -231,7 +231,8 @@ def test_sequence_whose_grammar_cannot_go_on_ends_alone(directory: Path, alone: 
 def run_into(runner: TorchModelRunner, sequences: list[Sequence], events: list[Any]) -> None:
     from gpu_worker.core.batch_sequences import BatchSequences
     from gpu_worker.core.constraint import SharedConstraints
-    from gpu_worker.core.scheduler import Scheduler, SchedulerConfig
+    from gpu_worker.core.scheduler import Scheduler
+    from gpu_worker.core.scheduler_config import SchedulerConfig
     from gpu_worker.engine.engine import Engine
 
     config = SchedulerConfig(

@@ -17,7 +17,7 @@ from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, ra
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits, random_tokens
 
-# Models of other sizes and seeds may differ by more where they have states: `test_rounding.py` shows why.
+# Models of other sizes and seeds may differ by more where they have states: `assert_file_equals` says why.
 TOLERANCE = 1e-4
 # A chunk alone, two chunks, a decode beside a chunk, chunks of other lengths, then decodes together.
 STEPS = ({0: 13}, {0: 30, 1: 6}, {1: 1, 0: 5}, {0: 10, 1: 14}, {0: 1, 1: 1}, {0: 1, 1: 1})

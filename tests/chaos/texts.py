@@ -1,0 +1,41 @@
+"""Streams of a few texts at once, and of each when it has begun: what goes on while processes are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import openai
+
+FREE: Any = {"ignore_eos": True}
+
+
+async def stream_texts(
+    client: openai.AsyncOpenAI,
+    count: int,
+    begun: asyncio.Semaphore,
+    *,
+    num_at_once: int,
+    body: Callable[[int], dict[str, Any]],
+) -> list[str]:
+    """Stream texts of seeds from 0 on; `body` gives what else is asked of each. Release `begun` at its first token."""
+    places = asyncio.Semaphore(num_at_once)
+
+    async def text(index: int) -> str:
+        async with places:
+            chunks = await client.completions.create(
+                prompt=f"def function_{index}(x):\n" + "    return x\n" * (index % 7),
+                seed=index,
+                stream=True,
+                extra_headers={"Cache-Control": "no-cache"},
+                **body(index),
+            )
+            received = ""
+            async for chunk in chunks:
+                if not received:
+                    begun.release()
+                received += "".join(choice.text for choice in chunk.choices)
+            return received
+
+    return await asyncio.gather(*map(text, range(count)))
