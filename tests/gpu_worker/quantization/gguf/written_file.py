@@ -64,7 +64,7 @@ def assert_file_equals(path: Path, oracle: Any, chunks: Sequence[int] = (50, 38,
 
     Of other sizes and seeds, a few logits of hybrids may differ by up to ten times the tolerance. It is rounding:
     beside an oracle in float64, `transformers` in float32 erred as much as we did (of 390 random models 27 differed
-    by over 8e-5, in 16 of them by its error), and float64 itself moves as far when weights move by half of their last bit.
+    by over 8e-5, in 16 of them by its error), and float64 moves as far when weights move by half of their last bit.
     """
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(oracle.config.get_text_config().vocab_size, (sum(chunks),), generator=generator)
