@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from kernels.sampling.reference import (
     uniforms_reference,
 )
 from shared.sampling import Sampling
+from tests.kernels.compile_checks import compile_launches
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.sampling_cases import (
     SAMPLINGS,
@@ -283,3 +285,26 @@ def test_uniform_numbers_are_uniform_and_seeds_and_positions_independent() -> No
     assert ((counts - 400) ** 2 / 400).sum() < 86
     assert numbers.corrcoef().triu(1).abs().max() < 0.15
     assert len(numbers.unique()) == numbers.numel()
+
+
+pytest.importorskip("triton", reason="Triton does not support this platform")
+
+
+@pytest.mark.compiles
+def test_kernels_compile_without_spills(tmp_path: Path) -> None:
+    compiled = compile_launches("tests.kernels.sampling_launches", (80, 90), tmp_path / "compiled")
+    assert {kernel.kernel for kernel in compiled} == {
+        "penalties_kernel",
+        "count_tokens_kernel",
+        "tile_statistics_kernel",
+        "threshold_kernel",
+        "tile_masses_kernel",
+        "draw_kernel",
+    }
+    for kernel in compiled:
+        assert kernel.stack_bytes == 0, kernel
+        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, kernel
+        if kernel.kernel in ("tile_statistics_kernel", "tile_masses_kernel"):
+            assert kernel.count(r"ld\.global[^;]*\.v4") > 0, kernel
+        if kernel.kernel == "threshold_kernel":
+            assert kernel.count(r"cp\.async\.c[ga]\.shared\.global[^;]*, 0x10,") > 0, kernel

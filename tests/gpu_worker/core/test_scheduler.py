@@ -1,7 +1,8 @@
 import pytest
 
-from gpu_worker.core.scheduler import DuplicateSequenceError, Scheduler
+from gpu_worker.core.scheduler import Deadlines, DuplicateSequenceError, Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from shared.errors import BadRequestError, PromptTooLongError
 from tests.gpu_worker.core.harness import BLOCK, Harness
@@ -314,3 +315,24 @@ def test_batch_work_is_put_off_only_while_nothing_of_people_is_there(monkeypatch
     scheduler.abort(person.id)
     harness.run()
     assert scheduler.pause_s(0.0) == 0.5
+
+
+def test_only_unfinished_sequences_past_their_deadline_expire_once() -> None:
+    deadlines = Deadlines()
+    early, late, done = (make_sequence(2, deadline=deadline) for deadline in (1.0, 3.0, 1.0))
+    for sequence in (early, late, done):
+        deadlines.watch(sequence, 3)
+    done.status = SequenceStatus.FINISHED
+    assert deadlines.pop_expired(0.9) == []
+    assert deadlines.pop_expired(1.0) == [early]
+    assert deadlines.pop_expired(2.0) == []
+    assert deadlines.pop_expired(3.5) == [late]
+
+
+def test_finished_sequences_with_distant_deadlines_are_swept_out() -> None:
+    deadlines = Deadlines()
+    for _ in range(1000):
+        sequence = make_sequence(2, deadline=1e9)
+        deadlines.watch(sequence, 1)
+        sequence.status = SequenceStatus.FINISHED
+    assert len(deadlines._heap) < 100

@@ -9,7 +9,7 @@ import torch
 
 from kernels.activation.experts import GELU_TANH, SILU, clamped_swiglu
 from kernels.linear import LinearFactory
-from kernels.moe import ExpertWeights, RoutingRule, experts_reference, make_experts
+from kernels.moe import ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from kernels.moe.reference import route_reference
 from tests.kernels.moe import plain_mixture
 from tests.kernels.moe.mixture_cases import ACTIVATIONS, MIXTURES, RULES, Mixture, random_logits
@@ -60,3 +60,16 @@ def test_activations_at_their_limits_stay_finite() -> None:
     gate_up = torch.tensor([[-1e4, 1e4, 0.0, 3.0, 3.0, 3.0]])
     for activation, end in ((SILU, 3e4), (GELU_TANH, 3e4), (clamped_swiglu(1.702, 7.0), 4 * 7 / (1 + 6.7e-6))):
         assert activation(gate_up).tolist()[0] == pytest.approx([0, end, 0], rel=1e-4)
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.4])
+def test_choice_and_weights_equal_transformers(jitter: float) -> None:
+    modeling = pytest.importorskip("transformers.models.phimoe.modeling_phimoe")
+    logits = torch.randn(200, 7, generator=torch.Generator().manual_seed(1))
+    logits[0] = 0
+    ids, weights = route(logits, RoutingRule(2, score="sparse_mixer", jitter=jitter, scale=2.0))
+    expected_weights, expected_ids = modeling.sparsemixer(logits, jitter, training=False)
+    assert ids.dtype is torch.int32
+    assert torch.equal(ids.long(), expected_ids)
+    torch.testing.assert_close(weights, 2 * expected_weights)
+    assert (weights < 2).any()

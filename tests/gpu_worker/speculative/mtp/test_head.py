@@ -14,15 +14,21 @@ from gpu_worker.core.draft import NO_DRAFT, Draft
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution import runner_config
 from gpu_worker.execution.drafts.proposer import DraftRequest
+from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from gpu_worker.speculative.likeliest_tree import BranchingChain
+from gpu_worker.speculative.mtp.head import load_head
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
+from tests.gpu_worker.models.pairs import CPU
+from tests.gpu_worker.quantization.packers import fp8_blocks
 from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, HeadedModel, save_headed
 from tests.gpu_worker.speculative.recorder import recorded_runner
 from tests.kernels.poisoned_memory import poisoned_memory
@@ -167,3 +173,47 @@ def test_head_with_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"HEADRACE_MODEL: .*eh_proj\.weight' has shape \[48, 48\]; config\.json calls for \[48, 96\]"
     ):
         recorded_runner(tmp_path, lambda *_: None, speculative="mtp")
+
+
+LENGTH, BLOCK = 12, 4
+
+
+def quantize(directory: Path) -> int:
+    """Store matrices in FP8 with scales by block, as DeepSeek does, but for the projection of both vectors."""
+    tensors = load_file(directory / "model.safetensors")
+    names = [name for name in tensors if name.endswith("_proj.weight") and not name.endswith("eh_proj.weight")]
+    for name in names:
+        layer = fp8_blocks(tensors.pop(name))
+        tensors |= {f"{name.removesuffix('weight')}{end}": tensor for end, tensor in layer.tensors.items()}
+    save_file(tensors, directory / "model.safetensors")
+    path = directory / "config.json"
+    method = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": method}))
+    return sum(name.startswith("model.layers.2.") for name in names)
+
+
+def yielded(directory: Path, hidden: torch.Tensor) -> torch.Tensor:
+    """Return what the head makes of a sequence."""
+    head = load_head(directory, load_model(directory, torch.float32, CPU))
+    cache = allocate_kv_cache(LENGTH // BLOCK, BLOCK, head.config, head.dtype, CPU)
+    positions = torch.arange(LENGTH)
+    context = AttentionContext(
+        caches=cache.layers,
+        slot_mapping=positions,
+        block_tables=torch.arange(LENGTH // BLOCK, dtype=torch.int32)[None],
+        query_starts=torch.tensor([0, LENGTH], dtype=torch.int32),
+        context_lens=torch.tensor([LENGTH], dtype=torch.int32),
+        max_query_len=LENGTH,
+        max_context_len=LENGTH,
+    )
+    with torch.inference_mode():
+        return head.forward(positions + 7, hidden, positions, context)
+
+
+def test_head_with_scales_by_block_is_near_the_plain_one(tmp_path: Path) -> None:
+    save_headed("deepseek-v3", tmp_path)
+    hidden = torch.randn(LENGTH, 48, generator=torch.Generator().manual_seed(1))
+    plain = yielded(tmp_path, hidden)
+    assert quantize(tmp_path) > 20
+    error = (yielded(tmp_path, hidden) - plain).norm() / plain.norm()
+    assert 0.001 < error < 0.1
