@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.servers import NatsServer, RedisServer, Server
@@ -21,6 +22,9 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests share their cores with other tests: threads that wait for each other must not hold one meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# An example takes as long as the other tests let it: by default hypothesis fails one that takes 200 ms now and then.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 
 def pytest_sessionstart() -> None:

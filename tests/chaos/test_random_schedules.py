@@ -72,7 +72,6 @@ _OPTIONS = SystemOptions(num_gateways=_NUM_GATEWAYS, num_workers=_NUM_WORKERS, h
 # A failing schedule is not shrunk: each try takes half a minute. Hypothesis prints it, and it can be cut by hand.
 @settings(
     max_examples=8,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
     print_blob=True,

@@ -109,7 +109,7 @@ async def attempt_all(limiters: list[RateLimiter], clock: Clock, attempts: list[
 
 
 @given(attempts=Attempts)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 async def test_one_gateway_never_admits_more_than_the_limit_in_any_window(
     attempts: list[tuple[float, int, int]],
 ) -> None:
@@ -119,7 +119,7 @@ async def test_one_gateway_never_admits_more_than_the_limit_in_any_window(
 
 
 @given(attempts=Attempts)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 async def test_gateways_sharing_redis_never_admit_more_than_the_limit_in_any_window(
     redis_url: str, attempts: list[tuple[float, int, int]]
 ) -> None:

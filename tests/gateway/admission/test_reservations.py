@@ -249,10 +249,10 @@ class ReservationMachine(RuleBasedStateMachine):
 
 
 class TestReservationMachine(ReservationMachine.TestCase):
-    settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=50, stateful_step_count=40)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestReservationMachineAtLength(ReservationMachine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=600, stateful_step_count=40)

@@ -161,12 +161,12 @@ class SingleFlightMachine(RuleBasedStateMachine):
 
 
 class TestSingleFlight(SingleFlightMachine.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.slow
 class TestSingleFlightAtLength(SingleFlightMachine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=600, stateful_step_count=40)
 
 
 def test_one_members_trouble_is_not_the_others() -> None:

@@ -359,13 +359,13 @@ def tokenizer() -> ModelTokenizer:
     return ModelTokenizer(read_model_directory(DEMO_MODEL))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXT)
 def test_text_has_no_more_tokens_than_the_bound(text: str, tokenizer: ModelTokenizer) -> None:
     assert len(tokenizer.encode_text(text or "a")) <= most_prompt_tokens(Request(id="a", model="m", text=text))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(contents=st.lists(TEXT, min_size=1, max_size=5), with_tools=st.booleans())
 def test_conversation_has_no_more_tokens_than_the_bound(
     contents: list[str], with_tools: bool, tokenizer: ModelTokenizer

@@ -70,7 +70,7 @@ def events_of(
     return events
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     fragments=st.lists(FRAGMENTS, max_size=12),
     cuts=st.lists(st.integers(0, 600), max_size=8),

@@ -29,7 +29,7 @@ SEALS = ReasoningSeals([OLD])
 TEXT = "Two and two."
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     tenant=st.text(max_size=20), model=st.text(max_size=20), item_id=st.text(max_size=20), text=st.text(max_size=200)
 )

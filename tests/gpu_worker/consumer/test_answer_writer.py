@@ -64,7 +64,7 @@ def summed(deltas: list[Delta]) -> tuple[object, ...]:
     return "".join(delta.text for delta in deltas), token_ids, entries, deltas[-1].finish
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data(), token_ids=st.lists(st.integers(0, 400), min_size=1, max_size=40))
 def test_answer_is_the_same_however_its_tokens_are_grouped(data: st.DataObject, token_ids: list[int]) -> None:
     text = TOKENIZER.decode(token_ids)

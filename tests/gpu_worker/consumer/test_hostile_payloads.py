@@ -37,14 +37,14 @@ _structures = st.dictionaries(st.sampled_from(_FIELDS), _values).map(lambda fiel
 _payloads = st.binary(max_size=200) | st.builds(msgspec.msgpack.encode, _structures | _values)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(payload=_payloads)
 def test_any_payload_is_a_request_or_unreadable(payload: bytes) -> None:
     _check_payload(payload)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(payload=_payloads)
 def test_any_of_many_payloads_is_a_request_or_unreadable(payload: bytes) -> None:
     _check_payload(payload)

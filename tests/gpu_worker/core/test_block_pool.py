@@ -168,12 +168,12 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class TestPoolMachine(PoolMachine.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.slow
 class TestPoolMachineAtLength(PoolMachine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=600, stateful_step_count=40)
 
 
 def test_content_that_was_evicted_comes_back_by_its_digest() -> None:

@@ -78,10 +78,10 @@ class GroupMachine(SchedulerMachine):
 
 
 class TestGroupMachine(GroupMachine.TestCase):
-    settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=25, stateful_step_count=30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestGroupMachineAtLength(GroupMachine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=600, stateful_step_count=40)

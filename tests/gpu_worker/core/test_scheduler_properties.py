@@ -370,9 +370,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 class TestSchedulerMachine(SchedulerMachine.TestCase):
-    settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.slow
 class TestSchedulerMachineAtLength(SchedulerMachine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=600, stateful_step_count=40)

@@ -116,7 +116,7 @@ def test_rates_are_measured_between_landings() -> None:
     assert engine.stats.decode_rate == pytest.approx(10, rel=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     depth=st.integers(1, 3),
     num_blocks=st.sampled_from([12, 64]),

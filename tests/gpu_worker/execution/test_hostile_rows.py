@@ -159,7 +159,7 @@ def test_value_at_its_bound_is_served_and_harms_nobody(
 @given(
     rows=st.lists(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in LEGAL.items()}), max_size=6)
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_mixture_of_bounds_is_served_and_harms_nobody(
     make_runner: MakeRunner, alone: list[list[int]], rows: list[dict[str, Any]]
 ) -> None:

@@ -30,14 +30,14 @@ def compiles_and_matches(schema: Any, seed: int) -> None:
         assert validator.is_valid(json.loads(text)), text
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_admitted_schema_compiles_and_its_documents_match(schema: Any, seed: int) -> None:
     compiles_and_matches(schema, seed)
 
 
 @pytest.mark.slow
-@settings(max_examples=4_000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4_000, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_many_admitted_schemas_compile_and_their_documents_match(schema: Any, seed: int) -> None:
     compiles_and_matches(schema, seed)

@@ -60,7 +60,7 @@ def test_constraint_made_anew_at_any_place_has_the_same_masks() -> None:
     assert constraint_of(sampling, output).is_complete
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from('{}" ,:nameagx10'), max_size=5), max_size=8), st.data())
 def test_masks_behind_drafts_are_those_of_an_output_that_has_them(paths: list[list[str]], data: st.DataObject) -> None:
     sampling = Sampling(grammar=PERSON)

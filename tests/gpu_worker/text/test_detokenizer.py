@@ -59,7 +59,7 @@ def _check_pieces(tokenizer: Tokenizer, table: TokenTable, token_ids: list[int])
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(token_ids=st.lists(st.integers(0, 4999) | st.integers(0, 270) | st.integers(0, 10)))
 def test_byte_level_pieces_add_up_to_the_whole_decoding(
     demo: tuple[Tokenizer, TokenTable], token_ids: list[int]
@@ -67,7 +67,7 @@ def test_byte_level_pieces_add_up_to_the_whole_decoding(
     _check_pieces(*demo, token_ids)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(text=st.text())
 def test_byte_level_pieces_never_split_a_character(demo: tuple[Tokenizer, TokenTable], text: str) -> None:
     tokenizer, table = demo
@@ -78,7 +78,7 @@ def test_byte_level_pieces_never_split_a_character(demo: tuple[Tokenizer, TokenT
     assert text.count("\ufffd") == "".join(pieces).count("\ufffd")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     token_ids=st.lists(
         st.integers(0, 268) | st.integers(255, 268) | st.sampled_from([0xE9, 0x9A, 0xA8]) | st.integers(0, 3)

@@ -18,7 +18,7 @@ def _pieces(tokenizer: ModelTokenizer, token_ids: list[int], stops: tuple[str, .
     return [*pieces, "" if output.is_stopped else output.finish()]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data(), token_ids=st.lists(st.integers(0, 400), max_size=60))
 def test_resumed_output_continues_with_exactly_the_missing_text(
     tokenizer: ModelTokenizer, data: st.DataObject, token_ids: list[int]
@@ -49,7 +49,7 @@ def test_unfinished_character_can_complete_a_stop_string(tokenizer: ModelTokeniz
     assert output.is_stopped
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     token_ids=st.lists(st.integers(0, 400), min_size=1, max_size=40),
     min_tokens=st.integers(0, 45),

@@ -40,7 +40,7 @@ def test_completion_prompt_equals_that_of_transformers(tokenizer: ModelTokenizer
         assert tokenizer.encode_text(text) == reference(text)["input_ids"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(parts=st.lists(st.sampled_from([*SPECIAL, "<|", "|>", "user", "<|us", "er|>", "<", "\n", "é", "\ue000"])))
 def test_content_that_spells_special_tokens_forges_none_and_keeps_its_text(
     tokenizer: ModelTokenizer, parts: list[str]
@@ -87,7 +87,7 @@ EVERYWHERE = (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     parts=st.lists(
         st.sampled_from([*SPECIAL, "<|", "|>", "user", "<|us", "er|>", "\\", '"', "é", "\ue000"]), min_size=1

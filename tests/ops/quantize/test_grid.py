@@ -55,7 +55,7 @@ def test_scales_are_exactly_what_a_checkpoint_can_store() -> None:
         assert (scales > 0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 3), st.sampled_from([4, 8]), st.booleans(), st.integers(0, 2**31))
 def test_levels_of_the_grid_are_kept(rows: int, groups: int, bits: int, is_symmetric: bool, seed: int) -> None:
     torch.manual_seed(seed)

@@ -74,7 +74,7 @@ def test_written_calls_are_allowed_and_read_as_they_were_written(name: str, stri
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", WRITTEN)
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, derandomize=True, database=None)
 @given(calls=st.lists(_CALLS.map(_in_order), min_size=1, max_size=3))
 def test_any_written_calls_are_allowed_and_read_as_they_were_written(name: str, strict: bool, calls: list[Any]) -> None:
     _check_written_calls(name, calls, strict=strict)

@@ -55,7 +55,7 @@ def test_much_random_markup_is_read_the_same_however_it_is_cut(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", format_names())
-@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@settings(max_examples=4, derandomize=True, database=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{"), min_size=1))
 def test_text_without_markup_is_content(name: str, text: str) -> None:
     if not text.lstrip().startswith("to=functions."):

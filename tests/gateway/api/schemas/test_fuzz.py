@@ -62,7 +62,7 @@ def assert_fits_the_wire(generation: Generation) -> None:
 
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion])
 @given(body=Bodies)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_body_of_known_fields_is_a_generation_or_a_400(parse: Callable[[bytes], Generation], body: Any) -> None:
     generation = outcome(parse, json.dumps(body).encode())
     if generation is not None:
@@ -71,6 +71,6 @@ def test_body_of_known_fields_is_a_generation_or_a_400(parse: Callable[[bytes], 
 
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion, parse_tokenize, parse_detokenize])
 @given(body=st.binary(max_size=64) | Values.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_bytes_are_understood_or_a_400(parse: Callable[[bytes], Any], body: bytes) -> None:
     outcome(parse, body)

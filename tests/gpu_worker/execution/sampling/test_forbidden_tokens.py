@@ -51,7 +51,7 @@ def asked(draw: st.DrawFn) -> tuple[Sampling, list[int], set[int], list[tuple[in
     return sampling, draw(st.lists(Few, max_size=6)), draw(st.sets(Tokens, max_size=4)), words
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(everyone=st.lists(asked(), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_best_token_that_is_not_forbidden_is_chosen_in_a_mixed_batch(
     everyone: list[tuple[Sampling, list[int], set[int], list[tuple[int, ...]]]], seed: int
@@ -67,7 +67,7 @@ def test_best_token_that_is_not_forbidden_is_chosen_in_a_mixed_batch(
         assert sampled[row].token_ids == (expected,)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(one=asked(), count=st.integers(1, 4), seed=st.integers(0, 99), num_right=st.integers(0, 4))
 def test_behind_drafts_the_same_tokens_are_forbidden_as_without_them(
     one: tuple[Sampling, list[int], set[int], list[tuple[int, ...]]], count: int, seed: int, num_right: int

@@ -75,7 +75,7 @@ def _peak_of(action: Callable[[], None]) -> int:
         tracemalloc.stop()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SHARED_PATH)
+@settings(max_examples=300, suppress_health_check=SHARED_PATH)
 @given(mutate=mutations())
 def test_mutated_file_is_read_or_refused(content: bytes, mutate: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "mutated.gguf"
@@ -89,7 +89,7 @@ def test_mutated_file_is_read_or_refused(content: bytes, mutate: Callable[[bytes
     assert _peak_of(read) < MAX_BYTES
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SHARED_PATH)
+@settings(max_examples=100, suppress_health_check=SHARED_PATH)
 @given(mutate=mutations())
 def test_model_of_a_mutated_file_is_loaded_or_refused(
     content: bytes, mutate: Callable[[bytes], bytes], tmp_path: Path
