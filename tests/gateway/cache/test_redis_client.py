@@ -190,11 +190,11 @@ async def lying_server(reply: bytes) -> asyncio.Server:
 
 
 @pytest.mark.parametrize("reply", [b"*1\r\n" * 100_000 + b":1\r\n$1\r\nx\r\n", b"$x\r\n", b"\xff\r\n", b":1e9\r\n"])
-async def test_reply_that_cannot_be_parsed_is_a_miss_and_answers_no_other_call(
-    metrics: GatewayMetrics, reply: bytes
+async def test_reply_that_cannot_be_parsed_is_a_miss_at_once_and_answers_no_other_call(
+    metrics: GatewayMetrics, reply: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with await lying_server(reply) as server:
-        cache = RedisCache(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", SHORT_S, metrics)
+        cache = RedisCache(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUT_S, metrics)
         await cache.start()
         await until_available(cache)
         pipeline = cache._pipeline
@@ -203,6 +203,14 @@ async def test_reply_that_cannot_be_parsed_is_a_miss_and_answers_no_other_call(
         await until_available(cache)
         assert await cache.get("rc:b") is None
         await cache.close()
+    assert "redis is away" in caplog.text
+    assert "no reply in time" not in caplog.text
+
+
+async def test_command_that_cannot_be_sent_is_a_miss_like_those_beside_it(cache: RedisCache) -> None:
+    unsendable = cache.run_script(Script("return 1"), ["rc:a"], [None])  # type: ignore[list-item]
+    assert await asyncio.gather(unsendable, cache.get("rc:a")) == [None, None]
+    await until_stored(cache, "rc:a", b"1")
 
 
 @pytest.mark.parametrize("kind", ["list", "hash", "set"])

@@ -1,17 +1,19 @@
-"""What a real NATS says of its streams, and what is known where it does not."""
+"""What a real NATS says of its streams and of usage, and what is known where it does not."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
 
 from gateway.telemetry import stream_watch
-from gateway.telemetry.stream_watch import STREAMS, StreamState, StreamWatch
+from gateway.telemetry.stream_watch import STREAMS, USAGE_ROWS, StreamState, StreamWatch, UsageWatch
 from shared.nats_connection import connect
 from shared.streams import DEAD_STREAM, RESULTS_STREAM
+from shared.usage_ledger import UsageTotal
 from tests.gateway.wire_worker import until
 from tests.servers import NatsServer
 
@@ -45,3 +47,37 @@ async def test_streams_that_are_there_are_shown_while_they_are_wanted(
     await until(lambda: watch.states == {})
     assert not watching.done()
     watching.cancel()
+
+
+async def test_usage_is_shown_by_all_its_labels_and_outlives_an_absence_of_nats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[list[UsageTotal]] = []
+    num_asked = 0
+    is_wanted = False
+
+    async def read_usage(js: object, limit: int) -> AsyncIterator[UsageTotal]:
+        nonlocal num_asked
+        num_asked += 1
+        if not answers:
+            raise NatsError
+        for total in answers.pop():
+            yield total
+
+    monkeypatch.setattr(stream_watch, "_USAGE_INTERVAL_S", 0.001)
+    monkeypatch.setattr(stream_watch, "read_usage", read_usage)
+    watch = UsageWatch(None, lambda: is_wanted)  # type: ignore[arg-type]
+    watching = asyncio.create_task(watch.watch_forever())
+    # Another process asks.
+    await asyncio.sleep(0.02)
+    assert num_asked == 0
+    answers.append([UsageTotal("t", "m", "batch", measure, place) for place, measure in enumerate(USAGE_ROWS)])
+    is_wanted = True
+    await until(lambda: num_asked > 2)
+    assert not watching.done()
+    watching.cancel()
+    samples = [sample for family in watch.collect() for sample in family.samples]
+    labels = {"model": "m", "tenant": "t", "lane": "batch"}
+    assert [(sample.name, sample.labels, sample.value) for sample in samples] == [
+        (row.name, labels, place) for place, row in enumerate(USAGE_ROWS.values())
+    ]

@@ -112,3 +112,9 @@ def test_labels_tell_workers_apart_in_the_words_of_their_dashboards() -> None:
         expected = ("model_name", "engine") if row.name.startswith("vllm:") else ("model", "worker")
         assert row.labels[:2] == expected
     assert all(entry.row.labels == ("model", "worker", "gpu") for entry in GPU_ROWS)
+
+
+def test_help_of_every_metric_is_a_sentence() -> None:
+    for row in [*EVERY_ROW, *(entry.row for entry in GPU_ROWS)]:
+        assert " " in row.text
+        assert row.text.endswith(".")
