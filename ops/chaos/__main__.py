@@ -11,7 +11,7 @@ import uvloop
 
 from ops.bench.record import append_record
 from ops.chaos.outcome import NotPossibleHereError, Outcome, table
-from ops.chaos.scenarios import QUICK, SCENARIOS
+from ops.chaos.scenarios import SCENARIOS, of_ci
 
 
 def main(arguments: list[str]) -> int:
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     # The observer's connection fails with NATS, as it should; what matters is in the outcome.
     logging.getLogger("shared.nats_connection").setLevel(logging.CRITICAL)
-    chosen = QUICK if options.quick else dict.fromkeys(options.scenarios or SCENARIOS)
+    chosen = of_ci(options.turn) if options.quick else dict.fromkeys(options.scenarios or SCENARIOS)
     outcomes: list[Outcome] = []
     for name, number in chosen.items():
         began = time.monotonic()
@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         "scenarios", nargs="*", metavar="SCENARIO", choices=[*SCENARIOS, []], help=f"Of: {', '.join(SCENARIOS)}."
     )
     parser.add_argument("--quick", action="store_true", help="Only the scenarios of CI: about three minutes.")
+    parser.add_argument(
+        "--turn", type=int, default=0, metavar="K", help="Which of the others --quick runs beside them."
+    )
     parser.add_argument("--requests", type=int, metavar="N", help="How many requests, where a scenario counts them.")
     parser.add_argument("--no-record", action="store_true", help="Do not append to ops/bench/results/chaos.jsonl.")
     return parser

@@ -75,3 +75,17 @@ QUICK: dict[str, int | None] = {
     "earlier-gateway": 60,
     "mixed-workers": 60,
 }
+
+# Of the others, those that take few seconds: CI runs the next one with each commit.
+IN_TURN: dict[str, int | None] = {
+    "worker-link-faults": 200,
+    "never-readers": None,
+    "gateway-sigterm": 200,
+    "gateway-sigkill-load": 200,
+}
+
+
+def of_ci(turn: int) -> dict[str, int | None]:
+    """Return the scenarios of CI with their sizes; `turn` counts the commits."""
+    name = list(IN_TURN)[turn % len(IN_TURN)]
+    return {**QUICK, name: IN_TURN[name]}
