@@ -87,6 +87,22 @@ class StackStructure(ctypes.Structure):
         ("scale", _FLOAT),
         ("key_strides", StridesStructure),
         ("value_strides", StridesStructure),
+        ("exchange", _POINTER),
+        ("first_token", _INT32),
+        ("num_own_tokens", _INT32),
+    )
+
+
+class ExchangeStructure(ctypes.Structure):
+    """`Exchange` of collectives/exchange.h."""
+
+    _fields_ = (
+        ("ended", _POINTER),
+        ("counters", _POINTER),
+        ("slots", _POINTER),
+        ("capacity", _INT64),
+        ("rank", _INT32),
+        ("size", _INT32),
     )
 
 
@@ -271,6 +287,7 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "Matrix": MatrixStructure,
         "Layer": LayerStructure,
         "Stack": StackStructure,
+        "Exchange": ExchangeStructure,
         "Step": StepStructure,
         "ChainRequest": ChainRequestStructure,
         "QuantizedLinear": QuantizedStructure,

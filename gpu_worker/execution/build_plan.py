@@ -96,7 +96,8 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     layout = own.cache_layout.within(max_model_len)
-    if config.keeps_all_tokens or (config.tensor_parallel_size == 1 and is_fused(model_config, dtype, device)):
+    is_in_one_call = is_fused(model_config, dtype, device, config.tensor_parallel_size)
+    if config.keeps_all_tokens or (is_in_one_call and not config.enable_expert_parallel):
         layout = layout.flat()
     shares = GroupShares(
         layout,

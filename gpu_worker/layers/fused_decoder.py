@@ -10,6 +10,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
+from kernels.collectives import Exchange
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
 
@@ -40,12 +41,17 @@ class FusedDecoder:
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
         tapped_layers: Sequence[int] = (),
+        exchange: Exchange | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        """Make the stack, which computes in `dtype`. Shapes are those of `CpuDecoderStack`."""
+        """Make the stack, which computes in `dtype`. Shapes are those of `CpuDecoderStack`.
+
+        Where the model is divided, so are `shape`, `embedding` and `layers`; `StackInputs` has the last two arguments.
+        """
         packed = [LayerPacking(library, dtype).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
-        inputs = StackInputs(embedding, dtype)
+        inputs = StackInputs(embedding, dtype, exchange=exchange, vocab_size=vocab_size)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:

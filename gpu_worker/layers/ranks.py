@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.collectives import Exchange
 from kernels.moe import Experts
 from kernels.rms_norm import rms_norm
 
@@ -28,6 +29,11 @@ class Ranks(Protocol):
         """Whether each has some experts as a whole; else it has some features of each."""
         ...
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """By what the kernels of a CPU sum within a step; None where they cannot."""
+        ...
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' tensors, the same bits on each; `x` may be overwritten."""
         ...
@@ -44,7 +50,7 @@ class Ranks(Protocol):
 class Alone:
     """A process with the whole model."""
 
-    rank, size, has_whole_experts = 0, 1, False
+    rank, size, has_whole_experts, exchange = 0, 1, False, None
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return it as it is."""

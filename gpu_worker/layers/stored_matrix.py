@@ -105,13 +105,6 @@ class StoredPiece:
                 assert inputs is None, "such columns are not asked for"
         return form
 
-    def has_input_order(self) -> bool:
-        """Whether the columns are in another order than the inputs."""
-        return any(
-            self.source.has(name) and bool((self.source.take_raw(name).diff() < 0).any())
-            for name in (f"{self.name}.g_idx", f"{self.name}.weight_g_idx")
-        )
-
 
 class _ShownPart:
     """Shows a method the tensors of a part of a matrix as if they were all. Does what `TensorSource` promises."""
@@ -273,7 +266,7 @@ class StoredMatrix:
 
     def columns(self, columns: range) -> tuple[WeightForm, torch.Tensor | None]:
         """Read columns; see `select_columns`."""
-        if any(piece.has_input_order() for piece in self.pieces):
+        if any(has_input_order(piece.source, piece.name) for piece in self.pieces):
             return select_columns(self.whole(), columns)
         stretch = self.pieces[0].stretch(columns, 1)
         form = concatenate([piece.part(range(piece.shape[0]), stretch) for piece in self.pieces])
@@ -301,6 +294,12 @@ class StoredMatrix:
             if len(stretches) > _MAX_STRETCHES:
                 stretches = [range(stretches[0].start, stretches[-1].stop)]
             yield from ((number, stretch) for stretch in stretches)
+
+
+def has_input_order(source: TensorSource, name: str) -> bool:
+    """Whether the columns of a module's matrix are in another order than the inputs."""
+    groups = (f"{name}.g_idx", f"{name}.weight_g_idx")
+    return any(source.has(group) and bool((source.take_raw(group).diff() < 0).any()) for group in groups)
 
 
 def whole(form: WeightForm | StoredMatrix) -> WeightForm:

@@ -20,10 +20,11 @@ from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
-from gpu_worker.layers.linear import LayerParts, Projection
+from gpu_worker.layers.linear import LayerParts, Partition, Projection
 from gpu_worker.layers.norms import LayerNorm, make_norm
 from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.stored_matrix import PartSource, has_input_order
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import EncoderTraits, ModelConfig
@@ -175,15 +176,26 @@ def _decoder(
     # One after another, so that only one layer has both its plain and its packed weights.
     layers = (_take_layer(config, source, index, ranks) for index in range(config.num_layers))
     final_norm = source.norm("model.norm") if config.block.has_final_norm else None
-    shape, library = stack_shape(config), None
-    if ranks.size == 1:
-        library = _fusing_library(config, dtype, embedding.device)
+    shape, library = stack_shape(config, ranks.size), _fusing_library(config, dtype, embedding.device, ranks.size)
+    if ranks.size > 1 and (ranks.exchange is None or ranks.has_whole_experts or _gathers_inputs(config, source)):
+        library = None
     if library is not None:
         assert final_norm is not None, "fused kernels normalise the stream at the end"
         attention = config.attention_shape(0)
         cos_sin = rotations.of(attention.rotary, attention.head_dim, attention.rotary_dim)
         taps = config.tapped_layers
-        return FusedDecoder(library, shape, dtype, embedding, layers, final_norm.weight, cos_sin, taps)
+        return FusedDecoder(
+            library,
+            shape,
+            dtype,
+            embedding,
+            layers,
+            final_norm.weight,
+            cos_sin,
+            taps,
+            ranks.exchange,
+            config.vocab_size,
+        )
     scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
     embed = _embedding(source, Embedding(embedding, dtype, scale, ranks))
     parts = LayerParts.made_by(linears, rotations, ranks)
@@ -202,6 +214,20 @@ def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, divisi
     taken = division.vocabulary(words).weight
     assert isinstance(taken, DenseWeight)
     return taken.weight
+
+
+def _gathers_inputs(config: ModelConfig, source: LayerSource) -> bool:
+    """Whether inputs of layers that are divided by them are in another order, so that each rank needs all of them."""
+    names, size = config.block.names, config.hidden_size
+    modules = (
+        f"model.layers.{index}.{module}"
+        for index, layer in enumerate(config.layers)
+        for linear in layer.linears(names, size).values()
+        if linear.partition is Partition.ROW
+        for module in linear.modules
+    )
+    checkpoint = source.checkpoint
+    return isinstance(checkpoint, PartSource) and any(has_input_order(checkpoint, module) for module in modules)
 
 
 def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:
@@ -229,13 +255,18 @@ def take_positions(config: ModelConfig, checkpoint: WeightSource) -> torch.Tenso
     return checkpoint.take("model.embed_positions.weight", num_rows, config.hidden_size)[positions.first_row :]
 
 
-def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1) -> bool:
     """Return True if the layers will be computed in one call, with one block table for all of them."""
-    return config.encoder is None and _fusing_library(config, dtype, device) is not None
+    return config.encoder is None and _fusing_library(config, dtype, device, num_ranks) is not None
 
 
-def _fusing_library(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> CpuLibrary | None:
-    return fusing_library(stack_shape(config), dtype, device) if is_fusable(config) else None
+def _fusing_library(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1
+) -> CpuLibrary | None:
+    mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
+    if not is_fusable(config) or any(mixture.expert_size // num_ranks % 2 for mixture in mixtures):
+        return None
+    return fusing_library(stack_shape(config, num_ranks), dtype, device)
 
 
 def is_fusable(config: ModelConfig) -> bool:
@@ -249,13 +280,13 @@ def is_fusable(config: ModelConfig) -> bool:
     return len(kinds) == 1 and sizes <= {config.intermediate_size}
 
 
-def stack_shape(config: ModelConfig) -> StackShape:
-    """Return the sizes that all layers share, as the fused kernel takes them."""
+def stack_shape(config: ModelConfig, num_ranks: int = 1) -> StackShape:
+    """Return the sizes that all layers share, of one of several ranks, as the fused kernel takes them."""
     return StackShape(
         config.hidden_size,
-        config.intermediate_size,
-        config.num_heads,
-        config.num_kv_heads,
+        config.intermediate_size // num_ranks,
+        config.num_heads // num_ranks,
+        max(1, config.num_kv_heads // num_ranks),
         config.head_dim,
         config.rms_norm_eps,
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from kernels.cpu_library import CpuLibrary
+from kernels.cpu_structures import ExchangeStructure
 
 _LINE_BYTES = 64
 _SLOT_BYTES = 4 << 20
@@ -21,7 +24,11 @@ def exchange_bytes(size: int) -> int:
 
 
 class Exchange:
-    """One of several processes. All call the same, in the same order, and wait for one another in each call."""
+    """One of several processes. All call the same, in the same order, and wait for one another in each call.
+
+    Attributes:
+        rank: Number of this process.
+    """
 
     def __init__(self, library: CpuLibrary, ended: int, memory: int, rank: int, size: int, owner: object) -> None:
         """Begin, with what nobody has used.
@@ -37,8 +44,14 @@ class Exchange:
         self._library = library
         self._owner = owner
         self._memory = (ended, memory, memory + size * _LINE_BYTES)
-        self._rank = rank
+        self.rank = rank
         self._size = size
+        self._structure = ExchangeStructure(*self._memory, _SLOT_BYTES, rank, size)
+
+    @property
+    def address(self) -> int:
+        """Where the kernels find it."""
+        return ctypes.addressof(self._structure)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all tensors, added in the order of ranks: the same bits everywhere. `x` may be overwritten.
@@ -50,7 +63,7 @@ class Exchange:
         is_bfloat16 = data.dtype is torch.bfloat16
         self._check(
             self._library.exchange_sum(
-                *self._memory, data.data_ptr(), _SLOT_BYTES, data.numel(), self._rank, self._size, is_bfloat16
+                *self._memory, data.data_ptr(), _SLOT_BYTES, data.numel(), self.rank, self._size, is_bfloat16
             )
         )
         return data.to(x.dtype)
@@ -67,7 +80,7 @@ class Exchange:
         target = result.data_ptr()
         self._check(
             self._library.exchange_gather(
-                *self._memory, x.data_ptr(), target, _SLOT_BYTES, num_rows, row_bytes, self._rank, self._size
+                *self._memory, x.data_ptr(), target, _SLOT_BYTES, num_rows, row_bytes, self.rank, self._size
             )
         )
         return result

@@ -16,11 +16,8 @@ EXPORTED int32_t headrace_decoder_stack(const headrace::Stack* stack,
                                                                                int32_t num_threads) {
   using namespace headrace;
   if (const Fault fault = find_fault(*stack, *step)) return fault;
-  if (stack->dtype == kBFloat16)
-    run_stack(*stack, *step, scratch, static_cast<bfloat16*>(result), num_threads);
-  else
-    run_stack(*stack, *step, scratch, static_cast<float*>(result), num_threads);
-  return kNone;
+  if (stack->dtype == kBFloat16) return run_stack(*stack, *step, scratch, static_cast<bfloat16*>(result), num_threads);
+  return run_stack(*stack, *step, scratch, static_cast<float*>(result), num_threads);
 }
 
 EXPORTED int64_t headrace_draft_chain_scratch(
@@ -60,7 +57,8 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FI
                  FIELD(intermediate_size), FIELD_AT(num_heads, heads.num_heads),
                  FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
                  FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(embedding_dtype),
-                 FIELD(cache_dtype), FIELD(eps), FIELD(scale), FIELD(key_strides), FIELD(value_strides))
+                 FIELD(cache_dtype), FIELD(eps), FIELD(scale), FIELD(key_strides), FIELD(value_strides),
+                 FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
                  FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(num_tokens), FIELD(num_seqs),
                  FIELD(max_blocks), FIELD(block_size))

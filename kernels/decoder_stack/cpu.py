@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernels.collectives import Exchange, ExchangeEndedError
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import (
     MAX_PARTS,
@@ -29,6 +30,7 @@ from kernels.moe.cpu import CpuMixture
 MAX_HEAD_DIM = 256
 MAX_QUERY_HEADS_PER_KV_HEAD = 64
 _FAULTS = ("", "a token id is not in the vocabulary", "a position is beyond the rotary table")
+_HAS_ENDED = len(_FAULTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class StackInputs:
         pair_norms: `[2, hidden_size]` float32: the first layer's projections read the two side by side, normalised by
             these, and the hidden vector is the stream.
         is_stream_normed: The stream is the normalised one.
+        exchange: By which processes sum that divide the layers and the vocabulary among them.
+        vocab_size: Where they do, how many tokens there are; the embedding is that of as many on each process.
     """
 
     embedding: torch.Tensor
@@ -111,6 +115,8 @@ class StackInputs:
     join: PanelMatrix | None = None
     pair_norms: torch.Tensor | None = None
     is_stream_normed: bool = False
+    exchange: Exchange | None = None
+    vocab_size: int | None = None
 
 
 class CpuDecoderStack:
@@ -155,7 +161,7 @@ class CpuDecoderStack:
 
     def _structure(self) -> StackStructure:
         shape, inputs, layers, final_norm, cos_sin = self._parts
-        embedding, norms = inputs.embedding, inputs.pair_norms
+        embedding, norms, exchange = inputs.embedding, inputs.pair_norms, inputs.exchange
         return StackStructure(
             embedding=embedding.data_ptr(),
             join=MatrixStructure() if inputs.join is None else matrix_structure(inputs.join),
@@ -168,7 +174,7 @@ class CpuDecoderStack:
             num_tapped=len(self._taps),
             is_stream_normed=inputs.is_stream_normed,
             num_layers=len(layers),
-            vocab_size=len(embedding),
+            vocab_size=inputs.vocab_size or len(embedding),
             max_positions=len(cos_sin),
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
@@ -181,6 +187,9 @@ class CpuDecoderStack:
             cache_dtype=DTYPE_NUMBERS[inputs.dtype],
             eps=shape.eps,
             scale=shape.head_dim**-0.5,
+            exchange=None if exchange is None else exchange.address,
+            first_token=0 if exchange is None else exchange.rank * len(embedding),
+            num_own_tokens=len(embedding),
         )
 
     def __call__(self, step: StackStep) -> torch.Tensor:
@@ -191,6 +200,7 @@ class CpuDecoderStack:
 
         Raises:
             IndexError: A token id or position is out of range.
+            ExchangeEndedError: The processes that sum do nothing together any more.
         """
         stack, structure = self.structures(step)
         # A sixth of what `len` takes of a tensor, here and below: this runs in every step.
@@ -240,7 +250,9 @@ class CpuDecoderStack:
 
 
 def check_fault(fault: int) -> None:
-    """Raise an IndexError for what a kernel refused, if it did."""
+    """Raise an IndexError for what a kernel refused, if it did, or tell that the processes that sum have ended."""
+    if fault == _HAS_ENDED:
+        raise ExchangeEndedError
     if fault:
         raise IndexError(_FAULTS[fault])
 

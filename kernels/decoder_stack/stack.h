@@ -5,8 +5,10 @@
 // The operations are those of the neighbouring folders; cpu.py describes the structures field by field.
 #pragma once
 
+#include <atomic>
 #include <new>
 
+#include "../collectives/exchange.h"
 #include "../linear/matrix.h"
 #include "../moe/block.h"
 #include "../paged_attention/attention.h"
@@ -17,8 +19,8 @@ namespace headrace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
-constexpr int kOperationsPerLayer = 20;  // At most: in parts, with experts, and quantized throughout.
-constexpr int kOtherOperations = 4;      // Before and behind the layers, at most.
+constexpr int kOperationsPerLayer = 22;  // At most: in parts, with experts, quantized throughout, and divided.
+constexpr int kOtherOperations = 5;      // Before and behind the layers, at most.
 
 struct Layer {
   const float* attention_norm;  // Null, as is the stack's last one, where the stream is taken as it is.
@@ -56,7 +58,12 @@ struct Stack {
   int32_t dtype, embedding_dtype, cache_dtype;  // The embedding is in `dtype` where a hidden vector comes with it.
   float eps, scale;
   CacheStrides key_strides, value_strides;  // Of all layers.
+  // Where processes divide heads, inner features and the vocabulary: what each adds to the stream is summed. Else null.
+  const Exchange* exchange;
+  int32_t first_token, num_own_tokens;  // Of the embedding.
 
+  // Whether the stream that blocks add to is another process', so that the sum has it once.
+  bool adds_to_nothing() const { return exchange && exchange->rank > 0; }
   bool has_pairs() const { return hidden_norm != nullptr; }
   int num_operations() const { return kOperationsPerLayer * num_layers + kOtherOperations + num_tapped; }
   int64_t result_size() const { return int64_t{1 + num_tapped} * hidden_size; }
@@ -74,7 +81,7 @@ struct Step {
   int32_t num_tokens, num_seqs, max_blocks, block_size;
 };
 
-enum Fault : int32_t { kNone = 0, kTokenId = 1, kPosition = 2 };
+enum Fault : int32_t { kNone = 0, kTokenId = 1, kPosition = 2, kEnded = 3 };
 
 // Memory for the prepared inputs of any quantized matrix.
 template <typename T>
@@ -113,6 +120,7 @@ struct Scratch {
   T *joined, *normed, *qkv, *attended, *gated;
   float* gate_up;
   char *prepared, *experts;
+  std::atomic<int32_t>* has_ended;  // The processes that sum have been told to do nothing together any more.
   int64_t bytes;
 
   Scratch(const Stack& stack, int64_t num_tokens, char* memory) {
@@ -130,6 +138,7 @@ struct Scratch {
     gate_up = pieces.take<float>(has_parts ? num_tokens * stack.intermediate_size * 2 : 0);
     prepared = pieces.take<char>(prepared_bytes<T>(stack, num_tokens));
     experts = pieces.take<char>(mixture_bytes<T>(stack, num_tokens));
+    has_ended = pieces.take<std::atomic<int32_t>>(1);
     bytes = pieces.bytes;
   }
 };
@@ -177,8 +186,20 @@ struct Walk {
   void embed_from(const W* embedding) {
     const int size = stack.hidden_size;
     each_token([&](int64_t token) {
-      widen(embedding + step.token_ids[token] * size, scratch.residual + token * size, size, size);
+      const int64_t row = step.token_ids[token] - stack.first_token;
+      float* stream = scratch.residual + token * size;
+      if (row < 0 || row >= stack.num_own_tokens) return std::fill(stream, stream + size, 0.0f);
+      widen(embedding + row * size, stream, size, size);
     });
+  }
+
+  // Sums the stream over all processes; says whether they still do so.
+  bool sum_stream() {
+    if (!stack.exchange) return true;
+    share(*operation++, 1, [&](int64_t) {
+      if (!sum(*stack.exchange, scratch.residual, int64_t{step.num_tokens} * stack.hidden_size)) *scratch.has_ended = 1;
+    });
+    return *scratch.has_ended == 0;
   }
 
   void embed() {
@@ -218,14 +239,21 @@ struct Walk {
     rms_norm_row(stream, weight, stack.eps, target, stack.hidden_size);
   }
 
+  // Does so for a block, which adds to the stream then.
+  void normalise_for_block(int64_t token, const float* weight, T* target) {
+    normalise_token(token, weight, target);
+    float* stream = scratch.residual + token * stack.hidden_size;
+    if (stack.adds_to_nothing()) std::fill(stream, stream + stack.hidden_size, 0.0f);
+  }
+
   // Normalises, and prepares the result for the matrix that it is multiplied by.
   void normalise_for(const Matrix& matrix, const float* weight) {
     const int size = stack.hidden_size;
     if (!matrix.quantized)
-      return each_token([&](int64_t token) { normalise_token(token, weight, scratch.normed + token * size); });
+      return each_token([&](int64_t token) { normalise_for_block(token, weight, scratch.normed + token * size); });
     const Rows rows = rows_of(*matrix.quantized);
     each_token([&](int64_t token) {
-      normalise_token(token, weight, scratch.normed + token * size);
+      normalise_for_block(token, weight, scratch.normed + token * size);
       prepare_row(*matrix.quantized, rows, scratch.normed + token * size, token);
     });
   }
@@ -321,7 +349,8 @@ struct Walk {
     operation = walk.operation;
   }
 
-  void run(const Layer& layer) {
+  // Says whether to go on.
+  bool run(const Layer& layer) {
     project(layer);
     switch (stack.cache_dtype) {
       case kFloat32: rotate<float>(layer); break;
@@ -333,10 +362,15 @@ struct Walk {
     attend(layer);
     prepare(layer.output, scratch.attended);
     multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);
-    if (layer.mixture) return mix(layer);
+    if (!sum_stream()) return false;
+    if (layer.mixture) {
+      mix(layer);
+      return sum_stream();
+    }
     gate(layer);
     prepare(layer.down, scratch.gated);
     multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
+    return sum_stream();
   }
 
   // Copies the stream before a layer to the result, if the layer is tapped.
@@ -358,20 +392,23 @@ struct Walk {
       pair();
     else
       embed();
+    if (!sum_stream()) return;
     for (int i = 0; i < stack.num_layers; ++i) {
       tap(i, result);
-      run(stack.layers[i]);
+      if (!run(stack.layers[i])) return;
     }
     each_token([&](int64_t token) { normalise_token(token, stack.final_norm, result + token * stack.result_size()); });
   }
 };
 
 template <typename T>
-void run_stack(const Stack& stack, const Step& step, char* memory, T* result, int num_threads) {
+Fault run_stack(const Stack& stack, const Step& step, char* memory, T* result, int num_threads) {
   const Scratch<T> scratch(stack, step.num_tokens, memory);
+  new (scratch.has_ended) std::atomic<int32_t>{0};
   for (int i = 0; i < stack.num_operations(); ++i) new (scratch.operations + i) Operation;
 #pragma omp parallel num_threads(num_threads)
   Walk<T>{stack, step, scratch, scratch.operations}.run_all(result);
+  return *scratch.has_ended ? kEnded : kNone;
 }
 
 inline Fault find_fault(const Stack& stack, const Step& step) {

@@ -62,15 +62,15 @@ class SharedMemoryRanks:
         self.rank = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
-        self._exchange = exchange
+        self.exchange = exchange
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
-        return self._exchange.sum(x)
+        return self.exchange.sum(x)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
-        return self._exchange.gather(x)
+        return self.exchange.gather(x)
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
@@ -104,6 +104,7 @@ class ProcessGroupRanks:
         self.rank = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
+        self.exchange = None
 
     def close(self) -> None:
         """Leave the group."""

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
+from gpu_worker.layers.ranks import Ranks
+from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
-from tests.gpu_worker.execution.ranks.thread_ranks import ThreadRanks, on_ranks
+from tests.gpu_worker.execution.ranks.thread_ranks import on_ranks, sharing_memory
 from tests.gpu_worker.models.families import composed_cases, dense_cases, latent_cases, mixture_cases
 from tests.gpu_worker.models.families.random_models import Case, save_case
 from tests.gpu_worker.models.paged_run import PagedRun
@@ -44,7 +46,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def logits(directory: Path, ranks: ThreadRanks | None = None) -> torch.Tensor:
+def logits(directory: Path, ranks: Ranks | None = None) -> torch.Tensor:
     """Score a prompt in chunks and then token by token."""
     if ranks is None:
         model = load_model(directory, torch.float32, CPU)
@@ -108,7 +110,7 @@ def test_mixtures_whose_ranks_have_some_experts_score_as_one(name: str, tmp_path
 def test_counts_of_experts_are_those_of_all_ranks(tmp_path: Path) -> None:
     MODELS["recurrent-qwen3_5_moe"](tmp_path)
 
-    def counts(ranks: ThreadRanks) -> list[list[int]]:
+    def counts(ranks: Ranks) -> list[list[int]]:
         model = load_model(tmp_path, torch.float32, CPU, ranks=ranks)
         model.config = replace(
             model.config, layers=tuple(divided_layer(e, Division.of(ranks)) for e in model.config.layers)
@@ -121,6 +123,42 @@ def test_counts_of_experts_are_those_of_all_ranks(tmp_path: Path) -> None:
     found = [on_ranks(2, counts, has_whole_experts=is_whole) for is_whole in (True, False)]
     assert found[0][0] == found[0][1] == found[1][0]
     assert sum(map(sum, found[0][0])) > 0
+
+
+FUSED = ("variant-llama", "variant-mistral-window", "gguf-llama-mixed", "gguf-qwen3-moe")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_ranks_that_compute_all_layers_in_one_call_score_as_one(name: str, tmp_path: Path) -> None:
+    check_fused(name, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(MODELS, (2, 4))])
+def test_every_family_in_one_call_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
+    check_fused(name, size, tmp_path)
+
+
+def check_fused(name: str, size: int, directory: Path) -> None:
+    MODELS[name](directory)
+    config = read_model_config(directory)
+    try:
+        for layer in config.layers:
+            divided_layer(layer, Division(0, size))
+    except IndivisibleError as error:
+        pytest.skip(str(error))
+    if not is_fused(config, torch.float32, CPU, size):
+        assert name not in FUSED
+        pytest.skip("is computed layer by layer")
+    assert_fused_scores_as_one(directory, size)
+
+
+def assert_fused_scores_as_one(directory: Path, size: int) -> None:
+    share = sharing_memory(size)
+    parts = on_ranks(size, lambda ranks: logits(directory, share(ranks)))
+    whole = logits(directory)
+    side_by_side = torch.cat(parts, dim=1)[:, : whole.shape[1]]
+    torch.testing.assert_close(side_by_side, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
 
 
 def _gptq(bits: int, group_size: int, **options: bool) -> Pack:
@@ -187,6 +225,16 @@ def test_quantized_weights_of_two_ranks_score_as_one(name: str, tmp_path: Path) 
     settings, pack, options = FORMS[name]
     make_checkpoint(tmp_path, settings, pack, **options)
     assert_divisible(tmp_path, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(FORMS, (2, 4))])
+def test_every_form_in_one_call_scores_as_one(name: str, size: int, tmp_path: Path) -> None:
+    if name.startswith("fp8"):
+        pytest.skip("ranks round their own inputs")
+    settings, pack, options = FORMS[name]
+    make_checkpoint(tmp_path, settings, pack, **options)
+    assert_fused_scores_as_one(tmp_path, size)
 
 
 @pytest.mark.slow

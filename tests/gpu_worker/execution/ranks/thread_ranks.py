@@ -9,6 +9,11 @@ from typing import TypeVar
 
 import torch
 
+from gpu_worker.execution.ranks.board import make_board
+from gpu_worker.execution.ranks.meeting import SharedMemoryRanks
+from gpu_worker.layers.ranks import Ranks
+from kernels.cpu_library import cpu_library
+
 T = TypeVar("T")
 
 
@@ -20,6 +25,8 @@ class _Meeting:
 
 class ThreadRanks:
     """A thread's view of the others; what all have put down is read between two barriers."""
+
+    exchange = None
 
     def __init__(self, rank: int, size: int, meeting: _Meeting, has_whole_experts: bool) -> None:
         self.rank = rank
@@ -46,6 +53,14 @@ class ThreadRanks:
         result = read([tensor for tensor in meeting.tensors if tensor is not None])
         meeting.barrier.wait()
         return result
+
+
+def sharing_memory(size: int) -> Callable[[ThreadRanks], Ranks]:
+    """Return what makes ranks that sum through memory, as processes on a CPU do, of those that are threads."""
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    board = make_board(size)
+    return lambda ranks: SharedMemoryRanks(ranks.rank, size, board.exchange(ranks.rank, library), False)
 
 
 def on_ranks(size: int, work: Callable[[ThreadRanks], T], *, has_whole_experts: bool = False) -> list[T]:
