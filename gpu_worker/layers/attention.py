@@ -18,6 +18,7 @@ from gpu_worker.layers.ranks import VectorNorm
 from gpu_worker.layers.rotations import gated_rows, head_order, head_rows, rows_by_head
 from kernels.activation import times_sigmoid
 from kernels.layer_cache import CacheShape
+from kernels.linear.rounding import InputRounding, Rows
 from kernels.paged_attention import paged_attention
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 
@@ -293,14 +294,18 @@ class Attention:
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
 
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def rounding(self, context: AttentionContext) -> InputRounding | None:
+        """Return how its input may be rounded."""
+        return self._qkv.rounding(context)
+
+    def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the keys and values of `x` into the cache, if the layer has any, and attend from `x` to the cache.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
             positions: `[num_tokens]`
         """
-        num_tokens, shape, weights = x.shape[0], self._shape, self._weights
+        num_tokens, shape, weights = len(x), self._shape, self._weights
         qkv, gate = self._split_gate(self._qkv(x, context))
         self._normalise(qkv)
         cache = context.caches[self._index]

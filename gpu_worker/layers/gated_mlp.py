@@ -10,7 +10,8 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
-from kernels.activation import Activation, gated
+from kernels.activation import Activation, gated, gated_rounded
+from kernels.linear.rounding import InputRounding, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,13 @@ class GatedMLP:
         self._down = down
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def rounding(self, context: AttentionContext) -> InputRounding | None:
+        """Return how its input may be rounded."""
+        return self._gate_up.rounding(context)
+
+    def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        return self._down(gated(self._gate_up(x, context), self._activation), context)
+        gate_up, rounding = self._gate_up(x, context), self._down.rounding(context)
+        if rounding is None:
+            return self._down(gated(gate_up, self._activation), context)
+        return self._down(gated_rounded(gate_up, self._activation, rounding), context)

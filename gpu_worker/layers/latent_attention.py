@@ -21,8 +21,9 @@ from gpu_worker.layers.linear import LayerParts, LinearShape, Partition, Project
 from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from kernels.layer_cache import CacheShape
 from kernels.linear.dense import make_head_linear
+from kernels.linear.rounding import InputRounding, Rows, common_rounding
 from kernels.paged_attention import paged_attention
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import rms_norm, rms_norm_rounded
 from kernels.rope_kv_write import rope_kv_write
 
 # Of the normalisations within attention, whatever that of the layers is.
@@ -179,6 +180,7 @@ class LatentAttention:
         "_query",
         "_query_down",
         "_query_norm",
+        "_rounding",
         "_shape",
         "_value_up",
     )
@@ -202,11 +204,17 @@ class LatentAttention:
         self._query = parts.linear(weights.query)
         self._latent = parts.linear(weights.latent)
         self._output = parts.linear(weights.output)
+        readers = (self._query if self._query_down is None else self._query_down, self._latent)
+        self._rounding = common_rounding([linear.input_rounding for linear in readers])
         self._cos_sin = cos_sin = parts.rotations.of(0, weights.shape.rotary_dim)
         growth = weights.shape.query_growth
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
 
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def rounding(self, context: AttentionContext) -> InputRounding | None:
+        """Return how its input may be rounded."""
+        return self._rounding if context.observer is None else None
+
+    def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache.
 
         Shapes:
@@ -242,7 +250,7 @@ class LatentAttention:
         values = self._value_up(attended, attended.new_empty(len(x), shape.num_heads, shape.value_dim))
         return self._output(values.flatten(1), context)
 
-    def _heads(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def _heads(self, x: Rows, context: AttentionContext) -> torch.Tensor:
         """Return the queries as they meet latent vectors, and behind them the row that is kept of each token.
 
         Shapes:
@@ -252,10 +260,14 @@ class LatentAttention:
         query_input = x
         if self._query_down is not None:
             assert self._query_norm is not None
-            query_input = rms_norm(self._query_down(x, context), self._query_norm, self._eps)
+            query_down, rounding = self._query_down(x, context), self._query.rounding(context)
+            if rounding is None:
+                query_input = rms_norm(query_down, self._query_norm, self._eps)
+            else:
+                query_input = rms_norm_rounded(query_down, self._query_norm, self._eps, None, rounding)
         query = self._query(query_input, context).view(num_tokens, shape.num_heads, -1)
         latent = self._latent(x, context)
-        heads = x.new_empty(num_tokens, shape.num_heads + 1, shape.key_dim)
+        heads = latent.new_empty(num_tokens, shape.num_heads + 1, shape.key_dim)
         plain, turning = query[..., : shape.plain_dim], query[..., shape.plain_dim :]
         self._key_up(plain, heads[:, :-1, : shape.latent_dim])
         heads[:, :-1, shape.latent_dim :] = turning

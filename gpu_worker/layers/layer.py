@@ -7,7 +7,7 @@ what it keeps, and how its weights are taken from a checkpoint. Its weights make
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -21,16 +21,20 @@ from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.mixture import Mixture, MixtureShape
-from gpu_worker.layers.norms import NormWeights, make_norm
+from gpu_worker.layers.norms import NormWeights, make_norm, normalised
 from gpu_worker.layers.plain_mlp import PlainShape
+from kernels.linear.rounding import InputRounding, Rows
 from kernels.state_rows import StateRows
 
 
 class MixerBlock(Protocol):
     """What mixes the tokens of a sequence: attention, or a recurrence."""
 
-    def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Read `x: [num_tokens, hidden_size]`, keep what later tokens need, and return what is to be added."""
+    def __call__(self, x: Any, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Read `x: [num_tokens, hidden_size]`, keep what later tokens need, and return what is to be added.
+
+        A block that `TakesRounded` may be given rounded rows.
+        """
         ...
 
 
@@ -43,11 +47,20 @@ class RecurrentBlock(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesRounded(Protocol):
+    """A mixer or a feed-forward block whose input may be rounded by the normalisation before it."""
+
+    def rounding(self, context: AttentionContext) -> InputRounding | None:
+        """Return how; None where it is wanted as it is."""
+        ...
+
+
 class FeedForwardBlock(Protocol):
     """What transforms each token by itself."""
 
-    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Transform `x: [num_tokens, hidden_size]`."""
+    def __call__(self, x: Any, context: AttentionContext) -> torch.Tensor:
+        """Transform `x: [num_tokens, hidden_size]`, or rounded rows if it `TakesRounded`."""
         ...
 
 
@@ -198,6 +211,7 @@ class DecoderLayer:
         "_mixer",
         "_norms",
         "_residual_scale",
+        "_rounded_blocks",
         "_stream_scale",
     )
 
@@ -212,6 +226,11 @@ class DecoderLayer:
         self._feed_forward = None if weights.feed_forward is None else weights.feed_forward.block(parts)
         assert self._mixer is not None or self._feed_forward is not None, "a layer has a block"
         self._is_parallel = weights.is_parallel
+        # What two blocks read stays as it is.
+        self._rounded_blocks = [
+            block if isinstance(block, TakesRounded) and not weights.is_parallel else None
+            for block in (self._mixer, self._feed_forward)
+        ]
         self._residual_scale = weights.residual_scale
         self._stream_scale = weights.stream_scale
         self._layer_input = None if weights.layer_input is None else weights.layer_input.block(parts)
@@ -237,13 +256,10 @@ class DecoderLayer:
             x, residual, both results: `[num_tokens, hidden_size]`
             layer_input: `[num_tokens, size]`
         """
-        norm = self._norms[0] if self._mixer is not None else self._norms[2]
-        if residual is None:
-            residual = x
-            x = x if norm is None else norm(x)
-        else:
-            x = residual.add_(x) if norm is None else norm.add(x, residual)
-        x = self.add_to(residual, x, positions, context)
+        first = 1 if self._mixer is None else 0
+        rows = normalised(self._norms[2 * first], x, residual, self._rounding(first, context))
+        residual = x if residual is None else residual
+        x = self.add_to(residual, rows, positions, context)
         if self._layer_input is not None:
             assert layer_input is not None, "the layer has an input of each token"
             x = self._layer_input(residual.add_(x), layer_input, context)
@@ -264,7 +280,7 @@ class DecoderLayer:
         return block.tokens_per_expert if isinstance(block, Mixture | DenseAndMixture) else None
 
     def add_to(
-        self, residual: torch.Tensor, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext
+        self, residual: torch.Tensor, x: Rows, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
         """Add what the first block makes of `x` to the stream, in place; return the layer's last contribution."""
         _, after_mixer, before_feed_forward, after_feed_forward = self._norms
@@ -276,13 +292,16 @@ class DecoderLayer:
             if self._is_parallel:
                 x = x if before_feed_forward is None else before_feed_forward(residual)
                 residual.add_(mixed)
-            elif before_feed_forward is None:
-                x = residual.add_(mixed)
             else:
-                x = before_feed_forward.add(mixed, residual)
+                x = normalised(before_feed_forward, mixed, residual, self._rounding(1, context))
         assert self._feed_forward is not None
-        x = self._feed_forward(x, context)
-        return self._scaled(x if after_feed_forward is None else after_feed_forward(x))
+        result = self._feed_forward(x, context)
+        return self._scaled(result if after_feed_forward is None else after_feed_forward(result))
+
+    def _rounding(self, index: int, context: AttentionContext) -> InputRounding | None:
+        """Return how the input of the mixer, 0, or of the feed-forward block, 1, may be rounded."""
+        block = self._rounded_blocks[index]
+        return None if block is None else block.rounding(context)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x if self._residual_scale == 1 else x.mul_(self._residual_scale)

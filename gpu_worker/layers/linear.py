@@ -18,8 +18,9 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
 from kernels.activation.experts import ExpertActivation
 from kernels.linear import Linear as Product
-from kernels.linear import LinearFactory
+from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
+from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.moe import Experts, ExpertWeights, make_experts
 
 
@@ -88,7 +89,7 @@ class Projection:
 class Linear:
     """A linear layer of a block: `x @ weight.T + bias`."""
 
-    __slots__ = ("_inputs", "_product", "_ranks", "shape")
+    __slots__ = ("_inputs", "_product", "_ranks", "input_rounding", "shape")
 
     def __init__(
         self,
@@ -110,9 +111,19 @@ class Linear:
         is_summed = ranks.size > 1 and shape is not None and shape.partition is Partition.ROW
         self._ranks = ranks if is_summed else None
         self._inputs = inputs
+        # Inputs that are gathered from all ranks are rounded behind that.
+        self.input_rounding = product.rounding if inputs is None and isinstance(product, RoundsInputs) else None
 
-    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Return `[num_tokens, out_features]` for `x: [num_tokens, in_features]`, the step's tokens."""
+    def rounding(self, context: AttentionContext) -> InputRounding | None:
+        """Return how whoever computes the inputs may round them; None where they are wanted as they are."""
+        return self.input_rounding if context.observer is None else None
+
+    def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:
+        """Return `[num_tokens, out_features]` for the step's tokens, `[num_tokens, in_features]`, or rounded ones."""
+        if isinstance(x, RoundedRows):
+            assert isinstance(self._product, RoundsInputs), "rows are rounded for products that say how"
+            result = self._product(x)
+            return result if self._ranks is None else self._ranks.sum(result)
         if context.observer is not None and self.shape is not None:
             context.observer(self.shape.modules, x)
         return self._product(x) if self._ranks is None else self._summed(x, self._ranks)

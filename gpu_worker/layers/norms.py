@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from kernels.rms_norm import rms_norm
+from kernels.linear.rounding import InputRounding, Rows
+from kernels.rms_norm import rms_norm, rms_norm_rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class RMSNorm:
         """
         return rms_norm(x, self._weight, self._eps, residual)
 
+    def rounded(self, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding) -> Rows:
+        """Do the same, with or without a residual, and round the result."""
+        return rms_norm_rounded(x, self._weight, self._eps, residual, rounding)
+
 
 class LayerNorm:
     """Subtracts the mean, scales to a variance of one, then by a learned weight, and adds a bias where there is one.
@@ -97,6 +102,24 @@ class LayerNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum."""
         return self(residual.add_(x))
+
+
+def normalised(
+    norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding | None
+) -> Rows:
+    """Add `x` to a residual in place, if there is one, and normalise the sum, by kernels that round it if they can.
+
+    Args:
+        norm: None leaves the sum as it is.
+        x: `[num_tokens, size]`.
+        residual: Likewise.
+        rounding: What the next product wants.
+    """
+    if norm is None:
+        return x if residual is None else residual.add_(x)
+    if rounding is not None and isinstance(norm, RMSNorm):
+        return norm.rounded(x, residual, rounding)
+    return norm(x) if residual is None else norm.add(x, residual)
 
 
 def make_norm(weights: NormWeights) -> Norm:

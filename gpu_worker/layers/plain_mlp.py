@@ -11,6 +11,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.layer_source import LayerSource, WeightSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from kernels.activation import Activation, Xielu, activate
+from kernels.linear.rounding import InputRounding, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,11 @@ class PlainMLP:
         self._down = down
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    def rounding(self, context: AttentionContext) -> InputRounding | None:
+        """Return how its input may be rounded."""
+        return self._up.rounding(context)
+
+    def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
         return self._down(activate(self._up(x, context), self._activation), context)
 

@@ -10,6 +10,7 @@ from kernels.activation.reference import activate_reference, gated_reference
 from kernels.activation.xielu import Xielu
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -25,22 +26,28 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         gate_up: `[num_tokens, 2 * size]`
         result: `[num_tokens, size]`
     """
-    if activation is Activation.SILU:
-        return _silu_mul(gate_up)
-    if activation in FUNCTIONS and can_run(gate_up) and (library := cpu_library()) is not None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return activation_cpu(library, gate, FUNCTIONS[activation], up)
+    if gate_up.is_cuda and is_triton_installed():
+        from kernels.activation.triton_kernel import FUNCTIONS as ON_GPU
+        from kernels.activation.triton_kernel import gated_triton
+
+        if activation in ON_GPU:
+            return gated_triton(gate_up, activation, gpu_of(gate_up.device))
+    if can_run(gate_up) and (library := cpu_library()) is not None:
+        if activation is Activation.SILU and gate_up.is_contiguous():
+            return silu_mul_cpu(library, gate_up)
+        if activation in FUNCTIONS and activation is not Activation.SILU:
+            gate, up = gate_up.chunk(2, dim=-1)
+            return activation_cpu(library, gate, FUNCTIONS[activation], up)
     return gated_reference(gate_up, activation)
 
 
-def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    if gate_up.is_cuda and is_triton_installed():
-        from kernels.activation.triton_kernel import silu_mul_triton
+def gated_rounded(gate_up: torch.Tensor, activation: Activation, rounding: InputRounding) -> RoundedRows:
+    """Round what `gated` returns, to the same bits, in one launch; for the GPUs that have products of such rows."""
+    from kernels.activation import triton_kernel
 
-        return silu_mul_triton(gate_up, gpu_of(gate_up.device))
-    if can_run(gate_up) and gate_up.is_contiguous() and (library := cpu_library()) is not None:
-        return silu_mul_cpu(library, gate_up)
-    return gated_reference(gate_up, Activation.SILU)
+    if triton_kernel.can_round(activation, gate_up.shape[1] // 2):
+        return triton_kernel.gated_rounded_triton(gate_up, activation, rounding)
+    return round_rows(gated(gate_up, activation), rounding)
 
 
 def activate(x: torch.Tensor, activation: Activation | Xielu) -> torch.Tensor:

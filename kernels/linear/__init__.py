@@ -6,6 +6,6 @@ inputs of 8 bits.
 """
 
 from kernels.linear.factory import LinearFactory
-from kernels.linear.linear import Linear, OperationLinear, SplitLinear
+from kernels.linear.linear import Linear, OperationLinear, RoundsInputs, SplitLinear
 
-__all__ = ["Linear", "LinearFactory", "OperationLinear", "SplitLinear"]
+__all__ = ["Linear", "LinearFactory", "OperationLinear", "RoundsInputs", "SplitLinear"]

@@ -13,7 +13,7 @@ from kernels.linear.dense import make_dense_linear
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 from kernels.linear.forms import DenseWeight, QuantizedWeight, SplitWeight, WeightForm
 from kernels.linear.gpu_packed import pack_for_gpu, packed_linear
-from kernels.linear.gpu_scaled import scale_for_gpu, scaled_linear
+from kernels.linear.gpu_scaled import ScaledLinear, scale_for_gpu
 from kernels.linear.linear import Linear, OperationLinear, SplitLinear
 from kernels.linear.reference import form_linear_reference
 
@@ -52,7 +52,7 @@ class LinearFactory:
         if (panels := pack_quantized_weight(form, bias)) is not None:
             return KernelQuantizedLinear(panels)
         if (scaled := scale_for_gpu(form)) is not None:
-            return OperationLinear(partial(scaled_linear, matrix=scaled, bias=bias))
+            return ScaledLinear(scaled, bias)
         if (packed := pack_for_gpu(form)) is not None:
             return OperationLinear(partial(packed_linear, matrix=packed, bias=bias))
         if form.values.device.type == "cpu":

@@ -1,11 +1,13 @@
-"""What every linear layer promises, and the two that are made of something else than a packed matrix."""
+"""What every linear layer promises, and those that are made of something else than a packed matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+
+from kernels.linear.rounding import InputRounding, Rows, common_rounding, round_rows
 
 
 class Linear(Protocol):
@@ -17,6 +19,20 @@ class Linear(Protocol):
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Do the same, in float32, not rounded to the type of `x` where the form allows it."""
+        ...
+
+
+@runtime_checkable
+class RoundsInputs(Protocol):
+    """A linear layer that rounds its inputs, and takes such as were rounded by the kernel before it."""
+
+    @property
+    def rounding(self) -> InputRounding | None:
+        """How; None where its parts do it in different ways."""
+        ...
+
+    def __call__(self, x: Rows) -> torch.Tensor:
+        """Do what `Linear` promises; rounded rows are so as `rounding` says."""
         ...
 
 
@@ -41,16 +57,24 @@ class OperationLinear:
 class SplitLinear:
     """Linear layers of the same input, run one after another, their features side by side."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "rounding")
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         """Hold the layers."""
         self._parts = tuple(parts)
+        self.rounding = common_rounding(
+            [part.rounding if isinstance(part, RoundsInputs) else None for part in self._parts]
+        )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return torch.cat([part(x) for part in self._parts], dim=1)
+    def __call__(self, x: Rows) -> torch.Tensor:
+        """Multiply rows, which are rounded once where all parts round them alike."""
+        rows = self._rounded(x)
+        return torch.cat([part(rows) for part in self._parts], dim=1)
 
-    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+    def to_float32(self, x: Rows) -> torch.Tensor:
         """Multiply rows, not rounded to the type of `x` where the parts allow it."""
-        return torch.cat([part.to_float32(x) for part in self._parts], dim=1)
+        rows = self._rounded(x)
+        return torch.cat([part.to_float32(rows) for part in self._parts], dim=1)
+
+    def _rounded(self, x: Rows) -> Any:
+        return round_rows(x, self.rounding) if self.rounding is not None and isinstance(x, torch.Tensor) else x

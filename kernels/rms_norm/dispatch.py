@@ -6,6 +6,7 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
 from kernels.rms_norm.cpu import can_run, rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
 
@@ -34,3 +35,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     if can_run(x, weight) and (library := cpu_library()) is not None:
         return rms_norm_cpu(library, x, weight, eps, residual)
     return rms_norm_reference(x, weight, eps, residual)
+
+
+def rms_norm_rounded(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, rounding: InputRounding
+) -> RoundedRows:
+    """Round what `rms_norm` returns, to the same bits, in one launch; for the GPUs that have products of such rows."""
+    from kernels.rms_norm import triton_kernel
+
+    if triton_kernel.can_run(x):
+        return triton_kernel.rms_norm_rounded_triton(x, weight, eps, residual, rounding, gpu_of(x.device))
+    return round_rows(rms_norm(x, weight, eps, residual), rounding)

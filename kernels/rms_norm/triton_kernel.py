@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""RMS normalisation on a GPU: each row is read once and held in registers."""
+"""RMS normalisation on a GPU: each row is read once and held in registers, in which it may be rounded to 8 bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu, by_generation
+from kernels.linear.forms import SCALE_BLOCK
+from kernels.linear.rounding import InputRounding, RoundedRows
+from kernels.linear.rounding.triton_kernel import store_rounded
 from kernels.rms_norm.launch_table import RMS_NORM
 
 MAX_SIZE = 32768
@@ -34,21 +37,25 @@ class RmsNormConfig:
 _CONFIGS = {generation: RmsNormConfig(**entry) for generation, entry in by_generation(RMS_NORM).items()}
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "scales_stride"])
 def rms_norm_kernel(
     result_ptr,
     x_ptr,
     residual_ptr,
     weight_ptr,
+    scales_ptr,
+    given_scale_ptr,
     num_rows,
     x_stride,
+    scales_stride,
     eps,
     SIZE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Normalise BLOCK_ROWS rows."""
+    """Normalise BLOCK_ROWS rows; where there are scales, round them in parts of `WIDTH` columns."""
     wait_for_inputs()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_SIZE)
@@ -63,8 +70,14 @@ def rms_norm_kernel(
         tl.store(residual_ptr + offsets, total, mask=mask)
         x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)
-    result = x * scale[:, None] * weight[None, :]
-    tl.store(result_ptr + offsets, result.to(result_ptr.dtype.element_ty), mask=mask)
+    result = (x * scale[:, None] * weight[None, :]).to(x_ptr.dtype.element_ty)
+    if scales_ptr is None:
+        tl.store(result_ptr + offsets, result, mask=mask)
+    else:
+        numbers = result.to(tl.float32)
+        store_rounded(
+            result_ptr, scales_ptr, given_scale_ptr, numbers, rows, rows < num_rows, 0, SIZE, scales_stride, WIDTH
+        )
 
 
 def can_run(x: torch.Tensor) -> bool:
@@ -81,10 +94,34 @@ def rms_norm_triton(
     config: RmsNormConfig | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.rms_norm.rms_norm` promises, launched by `config` or else by the table."""
-    config = config or _CONFIGS[gpu.generation]
-    num_rows, size = x.shape
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block_size = triton.next_power_of_2(size)
+    _launch(result, x, weight, eps, residual, config or _CONFIGS[gpu.generation], triton.next_power_of_2(x.shape[1]))
+    return result
+
+
+def rms_norm_rounded_triton(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, rounding: InputRounding, gpu: Gpu
+) -> RoundedRows:
+    """Compute what `kernels.rms_norm.rms_norm_rounded` promises."""
+    num_rows, size = x.shape
+    rounded = rounding.empty(num_rows, size, x.dtype, x.device)
+    block_size = max(triton.next_power_of_2(size), SCALE_BLOCK if rounding.has_blocks else 1)
+    _launch(rounded.values, x, weight, eps, residual, _CONFIGS[gpu.generation], block_size, rounded, rounding)
+    return rounded
+
+
+def _launch(
+    result: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    config: RmsNormConfig,
+    block_size: int,
+    rounded: RoundedRows | None = None,
+    rounding: InputRounding | None = None,
+) -> None:
+    num_rows, size = x.shape
     block_rows = max(1, config.min_elements // block_size)
     num_threads = block_rows * block_size // config.elements_per_thread
     rms_norm_kernel[(triton.cdiv(num_rows, block_rows),)](
@@ -92,14 +129,17 @@ def rms_norm_triton(
         x,
         residual,
         weight,
+        None if rounded is None else rounded.scales,
+        None if rounding is None else rounding.given_scale,
         num_rows,
         x.stride(0),
+        0 if rounded is None else rounded.scales.stride(1),
         eps,
         SIZE=size,
         HAS_RESIDUAL=residual is not None,
         BLOCK_ROWS=block_rows,
         BLOCK_SIZE=block_size,
+        WIDTH=SCALE_BLOCK if rounding is not None and rounding.has_blocks else block_size,
         num_warps=max(1, min(num_threads // 32, config.max_warps)),
         **dependent_launch(x.device),
     )
-    return result

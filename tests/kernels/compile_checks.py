@@ -56,6 +56,7 @@ class CompiledKernel:
     num_registers: int
     stack_bytes: int
     num_warps: int
+    num_stages: int
     tensor_columns: int
 
     def __str__(self) -> str:
@@ -197,6 +198,7 @@ def _describe(launch: str, kernel: Any, capability: int) -> CompiledKernel:
         registers,
         stack,
         kernel.metadata.num_warps,
+        kernel.metadata.num_stages,
         getattr(kernel.metadata, "tmem_size", None) or 0,
     )
 

@@ -7,10 +7,12 @@ from functools import partial
 
 import torch
 
-from kernels.activation.triton_kernel import silu_mul_triton
-from kernels.gpu_config import Gpu
+from kernels.activation import Activation
+from kernels.activation.triton_kernel import gated_rounded_triton, gated_triton
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.linear.rounding import InputRounding
 from kernels.quantized_kv import is_quantized, scales_shape
-from kernels.rms_norm.triton_kernel import rms_norm_triton
+from kernels.rms_norm.triton_kernel import rms_norm_rounded_triton, rms_norm_triton
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 
@@ -33,12 +35,36 @@ def launch_rope(gpu: Gpu, has_norm: bool, cache_dtype: torch.dtype = torch.bfloa
     return rope_kv_write_triton(*inputs, gpu, scales)
 
 
-def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
+def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
     return {
         "norm_4096": partial(launch_norm, gpu, 4096),
         "norm_5120": partial(launch_norm, gpu, 5120),
         "norm_16384": partial(launch_norm, gpu, 16384),
         "rope": partial(launch_rope, gpu, False),
         "rope_norm": partial(launch_rope, gpu, True),
-        "silu_mul": lambda: silu_mul_triton(empty(16, 2 * 14336), gpu),
-    }
+        "silu_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.SILU, gpu),
+        "gelu_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.GELU_TANH, gpu),
+        "gelu_erf_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.GELU, gpu),
+    } | rounded_launches(gpu)
+
+
+def rounded_launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
+    """Those that round their results to eight bits: an 8B's, and a 70B's widest rows."""
+    roundings = {"int8": InputRounding(torch.int8)}
+    if gpu.generation is not GpuGeneration.AMPERE:
+        float8 = torch.float8_e4m3fn
+        roundings |= {
+            "fp8": InputRounding(float8),
+            "fp8_static": InputRounding(float8, empty(1, dtype=torch.float32)[0]),
+            "fp8_blocks": InputRounding(float8, has_blocks=True),
+        }
+    found: dict[str, Callable[[], object]] = {}
+    for name, rounding in roundings.items():
+        for size in (4096, 5120, 8192):
+            rows = empty(16, size), empty(size), 1e-6, empty(16, size)
+            found[f"norm_{name}_{size}"] = partial(rms_norm_rounded_triton, *rows, rounding, gpu)
+        for size in (14336, 28672):
+            found[f"silu_mul_{name}_{size}"] = partial(
+                gated_rounded_triton, empty(16, 2 * size), Activation.SILU, rounding
+            )
+    return found

@@ -10,7 +10,8 @@ import torch
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.gpu_scaled.matrix import ScaledMatrix
 from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
-from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+from kernels.linear.rounding import InputRounding
+from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
 OUTPUT, GATE_UP = (4096, 4096), (28_672, 4096)
@@ -30,7 +31,8 @@ def launch(
 
 
 def quantize(dtype: torch.dtype, size: int, has_blocks: bool = False) -> torch.Tensor:
-    return quantize_tokens_triton(torch.empty(3, size, dtype=torch.bfloat16), dtype, has_blocks=has_blocks)[0]
+    rounding = InputRounding(dtype, has_blocks=has_blocks)
+    return quantize_tokens_triton(torch.empty(3, size, dtype=torch.bfloat16), rounding).values
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:

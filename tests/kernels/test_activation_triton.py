@@ -7,39 +7,68 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.activation import Activation, gated
 from kernels.activation.reference import gated_reference
-from kernels.activation.triton_kernel import silu_mul_triton
+from kernels.activation.triton_kernel import MAX_SIZE, can_round, gated_rounded_triton, gated_triton
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.rounded_rows import ROUNDINGS, assert_same_rounded
 from tests.kernels.tolerances import assert_close
 
 GPU = Gpu(GpuGeneration.HOPPER, 132)
 
 
-def check(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+FUNCTIONS = [Activation.SILU, Activation.GELU, Activation.GELU_TANH]
+
+
+def check(num_tokens: int, size: int, dtype: torch.dtype, activation: Activation, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(size)
     gate_up = torch.randn(num_tokens, 2 * size, generator=generator).to(device, dtype)
-    expected = gated_reference(gate_up.double(), Activation.SILU).to(dtype)
+    expected = gated_reference(gate_up.double(), activation).to(dtype)
     with poisoned_memory():
-        actual = silu_mul_triton(gate_up, GPU)
+        actual = gated_triton(gate_up, activation, GPU)
     assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (3, 77), (5, 1024), (2, 2500)])
-def test_rows_of_any_size_equal_reference(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-    check(num_tokens, size, dtype, device)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_rows_of_any_size_equal_reference(
+    activation: Activation, num_tokens: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    check(num_tokens, size, dtype, activation, device)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (3, 77), (5, 1024), (2, 2500)])
+def test_rounded_rows_are_those_of_two_launches(
+    num_tokens: int, size: int, activation: Activation, rounding: str, device: torch.device
+) -> None:
+    wanted = ROUNDINGS[rounding]
+    gate_up = torch.randn(num_tokens, 2 * size, generator=torch.Generator().manual_seed(size)).to(device, torch.float16)
+    expected = quantize_tokens_triton(gated_triton(gate_up, activation, GPU), wanted)
+    with poisoned_memory():
+        actual = gated_rounded_triton(gate_up, activation, wanted)
+    assert_same_rounded(actual, expected)
+
+
+def test_what_no_program_holds_is_rounded_by_itself() -> None:
+    assert can_round(Activation.SILU, MAX_SIZE)
+    assert not can_round(Activation.SILU, MAX_SIZE + 1)
+    assert not can_round(Activation.RELU, 8)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 14336), (77, 3072), (4096, 9728), (70_000, 40)])
 def test_bfloat16_rows_equal_reference(num_tokens: int, size: int, device: torch.device) -> None:
-    check(num_tokens, size, torch.bfloat16, device)
+    for activation in FUNCTIONS:
+        check(num_tokens, size, torch.bfloat16, activation, device)
 
 
 def test_large_gates_stay_finite(device: torch.device) -> None:
     gate_up = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]], device=device)
     expected = torch.tensor([[0.0, 0.0, 0.0, 200.0, 1e4]])
-    assert torch.equal(silu_mul_triton(gate_up, GPU).cpu(), expected)
+    assert torch.equal(gated_triton(gate_up, Activation.SILU, GPU).cpu(), expected)
 
 
 def test_reference_equals_equation() -> None:

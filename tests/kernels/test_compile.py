@@ -174,7 +174,11 @@ def test_candidates_of_the_tuner_fit_and_differ_in_buffers(tmp_path: Path) -> No
 
 def test_elementwise_kernels_access_16_bytes(elementwise: list[CompiledKernel]) -> None:
     for kernel in elementwise:
-        # Rotation also loads a position and a slot.
-        num_words = 2 if kernel.kernel == "rope_kv_write_kernel" else 0
+        is_rounded = any(kind in kernel.launch for kind in ("int8", "fp8"))
+        # Rotation also loads a position and a slot, rounding a scale that is given.
+        num_words = 2 if kernel.kernel == "rope_kv_write_kernel" else int("static" in kernel.launch)
         assert kernel.count(LOAD) - kernel.count(LOAD_16) == num_words, str(kernel)
-        assert kernel.count(STORE) == kernel.count(STORE_16) > 0, str(kernel)
+        # Rounding also stores a scale, and eight features of a thread are no more than eight bytes then.
+        narrow = 2 if kernel.launch.startswith("silu_mul_fp8_blocks") else int(is_rounded)
+        assert kernel.count(STORE) - kernel.count(STORE_16) == narrow, str(kernel)
+        assert kernel.count(STORE_16) > 0 or narrow == 2, str(kernel)

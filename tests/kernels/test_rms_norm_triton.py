@@ -6,10 +6,12 @@ import torch
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from kernels.rms_norm import rms_norm
 from kernels.rms_norm.reference import rms_norm_reference
-from kernels.rms_norm.triton_kernel import can_run, rms_norm_triton
+from kernels.rms_norm.triton_kernel import can_run, rms_norm_rounded_triton, rms_norm_triton
 from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.rounded_rows import ROUNDINGS, assert_same_rounded
 from tests.kernels.tolerances import assert_close
 
 GPU = Gpu(GpuGeneration.HOPPER, 132)
@@ -35,6 +37,24 @@ def check(num_rows: int, size: int, dtype: torch.dtype, device: torch.device) ->
 @pytest.mark.parametrize(("num_rows", "size"), SIZES)
 def test_rows_of_any_size_equal_reference(num_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
     check(num_rows, size, dtype, device)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize(("num_rows", "size"), SIZES)
+def test_rounded_rows_are_those_of_two_launches(
+    num_rows: int, size: int, has_residual: bool, rounding: str, device: torch.device
+) -> None:
+    wanted, generator = ROUNDINGS[rounding], torch.Generator().manual_seed(size)
+    x, residual = torch.randn(2, num_rows, size, generator=generator).to(device, torch.float16)
+    weight = torch.randn(size, generator=generator).to(device)
+    residuals = (residual, residual.clone()) if has_residual else (None, None)
+    expected = quantize_tokens_triton(rms_norm_triton(x, weight, 1e-5, residuals[0], GPU), wanted)
+    with poisoned_memory():
+        actual = rms_norm_rounded_triton(x, weight, 1e-5, residuals[1], wanted, GPU)
+    assert_same_rounded(actual, expected)
+    if has_residual:
+        assert torch.equal(residuals[0], residuals[1])
 
 
 @pytest.mark.gpu

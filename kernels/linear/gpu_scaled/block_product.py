@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.linear.forms import SCALE_BLOCK
+from kernels.linear.rounding import ROW_MULTIPLE
 
-ROW_MULTIPLE = 4
-"""Rows of inputs, and blocks along a row of the weight, are padded to a multiple: so cuBLAS wants their scales."""
 _TRIED = 256
 # Sums of exact products in float32, rounded to bfloat16, may differ by their order.
 _TOLERANCE = 1e-2

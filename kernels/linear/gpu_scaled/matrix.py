@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from kernels.gpu_config import Gpu, GpuGeneration, by_generation, has_float8, has_kernels
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
-from kernels.linear.gpu_scaled.block_product import ROW_MULTIPLE, can_multiply
+from kernels.linear.gpu_scaled.block_product import can_multiply
 from kernels.linear.gpu_scaled.launch_table import KERNEL_ROWS, SCALED_LINEAR
 from kernels.linear.product_launch import (
     MAX_SPLIT_ROWS,
@@ -19,6 +19,7 @@ from kernels.linear.product_launch import (
     read_launches,
     splits_of,
 )
+from kernels.linear.rounding import ROW_MULTIPLE, InputRounding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +46,11 @@ class ScaledMatrix:
     def has_blocks(self) -> bool:
         """Whether scales are those of blocks."""
         return self.scales.dim() == 2
+
+    @property
+    def rounding(self) -> InputRounding:
+        """How its inputs are rounded."""
+        return InputRounding(self.values.dtype, self.activation_scale, self.has_blocks)
 
 
 def scale_for_gpu(form: QuantizedWeight) -> ScaledMatrix | None:

@@ -27,14 +27,16 @@ _CONTEXT = 1024
 _NUM_SHOWN = 12
 _NAME_WIDTH = 90
 _RESULTS = Path(__file__).parents[1] / "results"
-# Models and sequences of a step: what the first hour asks, and the smallest that runs anywhere.
-STEPS: dict[str, tuple[ModelShape, int]] = {
-    "8b_1": (LLAMA3_8B, 1),
-    "8b_64": (LLAMA3_8B, 64),
-    "oss_1": (GPT_OSS_20B, 1),
-    "0.6b_1": (QWEN3_06B, 1),
+# Models, sequences of a step and what weights are rounded to: what the first hour asks, and the smallest that runs
+# anywhere.
+STEPS: dict[str, tuple[ModelShape, int, str | None]] = {
+    "8b_1": (LLAMA3_8B, 1, None),
+    "8b_64": (LLAMA3_8B, 64, None),
+    "8b_fp8_1": (LLAMA3_8B, 1, "fp8"),
+    "oss_1": (GPT_OSS_20B, 1, None),
+    "0.6b_1": (QWEN3_06B, 1, None),
 }
-_FIRST_HOUR = ("8b_1", "8b_64", "oss_1")
+_FIRST_HOUR = ("8b_1", "8b_64", "8b_fp8_1", "oss_1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,18 @@ def _captured(step: Callable[[int], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def decode_step(shape: ModelShape, num_seqs: int, context: int, device: torch.device) -> Callable[[int], object]:
+def decode_step(
+    shape: ModelShape, num_seqs: int, context: int, device: torch.device, rounded: str | None = None
+) -> Callable[[int], object]:
     """Return a decode of so many sequences, each with a context."""
     from ops.bench.gpu.step.paged_batch import StaticStep
     from ops.bench.gpu.step.random_model import random_model
+    from ops.bench.gpu.step.rounded_linears import RoundedLinears
     from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
 
     max_model_len = context + 16
-    model, _ = random_model(shape, max_model_len, device)
+    linears = None if rounded is None else RoundedLinears(rounded)
+    model, _ = random_model(shape, max_model_len, device, keeps_tensors=False if rounded else None, linears=linears)
     engine = StepEngine(model, EngineSizes(num_seqs, max_model_len, has_graphs=False))
     return StaticStep(model, engine.cache, [(1, context)] * num_seqs, max_model_len)
 
@@ -127,10 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = Path(os.environ.get("OUT") or _RESULTS) / "gpu_trace.jsonl"
     command = " ".join(["python -m ops.bench.gpu.trace", *(sys.argv[1:] if arguments is None else arguments)])
     for name in options.step or _FIRST_HOUR:
-        shape, num_seqs = STEPS[name]
+        shape, num_seqs, rounded = STEPS[name]
         if options.layers:
             shape = shape.first(options.layers)
-        trace = trace_step(decode_step(shape, num_seqs, options.context, device), device, options.replays)
+        trace = trace_step(decode_step(shape, num_seqs, options.context, device, rounded), device, options.replays)
         print("\n".join(_lines(name, trace)), flush=True)
         row = {"step": name, "layers": shape.num_layers, "context": options.context, "device": _name_of(device)}
         sums = {"busy_us": trace.busy_us, "gaps_us": trace.gaps_us, "kernels": trace.kernels}

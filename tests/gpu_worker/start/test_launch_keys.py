@@ -20,7 +20,7 @@ KERNELS = {
     "reduce_splits_kernel",
     "rms_norm_kernel",
     "rope_kv_write_kernel",
-    "silu_mul_kernel",
+    "gated_kernel",
     "split_attention_kernel",
     "threshold_kernel",
     "tile_masses_kernel",
@@ -30,14 +30,16 @@ _MIXTURE = {"combine_kernel", "dense_experts_kernel", "route_kernel", "sort_kern
 FURTHER = {
     "int4": {"packed_linear_kernel"},
     "int8": {"quantize_tokens_kernel", "scaled_linear_kernel"},
+    "fp8-blocks": {"quantize_tokens_kernel", "scaled_linear_kernel"},
     "mixture": _MIXTURE,
     "hybrid": {"causal_conv_kernel", "gated_delta_kernel"},
     "hybrid-eager": {"causal_conv_kernel", "gated_delta_kernel"},
     "latent": _MIXTURE,
 }
 # A mixture has its activation in its products.
-WITHOUT = {"mixture": {"silu_mul_kernel"}}
-CASES = ["off", "eager", "int8-cache", "int4", "int8", "ngram", "draft", "eagle", "eagle3"]
+WITHOUT = {"mixture": {"gated_kernel"}}
+CASES = ["off", "eager", "int8-cache", "ngram", "draft", "eagle", "eagle3"]
+CASES += ["int4", "int8", "fp8-blocks"]
 CASES += ["mixture", "hybrid", "hybrid-eager", "latent"]
 
 

@@ -143,8 +143,8 @@ def test_weights_on_a_gpu_are_packed_for_its_kernels(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(f"kernels.linear.{module}", lambda _: True)
     monkeypatch.setattr(factory, "pack_quantized_weight", lambda *_: None)
     packed: list[object] = []
-    for operation in ("packed_linear", "scaled_linear"):
-        monkeypatch.setattr(factory, operation, lambda x, matrix, **_: packed.append(matrix) or x)
+    for module in ("factory.packed_linear", "gpu_scaled.dispatch.scaled_linear"):
+        monkeypatch.setattr(f"kernels.linear.{module}", lambda x, matrix, *_, **__: packed.append(matrix) or x)
     forms = [form for name, form in (WEIGHT_ONLY | ROUNDED).items() if name != "parts"]
     for form in forms:
         FACTORY.make(form)(torch.empty(0, COLUMNS))

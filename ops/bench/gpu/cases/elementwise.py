@@ -30,9 +30,9 @@ def multiply_by_silu(gate_up: torch.Tensor, entry: Entry | None = None) -> torch
     """Run our op."""
     if entry is None or gate_up.device.type != "cuda":
         return gated(gate_up, Activation.SILU)
-    from kernels.activation.triton_kernel import SiluMulConfig, silu_mul_triton
+    from kernels.activation.triton_kernel import SiluMulConfig, gated_triton
 
-    return silu_mul_triton(gate_up, gpu_of(gate_up.device), SiluMulConfig(**entry))
+    return gated_triton(gate_up, Activation.SILU, gpu_of(gate_up.device), SiluMulConfig(**entry))
 
 
 def rms_norm_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:

@@ -62,11 +62,10 @@ def _launch_packed(x: torch.Tensor, matrix: PackedMatrix, entry: Entry, max_rows
 def _launch_scaled(x: torch.Tensor, matrix: ScaledMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
     """Quantize the inputs, which has no entry, then launch the product by one."""
     from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
-    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
-    values, scales = quantize_tokens_triton(x, matrix.values.dtype)
-    launch = ProductLaunch(block_m=max_rows, **entry)
-    return scaled_linear_triton(values, scales, matrix, None, x.dtype, gpu_of(x.device), launch)
+    rows, launch = quantize_tokens_triton(x, matrix.rounding), ProductLaunch(block_m=max_rows, **entry)
+    return scaled_linear_triton(rows.values, rows.scales, matrix, None, x.dtype, gpu_of(x.device), launch)
 
 
 def int4_weight(device: torch.device, out_features: int, in_features: int) -> GroupQuantizedWeight:
@@ -224,12 +223,14 @@ def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
     if not scaled:
         return {}
     from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
-    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
     gpu = gpu_of(x.device)
-    values, scales = quantize_tokens_triton(x, scaled[0].values.dtype)
+    rows = quantize_tokens_triton(x, scaled[0].rounding)
     return {
-        f"{OURS}/product": lambda index: scaled_linear_triton(values, scales, scaled[index], None, x.dtype, gpu),
+        f"{OURS}/product": lambda index: scaled_linear_triton(
+            rows.values, rows.scales, scaled[index], None, x.dtype, gpu
+        ),
     }
 
 

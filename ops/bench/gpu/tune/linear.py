@@ -107,12 +107,12 @@ def fused_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[str
 
 def kernel_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[str, int]:
     """Return up to how many rows our kernel is ahead of cuBLAS in float8, inputs quantized first by either."""
-    from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
     def cublas(x: torch.Tensor, matrix: ScaledMatrix) -> torch.Tensor:
-        values, scales = quantize_tokens_triton(x, matrix.values.dtype)
-        of_features = matrix.scales[None, :]
-        return torch._scaled_mm(values, matrix.values.t(), scale_a=scales, scale_b=of_features, out_dtype=x.dtype)
+        rows, of_features = quantize_tokens_triton(x, matrix.rounding), matrix.scales[None, :]
+        weight = matrix.values.t()
+        return torch._scaled_mm(rows.values, weight, scale_a=rows.scales, scale_b=of_features, out_dtype=x.dtype)
 
     return {"KERNEL_ROWS": quantized_ahead_until(device, timer, entries, fp8_weight, cublas)}
 

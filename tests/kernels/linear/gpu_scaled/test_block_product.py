@@ -12,7 +12,8 @@ from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import SCALE_BLOCK, ScaledWeight
 from kernels.linear.gpu_scaled import block_product, dispatch, matrix, scale_matrix, scaled_linear
 from kernels.linear.gpu_scaled.block_product import is_right
-from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
+from kernels.linear.rounding import InputRounding
+from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
 CPU = torch.device("cpu")
 BLOCKS = "BlockWise1x128", "BlockWise128x128"
@@ -73,7 +74,7 @@ def test_prompts_are_multiplied_by_it(num_rows: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(matrix, "can_multiply", lambda _: True)
     monkeypatch.setattr(dispatch, "gpu_of", lambda _: Gpu(GpuGeneration.HOPPER, 132))
     result = scaled_linear(x, scale_matrix(form), bias)
-    values, scales = quantize_tokens_triton(x, torch.float8_e4m3fn, has_blocks=True)
-    expected = (values.float() * spread(scales))[:num_rows] @ form.dequantize().t() + bias.float()
+    rows = quantize_tokens_triton(x, InputRounding(torch.float8_e4m3fn, has_blocks=True))
+    expected = (rows.values.float() * spread(rows.scales))[:num_rows] @ form.dequantize().t() + bias.float()
     assert called == [(68, 640)]
     assert (result.float() - expected).norm() < 1e-2 * expected.norm()

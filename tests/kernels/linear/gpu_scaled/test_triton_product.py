@@ -19,9 +19,10 @@ from kernels.linear.gpu_scaled.matrix import (
     scaled_linear_splits,
 )
 from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
-from kernels.linear.gpu_scaled.triton_tokens import quantize_tokens_triton
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import quantize_tokens, round_inputs
+from kernels.linear.rounding import InputRounding
+from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from tests.kernels.compile_checks import CAPABILITIES, CompiledKernel, compile_launches, instructions_of
 from tests.kernels.poisoned_memory import poisoned_memory
 
@@ -61,9 +62,10 @@ def test_tokens_become_integers_as_in_the_reference(
     scale = torch.tensor(0.02) if is_static else None
     expected, expected_scales = quantize_tokens(x, scale)
     with poisoned_memory():
-        values, scales = quantize_tokens_triton(x.to(device), INT8, None if scale is None else scale.to(device))
-    assert torch.equal(values.cpu(), expected)
-    assert torch.equal(scales.cpu(), expected_scales.expand(5, 1))
+        rounding = InputRounding(INT8, None if scale is None else scale.to(device))
+        rounded = quantize_tokens_triton(x.to(device), rounding)
+    assert torch.equal(rounded.values.cpu(), expected)
+    assert torch.equal(rounded.scales.cpu(), expected_scales.expand(5, 1))
 
 
 @pytest.mark.parametrize("size", [1, 77, 300, 4096])
@@ -78,10 +80,9 @@ def test_tokens_become_float8_as_in_the_reference(kind: str, size: int, device: 
     weight = ScaledWeight(
         torch.empty(300, size, dtype=FLOAT8), torch.ones(3 if has_blocks else 1, num_parts), activation, given
     )
-    values, scales = quantize_tokens_triton(
-        x.to(device), FLOAT8, None if given is None else given.to(device), has_blocks=has_blocks
-    )
-    values, scales = values[: len(x)], scales[: len(x)]
+    rounding = InputRounding(FLOAT8, None if given is None else given.to(device), has_blocks)
+    rounded = quantize_tokens_triton(x.to(device), rounding)
+    values, scales = rounded.values[: len(x)], rounded.scales[: len(x)]
     spread = scales.cpu().repeat_interleave(128 if has_blocks else size, dim=1)[:, :size]
     assert torch.equal(values.cpu().float() * spread, round_inputs(x, weight))
 
@@ -95,8 +96,8 @@ def check(
     matrix = scale_matrix(weight.to(device))
     bias = torch.randn(rows, generator=torch.Generator().manual_seed(0))
     has_blocks = not weight.has_row_scales
-    values, scales = quantize_tokens_triton(x.to(device), weight.values.dtype, has_blocks=has_blocks)
-    values, scales = values[:num_rows], scales[:num_rows]
+    rounded = quantize_tokens_triton(x.to(device), matrix.rounding)
+    values, scales = rounded.values[:num_rows], rounded.scales[:num_rows]
     spread = scales.cpu().repeat_interleave(128 if has_blocks else columns, dim=1)[:, :columns]
     given = values.cpu().double() * spread.double()
     expected = given @ weight.dequantize().double().T + bias.double()

@@ -24,7 +24,7 @@ def test_traced_step_is_printed_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(trace, "STEPS", {"tiny": (LLAMA, 2)})
+    monkeypatch.setattr(trace, "STEPS", {"tiny": (LLAMA, 2, "fp8")})
     assert trace.main(["--device", "cpu", "--step", "tiny", "--context", "20", "--replays", "2"]) == 0
     [row] = [json.loads(line) for line in (tmp_path / "gpu_trace.jsonl").read_text().splitlines()]
     assert (row["step"], row["layers"], row["device"]) == ("tiny", 2, "cpu")
