@@ -234,7 +234,8 @@ class TorchModelRunner:
         Args:
             progress: Called with the number of graphs captured and in all.
         """
-        shapes = graph_shapes(self._captured, self._rows.spare, self._max_num_batched_tokens, self._max_draft_tokens)
+        limits = (self._rows.spare, self._max_num_batched_tokens, self._max_draft_tokens)
+        shapes = graph_shapes(self._captured, *limits, has_many_launches=self._model.config.has_many_launches)
         if not shapes:
             return
         started = time.monotonic()

@@ -131,6 +131,12 @@ class ModelConfig:
         return any(isinstance(layer.memory(), KeepsState | KeepsBoth) for layer in self.layers)
 
     @property
+    def has_many_launches(self) -> bool:
+        """Whether layers are some 28 kernels on a GPU instead of 11: experts, latent attention, recurrences."""
+        plain = (AttentionShape, type(None))
+        return any(layer.mixture is not None or not isinstance(layer.mixer, plain) for layer in self.layers)
+
+    @property
     def cache_layout(self) -> CacheLayout:
         """What each layer keeps: nothing in a model that attends in both directions."""
         if self.is_bidirectional:

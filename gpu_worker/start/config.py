@@ -108,7 +108,7 @@ class WorkerConfig(NatsFiles):
     cuda_graphs: str = setting(
         "all",
         "Steps that a GPU replays from graphs, captured at the start: decodes alone, or also steps of up to 512 tokens "
-        "with parts of prompts.",
+        "with parts of prompts (2,048 of models with experts, latent attention or recurrent layers).",
         choices=("off", "decode", "all"),
     )
     batch_slowdown: float = setting(

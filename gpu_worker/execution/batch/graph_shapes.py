@@ -2,12 +2,13 @@
 
 Each graph costs time at the start and a little memory, so steps with drafts have few: batches in powers of two, and
 as many tokens as are still bound by reading the weights. Steps with prompt tokens, whose launches take the host longer
-than small ones take the GPU, have few too: up to 512 tokens, of batches in powers of four. Larger steps are launched
-one kernel after the other, which their length hides.
+than small ones take the GPU, have few too: up to 512 tokens, of batches in powers of four, and up to 2,048 of models
+whose layers are many small kernels. Larger steps are launched one kernel after the other, which their length hides.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,6 +20,10 @@ _MIXED_TOKENS = (64, 128, 256, 384, 512)
 # How far attention divides the cached tokens of a sequence follows from the captured number of sequences, so a step of
 # few sequences must not be padded to many.
 _MIXED_SEQS = (4, 16, 64, 256)
+# Of models with many launches: the host takes some 10 ms for a step, in which a GPU computes 1,000 to 2,000 tokens of a
+# few billion weights each. At so many tokens attention is not divided further, and padding sequences costs nothing.
+_LARGE_MIXED_TOKENS = (768, 1024, 1536, 2048)
+_LARGE_MIXED_SEQS = (16, 256)
 
 
 class CapturedSteps(StrEnum):
@@ -69,7 +74,12 @@ def mixed_shape(num_tokens: int, num_seqs: int, *, has_masks: bool) -> GraphShap
 
 
 def graph_shapes(
-    captured: CapturedSteps, max_num_seqs: int, max_num_batched_tokens: int, max_draft_tokens: int
+    captured: CapturedSteps,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_draft_tokens: int,
+    *,
+    has_many_launches: bool = False,
 ) -> list[GraphShape]:
     """Return what to capture.
 
@@ -78,6 +88,7 @@ def graph_shapes(
         max_num_seqs: Sequences in a step at most.
         max_num_batched_tokens: Tokens in a step at most.
         max_draft_tokens: Drafts that a sequence verifies at most.
+        has_many_launches: Whether a layer is so many kernels that larger steps wait for the host too.
     """
     if captured is CapturedSteps.OFF:
         return []
@@ -86,9 +97,11 @@ def graph_shapes(
         most = min(max_num_seqs, MAX_VERIFIED_ROWS // query_len)
         shapes += [decode_shape(size, query_len) for size in powers_of_two(most)]
     if captured is CapturedSteps.ALL:
-        for num_tokens in _up_to(_MIXED_TOKENS, max_num_batched_tokens):
-            sizes = _up_to(_MIXED_SEQS, min(max_num_seqs, num_tokens))
-            shapes += [mixed_shape(num_tokens, size, has_masks=max_draft_tokens > 0) for size in sizes]
+        sizes = _MIXED_TOKENS + (_LARGE_MIXED_TOKENS if has_many_launches else ())
+        for num_tokens in _up_to(sizes, max_num_batched_tokens):
+            batches: Sequence[int] = _MIXED_SEQS if num_tokens <= _MIXED_TOKENS[-1] else _LARGE_MIXED_SEQS
+            for num_seqs in _up_to(batches, min(max_num_seqs, num_tokens)):
+                shapes.append(mixed_shape(num_tokens, num_seqs, has_masks=max_draft_tokens > 0))
     return shapes
 
 
@@ -98,7 +111,7 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
-def _up_to(sizes: tuple[int, ...], most: int) -> list[int]:
+def _up_to(sizes: Sequence[int], most: int) -> list[int]:
     """Return the sizes below `most`, and `most` where there are larger ones."""
     return [*(size for size in sizes if size < most), *([most] if most <= sizes[-1] else [])]
 

@@ -22,6 +22,8 @@ from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import MAX_LEN, make_sequence, run, save_tiny_model
 from tests.gpu_worker.execution.fake_memory import MB, FakeMemory
+from tests.gpu_worker.models.families.latent_cases import CASES
+from tests.gpu_worker.models.families.random_models import save_case
 
 BLOCK = 4
 # Two layers, keys and values, 2 heads of 8 float32 numbers.
@@ -58,6 +60,17 @@ def test_graphs_are_captured_as_set_and_all_of_them_are_measured_first(
     for stage in (Stage.PROFILE, Stage.CAPTURE):
         counts = [(done, total) for called, done, total in calls if called is stage]
         assert counts == [(done, num_graphs) for done in range(1, num_graphs + 1)]
+
+
+def test_graphs_of_large_steps_are_measured_with_the_others(tmp_path: Path) -> None:
+    """What a model of many small kernels captures more is in the memory line, since the probe captures the same."""
+    save_case(CASES["deepseek-v2-lite"], tmp_path)
+    calls: list[tuple[Stage, int, int]] = []
+    limits = {"max_num_batched_tokens": 1024, "max_model_len": 100, "gpu_memory_utilization": 1.0}
+    build_runner(config(tmp_path, **limits), StartUp(lambda *call: calls.append(call)), FakeMemory(RESERVE_BYTES + MB))
+    totals = {stage: total for stage, _, total in calls if stage in (Stage.PROFILE, Stage.CAPTURE)}
+    # Decodes of 1, 2, 4 and 5 sequences, five sizes up to 512 tokens in batches of 4 and 5, and two beyond in one of 5.
+    assert totals == {Stage.PROFILE: 4 + 10 + 2, Stage.CAPTURE: 4 + 10 + 2}
 
 
 def test_a_cpu_gets_a_runner_that_computes_at_once(model: Path) -> None:

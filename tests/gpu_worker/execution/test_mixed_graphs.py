@@ -18,6 +18,8 @@ from gpu_worker.models.decoder import CausalLM
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import TOKEN_BUDGET, load, make_device_runner, poisoned_cache
 from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, make_sequence, random_prompt, run
+from tests.gpu_worker.models.families.latent_cases import CASES
+from tests.gpu_worker.models.families.random_models import save_case
 
 NUM_SEQS = 40
 # Chunks of prompts at their beginnings and behind, and decodes, as (tokens before, tokens of the step).
@@ -88,6 +90,38 @@ def test_every_step_within_the_shapes_is_replayed(
     sequences = prompts([1, 5, 40, 100, 17])
     outcome = run(runner, sequences, token_budget=token_budget)
     assert [len(outcome.tokens[sequence.id]) for sequence in sequences] == [16] * 5
+
+
+LARGE_BUDGET = 1100
+
+
+@pytest.fixture(scope="module", params=["deepseek-v2-lite", "deepseek-v3"])
+def many_launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
+    """A model with experts and latent attention."""
+    directory = tmp_path_factory.mktemp(request.param)
+    save_case(CASES[request.param], directory)
+    return load(directory, "cpu")
+
+
+@pytest.mark.parametrize("lengths", [[75] * 7, [100] * 10, [127] * 6 + [1] * 30], ids=str)
+def test_large_steps_of_many_launches_are_replayed_and_change_nothing(
+    many_launches: CausalLM, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models whose layers are many small kernels: up to 2,048 tokens, in a bounded number of graphs."""
+
+    def make(*, is_graphed: bool) -> TorchModelRunner:
+        cache = poisoned_cache(many_launches, 600, many_launches.dtype)
+        runner = TorchModelRunner(many_launches, cache, NUM_SEQS, 128, LARGE_BUDGET, is_asynchronous=True)
+        if is_graphed:
+            runner.capture_graphs()
+            monkeypatch.setattr(runner, "_launch", lambda *_: pytest.fail("launched one kernel after the other"))
+        return runner
+
+    expected, expected_cache = compute(make(is_graphed=False), [(0, length) for length in lengths])
+    result, cache = compute(make(is_graphed=True), [(0, length) for length in lengths])
+    assert result == expected
+    for tensor, other in zip(cache, expected_cache, strict=True):
+        assert torch.equal(torch.nan_to_num(tensor, nan=77.0), torch.nan_to_num(other, nan=77.0))
 
 
 @pytest.mark.parametrize("captured", CapturedSteps)

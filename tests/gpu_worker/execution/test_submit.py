@@ -162,6 +162,7 @@ class ValuelessModel:
         cache_layout=CacheLayout((None,)),
         attention_shape=lambda layer: AttentionShape(1, 1, 4),
         layer_windows=(None,),
+        has_many_launches=False,
     )
     device = torch.device("meta")
     dtype = torch.float32

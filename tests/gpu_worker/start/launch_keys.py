@@ -38,6 +38,7 @@ from gpu_worker.core.plan_writer import PlanWriter  # noqa: E402
 from gpu_worker.core.sequence import Sequence  # noqa: E402
 from gpu_worker.core.step import ScheduledSequence  # noqa: E402
 from gpu_worker.engine.engine import Engine  # noqa: E402
+from gpu_worker.execution.batch.graphs import StepGraphs  # noqa: E402
 from gpu_worker.execution.batch.transfers import Upload  # noqa: E402
 from gpu_worker.execution.drafts.proposer import DraftRequest  # noqa: E402
 from gpu_worker.execution.runner import TorchModelRunner  # noqa: E402
@@ -48,7 +49,7 @@ from gpu_worker.text.model_directory import read_model_directory  # noqa: E402
 from gpu_worker.text.tokenizer import ModelTokenizer  # noqa: E402
 from kernels.gpu_config import Gpu, GpuGeneration  # noqa: E402
 from kernels.linear import LinearFactory  # noqa: E402
-from kernels.linear.forms import DenseWeight, GroupQuantizedWeight, ScaledWeight  # noqa: E402
+from kernels.linear.forms import SCALE_BLOCK, DenseWeight, GroupQuantizedWeight, ScaledWeight  # noqa: E402
 from kernels.linear.forms.numbers import INT4  # noqa: E402
 from ops.bench.make_model import Shape, make_model  # noqa: E402
 from ops.bench.spec.fixed_depth import FixedDepth  # noqa: E402
@@ -56,6 +57,7 @@ from shared.sampling import Sampling  # noqa: E402
 from tests.gpu_worker.models.families.latent_cases import CASES as LATENT  # noqa: E402
 from tests.gpu_worker.models.families.random_models import SIZES, save_case  # noqa: E402
 from tests.gpu_worker.start.test_speculation_on_device import DEMO_MODEL, MB, Machine  # noqa: E402
+from tests.kernels.syncs_forbidden import SyncsForbidden  # noqa: E402
 
 GPU = Gpu(GpuGeneration.HOPPER, 132)
 MAX_NUM_SEQS, MAX_TOKENS, MAX_LEN, NUM_DRAFTS = 34, 160, 256, 3
@@ -119,7 +121,7 @@ class RandomTrees:
 
 def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each operation launch its kernels, which write zeros."""
-    from kernels.activation.triton_kernel import silu_mul_triton
+    from kernels.activation.triton_kernel import gated_triton
     from kernels.paged_attention import triton_attention as attention
     from kernels.rms_norm.triton_kernel import rms_norm_triton
     from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
@@ -148,7 +150,10 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ).zero_(),
     }
     launch_mixtures_and_states(monkeypatch)
-    monkeypatch.setattr("kernels.activation.dispatch._silu_mul", lambda rows: silu_mul_triton(rows, GPU).zero_())
+    monkeypatch.setattr(
+        "kernels.activation.dispatch.gated_reference",
+        lambda rows, activation: gated_triton(rows, activation, GPU).zero_(),
+    )
     rooms = {"apply_penalties": "sampling", "count_tokens": "sampling", "sample_tokens": "sampling"}
     for name, operation in operations.items():
         monkeypatch.setattr(f"kernels.{rooms.get(name, name)}.dispatch.{name}_reference", operation)
@@ -196,8 +201,9 @@ def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor],
 
     for module in ("gpu_packed.pack", "gpu_scaled.matrix"):
         monkeypatch.setattr(f"kernels.linear.{module}.has_kernels", lambda _: True)
-    for module in ("gpu_packed", "gpu_scaled"):
-        monkeypatch.setattr(f"kernels.linear.{module}.dispatch.gpu_of", lambda _: GPU)
+    monkeypatch.setattr("kernels.linear.gpu_scaled.matrix.has_float8", lambda _: True)
+    for module in ("linear.gpu_packed", "linear.gpu_scaled", "rms_norm"):
+        monkeypatch.setattr(f"kernels.{module}.dispatch.gpu_of", lambda _: GPU)
     for module, name in (
         (triton_product, "packed_linear_triton"),
         (triton_dequantize, "dequantize_triton"),
@@ -224,12 +230,17 @@ def int8(weight: torch.Tensor) -> ScaledWeight:
     return ScaledWeight(torch.zeros(weight.shape, dtype=torch.int8), torch.ones(weight.shape[0], 1), "dynamic")
 
 
+def fp8_blocks(weight: torch.Tensor) -> ScaledWeight:
+    rows, columns = (-(-size // SCALE_BLOCK) for size in weight.shape)
+    return ScaledWeight(torch.zeros(weight.shape, dtype=torch.float8_e4m3fn), torch.ones(rows, columns), "dynamic")
+
+
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {"int4": int4, "int8": int8, "fp8-blocks": fp8_blocks}
 CASES: dict[str, dict[str, Any]] = {
     "off": {},
     "eager": {"cuda_graphs": "off"},
     "int8-cache": {"kv_cache_dtype": "int8"},
-    "int4": {},
-    "int8": {},
+    **{form: {} for form in FORMS},
     **{kind: {"speculative": kind} for kind in ("ngram", "draft", "eagle")},
     "eagle3": {"speculative": "eagle"},
     **{kind: {} for kind in ("mixture", "hybrid", "latent")},
@@ -303,6 +314,19 @@ def serve(engine: Engine) -> None:
         assert engine.last_error is None
 
 
+def forbid_waits_while_capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a captured step fail whose operations' shapes depend on values."""
+    capture = StepGraphs._capture
+
+    def checked(self: StepGraphs, *args: Any) -> Any:
+        launch = capture(self, *args)
+        with SyncsForbidden():
+            launch()
+        return launch
+
+    monkeypatch.setattr(StepGraphs, "_capture", checked)
+
+
 def main(case: str, drafts: str, output: str) -> None:
     recorder = Recorder()
     with contextlib.ExitStack() as stack:
@@ -310,8 +334,9 @@ def main(case: str, drafts: str, output: str) -> None:
         monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: recorder.record(self, *args, **kwargs))
         monkeypatch.setattr("gpu_worker.start.engine_setup.AdaptiveDepth", lambda depth, **_: FixedDepth(depth))
         launch_as_on_a_gpu(monkeypatch)
-        if case in ("int4", "int8"):
-            quantize_all(monkeypatch, {"int4": int4, "int8": int8}[case])
+        forbid_waits_while_capturing(monkeypatch)
+        if case in FORMS:
+            quantize_all(monkeypatch, FORMS[case])
         machine = Machine(monkeypatch, 400 * MB)
         engine = start(case, Path(drafts), make_case(case, Path(output).with_name("model")))
         compiled = set(recorder.keys)

@@ -28,6 +28,7 @@ _PEER_STEPS = 32
 # Without FlashAttention, generate_batch attends from every token to those of all sequences: more would take minutes.
 _PEER_BATCHES = (1, 64)
 _PREFILL_TOKENS = 8192
+_SHORT_PREFILL_TOKENS = 1024
 _PROMPTS = {"num_tokens": _PREFILL_TOKENS, "num_prompts": 7}
 _DRAFTS = 4
 _ACCEPTANCE = 0.7
@@ -129,7 +130,12 @@ def _prefill(suffix: str, shape: ModelShape) -> OpSuite:
 def _both(suffix: str, shape: ModelShape) -> OpSuite:
     """Return decodes and a prefill of a model whose checks take long: they are made once for both."""
     prefill = _spec(f"prefill {_PREFILL_TOKENS}", shape, "steps", "prefill_case", **_PROMPTS)
-    return _suite(f"model_step_{suffix}", shape, *(_decode(shape, num_seqs) for num_seqs in _BATCHES), prefill)
+    # Of a size at which the host is expected to take longer than the device, launched and replayed.
+    short = {"num_tokens": _SHORT_PREFILL_TOKENS, "num_prompts": 7}
+    launched = _spec(f"prefill {_SHORT_PREFILL_TOKENS}", shape, "steps", "prefill_case", **short)
+    replayed = _spec(f"prefill {_SHORT_PREFILL_TOKENS} graph", shape, "steps", "prefill_case", **short, has_graphs=True)
+    decodes = (_decode(shape, num_seqs) for num_seqs in _BATCHES)
+    return _suite(f"model_step_{suffix}", shape, *decodes, launched, replayed, prefill)
 
 
 def _throughput(num_seqs: int, prompt: int, new: int, has_peer: bool) -> CaseSpec:

@@ -110,11 +110,13 @@ def verification_case(
     return Case(floor.num_bytes, 0, 1, candidates, clocks={OURS: Clock.OWN, PLAIN: Clock.OWN})
 
 
-def prefill_case(device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int) -> Case:
+def prefill_case(
+    device: torch.device, shape: ModelShape, num_tokens: int, num_prompts: int, has_graphs: bool = False
+) -> Case:
     """Time prompts of `num_tokens`, one after another, from an idle engine to their first token."""
     max_model_len = num_tokens + 1
     model, weights = random_model(shape, max_model_len, device)
-    engine = StepEngine(model, EngineSizes(1, max_model_len, token_budget=num_tokens, has_graphs=False))
+    engine = StepEngine(model, EngineSizes(1, max_model_len, token_budget=num_tokens, has_graphs=has_graphs))
     first, *prompts = (engine.random_prompt(num_tokens) for _ in range(1 + num_prompts))
     num_read = experts_read(model, lambda: engine.time_to_first_token(first), 1)
     lengths = [(num_tokens, num_tokens)]

@@ -47,6 +47,33 @@ def test_nothing_is_captured_that_was_switched_off() -> None:
     assert all(shape.has_logits for shape in graph_shapes(CapturedSteps.DECODE, 256, 8192, 5))
 
 
+@pytest.mark.parametrize("num_drafts", [0, 5])
+@pytest.mark.parametrize("most", [1, 16, 40, 256, 300])
+@pytest.mark.parametrize("most_tokens", [512, 600, 1024, 2048, 8192])
+def test_steps_of_2048_tokens_are_captured_where_launches_are_many(
+    most: int, most_tokens: int, num_drafts: int
+) -> None:
+    arguments = CapturedSteps.ALL, most, most_tokens, num_drafts
+    small, all_shapes = graph_shapes(*arguments), graph_shapes(*arguments, has_many_launches=True)
+    added = all_shapes[len(small) :]
+    assert all_shapes[: len(small)] == small or most_tokens == 600
+    assert len(all_shapes) == len(set(all_shapes)) <= len(small) + 8
+    assert {shape.num_tokens for shape in added} <= {600, 768, 1024, 1536, 2048}
+    largest = min(most_tokens, 2048)
+    for num_tokens in range(513, largest + 1):
+        held = [
+            shape
+            for shape in all_shapes
+            if not shape.has_logits and shape.holds(num_tokens, min(most, 256), num_tokens, has_trees=False)
+        ]
+        # A third of a step is padding at most.
+        assert min(shape.num_tokens for shape in held) <= 1.5 * num_tokens
+    assert not any(shape.num_tokens > largest for shape in added)
+    assert graph_shapes(CapturedSteps.DECODE, *arguments[1:], has_many_launches=True) == graph_shapes(
+        CapturedSteps.DECODE, *arguments[1:]
+    )
+
+
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 64, 200, 256, 300, 8192])
 @pytest.mark.parametrize("most_tokens", [1, 63, 64, 100, 512, 513, 8192])
 @pytest.mark.parametrize("num_drafts", [0, 5])
