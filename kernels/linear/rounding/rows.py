@@ -69,13 +69,6 @@ Rows = torch.Tensor | RoundedRows
 """What a linear layer multiplies: `[num_rows, num_columns]`, or the same rounded as its `rounding` says."""
 
 
-def round_rows(x: torch.Tensor, rounding: InputRounding) -> RoundedRows:
-    """Round rows `[num_rows, in_features]`, on a GPU and contiguous in their last dimension."""
-    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
-
-    return quantize_tokens_triton(x, rounding)
-
-
 def common_rounding(roundings: Sequence[InputRounding | None]) -> InputRounding | None:
     """Return how all linear layers of an input want it rounded; None where some differ."""
     first = roundings[0]
