@@ -283,13 +283,9 @@ class Attention:
             cos_sin: `[max_positions, head_dim]` float32, rotations.
             norm: Of all heads as one vector.
         """
-        self._index = index
-        self._weights = weights
-        self._shape = weights.shape
-        self._qkv = qkv
-        self._output = output
-        self._cos_sin = cos_sin
-        self._norm = norm
+        self._index, self._weights, self._shape = index, weights, weights.shape
+        self._qkv, self._output = qkv, output
+        self._cos_sin, self._norm = cos_sin, norm
         growth = weights.shape.query_growth
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
