@@ -7,7 +7,7 @@ import torch
 from kernels.gpu_config import Gpu, gpu_of
 from kernels.linear.gpu_scaled.block_product import multiply_blocks
 from kernels.linear.gpu_scaled.matrix import ScaledMatrix, is_kernel_preferred
-from kernels.linear.rounding import RoundedRows, Rows, round_rows
+from kernels.linear.rounding import InputRounding, RoundedRows, Rows, round_rows
 
 # What cuBLAS asks of the sizes of float8 matrices.
 _CUBLAS_MULTIPLE = 16

@@ -113,8 +113,8 @@ def decode_step(
     """Return a decode of so many sequences, each with a context."""
     from ops.bench.gpu.step.paged_batch import StaticStep
     from ops.bench.gpu.step.random_model import random_model
-    from ops.bench.gpu.step.rounded_linears import RoundedLinears
     from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+    from ops.bench.gpu.step.steps import RoundedLinears
 
     max_model_len = context + 16
     linears = None if rounded is None else RoundedLinears(rounded)
