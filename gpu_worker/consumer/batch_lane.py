@@ -94,6 +94,9 @@ class BatchLane:
 
     def take(self, message: QueuedMessage) -> None:
         """Take a message from the queue."""
+        if self._held.is_withdrawn:
+            send_ack(self._nats, message, REDELIVER)
+            return
         try:
             request = read_job(message, self._sampling_defaults)
         except NotAJobError as error:
@@ -189,6 +192,11 @@ class BatchLane:
         self._remove(held)
         if held.is_looked_up:
             self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
+
+    def abandon(self, held: HeldRequest) -> None:
+        """Leave a request to another worker as a worker does that dies: what is not recorded is computed again."""
+        self._remove(held)
+        send_ack(self._nats, held.message, REDELIVER)
 
     async def save_progress(self) -> None:
         """Record the progress of running requests that have many new tokens."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, PROGRESS_INTERVAL_S, BatchLane
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
+SILENCE_S = 1.0
+"""Time for which a worker that withdraws is silent: less than it takes to be missed by whoever supervises it."""
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
 _ADMIN_INBOX = f"{inbox_prefix('admin')}."
 
@@ -93,6 +96,11 @@ class Consumer:
         self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
         self._tasks = tasks
         self._is_closed = False
+        self._withdrawn: str | None = None
+        self._is_silent = False
+        self._num_withdrawals = 0
+        self._withdrawing = asyncio.Lock()
+        self._probes: Subscription | None = None
         self._drain_asked = drain_asked
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queues = InteractiveQueues(
@@ -116,7 +124,7 @@ class Consumer:
         await self._subscribers.start()
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
-        await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
+        await self._answer_probes()
         await self._nats.subscribe(drain_subject(self._source.worker), cb=self._receive_drain)
         await self._nats.subscribe(worker_subject(self._source.model, self._source.worker), cb=self._receive_namesake)
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
@@ -159,9 +167,50 @@ class Consumer:
         if outcome.stats.is_fatal:
             self._tasks.has_failed.set()
 
+    @property
+    def withdrawn(self) -> str | None:
+        """Why the worker takes nothing at present; None while it works."""
+        return self._withdrawn
+
+    async def withdraw(self, reason: str) -> None:
+        """Be to everybody else as if this process had died, because the engine has lost all that it had computed.
+
+        Gateways move what was held here as they do for a dead worker, and hold it against the same requests. Soon after
+        that the worker is there again, and drains until it rejoins.
+        """
+        is_new, self._withdrawn = self._withdrawn is None, reason
+        self._num_withdrawals += 1
+        self._held.is_withdrawn = self._source.is_withdrawn = True
+        for held in self._held:
+            self._lane(held).abandon(held)
+        if not is_new:
+            return
+        async with self._withdrawing:
+            self._is_silent = True
+            if self._probes is not None:
+                with contextlib.suppress(*SEND_ERRORS):
+                    await self._probes.unsubscribe()
+            await asyncio.sleep(SILENCE_S)
+            self._source.begin_life()
+            self._is_silent = False
+            await self._answer_probes()
+
+    async def rejoin(self) -> None:
+        """Take requests again, as a worker that has just started, unless it withdraws once more."""
+        num_withdrawals = self._num_withdrawals
+        async with self._withdrawing:
+            if self._num_withdrawals > num_withdrawals:
+                return
+            self._withdrawn = None
+            self._held.is_withdrawn = self._source.is_withdrawn = False
+        self._interactive_queues.forget()
+        self._batch_queue.forget()
+        with contextlib.suppress(*SEND_ERRORS):
+            await self.send_heartbeat()
+
     async def send_heartbeat(self) -> None:
         """Publish the worker's state, unless NATS is away: a heartbeat that is sent later would be stale."""
-        if not self._nats.is_connected:
+        if not self._nats.is_connected or self._is_silent:
             return
         await self._nats.publish(*self._heartbeat())
 
@@ -218,6 +267,10 @@ class Consumer:
         await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
         self._tasks.every(PURGE_INTERVAL_S, self._kept.shares.purge, "shares of tenants in the results")
 
+    async def _answer_probes(self) -> None:
+        """Answer gateways that have missed a heartbeat."""
+        self._probes = await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
+
     def _heartbeat(self) -> tuple[str, bytes]:
         """Return the subject and the content of a heartbeat."""
         heartbeat = self._source.heartbeat(self._interactive_queues, self._metrics.metrics())
@@ -230,6 +283,8 @@ class Consumer:
         """
         async for _ in found:
             self._outbox.send_kept()
+            if self._is_silent:
+                continue
             with contextlib.suppress(*SEND_ERRORS):
                 self._nats.send(*self._heartbeat())
 
@@ -292,7 +347,7 @@ class Consumer:
         except UNDECODABLE:
             return
         own, other = (self._source.started, os.getpid()), (heartbeat.started, heartbeat.pid)
-        if other < own:
+        if other < own and not (heartbeat.pid == os.getpid() and heartbeat.started in self._source.earlier_lives):
             name, pid = self._source.worker, heartbeat.pid
             _log.error("another worker is named %r (process %d of its machine): this one ends", name, pid)
             self._tasks.has_failed.set()

@@ -36,7 +36,10 @@ class HeartbeatSource:
 
     Attributes:
         is_draining: Say that no new requests are taken.
+        is_withdrawn: Say so too, for as long as the engine cannot compute.
         num_reconnects: How often the connection to NATS was made again.
+        started: When this worker began, or came back to life last, in Unix seconds.
+        earlier_lives: The times of `started` before.
     """
 
     worker: str
@@ -51,8 +54,15 @@ class HeartbeatSource:
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     is_draining: bool = False
+    is_withdrawn: bool = False
     num_reconnects: int = 0
     started: float = field(default_factory=time.time)
+    earlier_lives: list[float] = field(default_factory=list)
+
+    def begin_life(self) -> None:
+        """Count as another process from now on: what the worker held was lost."""
+        self.earlier_lives.append(self.started)
+        self.started = time.time()
 
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment.
@@ -80,7 +90,7 @@ class HeartbeatSource:
             decode_rate=stats.decode_rate,
             queue_pending=queues.backlog,
             knows_queue=queues.knows_backlog,
-            draining=self.is_draining,
+            draining=self.is_draining or self.is_withdrawn,
             pid=os.getpid(),
             started=self.started,
             revision=self.revision,

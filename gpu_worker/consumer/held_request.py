@@ -128,6 +128,7 @@ class HeldRequests:
         is_empty: Set while nothing is held.
         suspect: The interactive request on probation; written by the interactive lane, and cleared when it is removed.
         reserved_until: Monotonic seconds until which the next suspect is waited for; written by the interactive lane.
+        is_withdrawn: Nothing is taken, because the engine cannot compute at present; written by the consumer.
     """
 
     def __init__(self, removed: Callable[[HeldRequest], None] | None = None) -> None:
@@ -142,6 +143,7 @@ class HeldRequests:
         self._num_admitted = 0
         self.suspect: HeldRequest | None = None
         self.reserved_until = 0.0
+        self.is_withdrawn = False
         self.is_empty = asyncio.Event()
         self.is_empty.set()
 

@@ -21,7 +21,7 @@ from gpu_worker.consumer.gateway_watch import Cancellations, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox, Undelivered
-from gpu_worker.consumer.queued_message import ACK, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
+from gpu_worker.consumer.queued_message import ACK, REDELIVER, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
@@ -77,6 +77,9 @@ class InteractiveLane:
 
     def take(self, message: QueuedMessage) -> bool:
         """Take a message from the queue; return whether it was given back at once, because it may not begin yet."""
+        if self._held.is_withdrawn:
+            self.outbox.answer(message, REDELIVER)
+            return True
         try:
             request = read_request(message.data)
         except UnreadableRequestError as error:

@@ -55,7 +55,7 @@ class PullCapacity:
         """
         config, held = self._config, self._held
         room = self.interactive(backlog)
-        if room >= self._look_ahead:
+        if room >= self._look_ahead or held.is_withdrawn:
             return room
         slots, blocks = held.within_shares(config.max_num_seqs, config.num_blocks)
         free = min(config.max_num_seqs - slots, (config.num_blocks - blocks) / self._mean_blocks)
@@ -78,6 +78,8 @@ class PullCapacity:
 
     def _room(self, num_held: int, num_blocks: int) -> int:
         """Return how many more requests fit beside those held; negative when too many are held already."""
+        if self._held.is_withdrawn:
+            return -num_held - self._look_ahead
         config = self._config
         room = min(config.max_num_seqs - num_held, math.floor((config.num_blocks - num_blocks) / self._mean_blocks))
         for group in config.windows:

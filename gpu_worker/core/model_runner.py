@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,19 @@ class BrokenRunnerError(HeadraceError):
         )
         self.cause = cause
         self.is_logged = is_logged
+
+
+class InterruptedRunnerError(BrokenRunnerError):
+    """The runner has lost all steps and whatever it kept of sequences; it can compute again after `recover`.
+
+    Attributes:
+        recover: Takes as long as it takes; raises `BrokenRunnerError` if it does not succeed. Then sequences are new.
+    """
+
+    def __init__(self, cause: Exception, recover: Callable[[], None]) -> None:
+        """Say what happened; whoever raises this has logged it."""
+        super().__init__(cause, is_logged=True)
+        self.recover = recover
 
 
 class InvalidLogitsError(HeadraceError):

@@ -75,6 +75,7 @@ class Scheduler:
         """Schedule nothing yet; a runner in this process has the constraints of sequences from `constraints`."""
         self.config = config
         self.speculation = speculation
+        self._constraints = constraints
         self._blocks = SequenceBlocks(config)
         self._live = LiveSequences(self._blocks, constraints)
         self._running, self._waiting, self._in_flight = self._live.running, self._live.waiting, self._live.in_flight
@@ -289,6 +290,12 @@ class Scheduler:
         self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         self._step_time.observe_step(step, num_drafted, duration_s)
+
+    def emptied(self) -> Scheduler:
+        """End all sequences without events, and return a scheduler with these settings that has cached nothing."""
+        for sequence in self.sequences:
+            self.abort(sequence.id)
+        return Scheduler(self.config, self.speculation, self._constraints)
 
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""

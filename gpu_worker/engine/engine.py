@@ -169,6 +169,12 @@ class Engine:
         """Declare the engine broken. Its sequences get no event: they are left to other workers."""
         self._is_broken = True
 
+    def restart(self) -> None:
+        """Drop all sequences without events, and whatever is cached: the runner has lost it."""
+        self._in_flight.clear()
+        self._isolation = Isolation()
+        self._scheduler = self._scheduler.emptied()
+
     def has_work(self) -> bool:
         """Say whether there is something to compute, to land or to report."""
         return self._scheduler.has_work()

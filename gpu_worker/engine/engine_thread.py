@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
-from gpu_worker.core.model_runner import BrokenRunnerError
+from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.scheduler import DuplicateSequenceError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
@@ -123,7 +123,25 @@ class EngineThread:
             self._thread.join()
         return self._unfinished
 
+    def call(self, command: Callable[[], object]) -> None:
+        """Call something on the engine's thread between two steps. What it raises ends the engine, or interrupts it."""
+        self._inbox.put(command)
+
     def _run(self) -> None:
+        try:
+            while not self._has_ended():
+                pass
+        except Exception as error:
+            self._is_closed = True
+            if not (isinstance(error, BrokenRunnerError) and error.is_logged):
+                _log.exception("the engine broke down")
+            self._engine.give_up()
+            self._report([], error)
+        else:
+            self._end()
+
+    def _has_ended(self) -> bool:
+        """Work until there is nothing more to do; return False when the runner was interrupted, and goes on."""
         try:
             while True:
                 self._take_commands()
@@ -133,14 +151,12 @@ class EngineThread:
                     self._report_of(self._engine.step)
             while self._engine.num_steps_in_flight:
                 self._report_of(self._engine.land)
-        except Exception as error:
-            self._is_closed = True
-            if not (isinstance(error, BrokenRunnerError) and error.is_logged):
-                _log.exception("the engine broke down")
-            self._engine.give_up()
-            self._report([], error)
-        else:
-            self._end()
+        except InterruptedRunnerError as interruption:
+            self._engine.restart()
+            self._stats = self._engine.stats
+            interruption.recover()
+            return False
+        return True
 
     def _end(self) -> None:
         """Drop what is left, commands that arrived too late included."""

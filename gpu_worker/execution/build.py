@@ -74,6 +74,25 @@ def build_runner(
     return _build_host_runner(plan, start_up, constraints, ranks)
 
 
+def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> TorchModelRunner:
+    """Build the runner of a rank that takes the place of one that is gone: nothing is measured, and nobody is met.
+
+    Args:
+        config: The settings.
+        num_blocks: As the other ranks have.
+        ranks: The rank. It may meet the others afterwards, and all of them call the runners' `restart` then.
+
+    Raises:
+        HeadraceError: The model cannot be loaded.
+        ConfigError: A setting cannot be used.
+    """
+    plan, is_cpu = make_plan(config), config.device == "cpu"
+    if is_cpu:
+        _prepare_host(plan, ranks)
+    model = _load(plan, StartUp(), ranks)
+    return _make_runner(plan, model, _allocate(plan, num_blocks), None, ranks, is_asynchronous=None if is_cpu else True)
+
+
 def check_fits(config: RunnerConfig) -> int | None:
     """Check, without loading anything, that a model and its cache fit; a GPU's memory is measured at load alone.
 
@@ -164,14 +183,19 @@ def _agreed(num_blocks: int, ranks: Ranks) -> int:
     return num_blocks if ranks.size == 1 else int(ranks.gather(torch.tensor([[num_blocks]])).min())
 
 
-def _build_host_runner(
-    plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks
-) -> TorchModelRunner:
-    config, demand = plan.config, plan.demand
-    num_threads = choose_num_threads(config.num_threads, ranks.size)
+def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
+    """Choose this process's threads and pages."""
+    num_threads = choose_num_threads(plan.config.num_threads, ranks.size)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
+
+
+def _build_host_runner(
+    plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks
+) -> TorchModelRunner:
+    demand = plan.demand
+    _prepare_host(plan, ranks)
     if ranks.size == 1:
         # Of several, who comes late would count what the others have taken: that was checked before they were started.
         _check_host(plan)

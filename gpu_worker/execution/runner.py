@@ -176,7 +176,7 @@ class TorchModelRunner:
     def verify_drafts_of(self, proposer: Proposer | None) -> None:
         """Ask `proposer` for what plans allow to be drafted, None nobody.
 
-        Call it while no sequence is in the batch, and after `warm_up()`.
+        Call it while no sequence is in the batch.
         """
         self._unlanded.clear()
         if proposer is None:
@@ -207,6 +207,23 @@ class TorchModelRunner:
         """
         self._depart(self._sequences.clear())
 
+    def restart(self) -> None:
+        """Forget all sequences, and warm up and capture graphs again: of several ranks one is new.
+
+        Raises:
+            InvalidLogitsError: As `warm_up` does.
+        """
+        self.clear()
+        self._unlanded.clear()
+        self._graphs = None
+        share_drafts, self.share_drafts = self.share_drafts, None
+        try:
+            self.warm_up()
+            if self._device.type == "cuda":
+                self.capture_graphs()
+        finally:
+            self.share_drafts = share_drafts
+
     def warm_up(self) -> None:
         """Execute steps that make everything happen which happens only once, so that no request waits for it.
 
@@ -216,14 +233,14 @@ class TorchModelRunner:
         Raises:
             InvalidLogitsError: The model's logits are no distribution: its weights or their data type are broken.
         """
-        started = time.monotonic()
+        started, drafting = time.monotonic(), self._drafting
         limits = self.step_limits
         self.verify_drafts_of(WarmUpProposer())
         for plan in warm_up_plans(limits) if self.is_asynchronous else first_plans(limits):
             if any(tokens.error is not None for tokens in self.submit(plan).result().sampled):
                 raise InvalidLogitsError
         self.clear()
-        self.verify_drafts_of(None)
+        self._drafting = drafting
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:

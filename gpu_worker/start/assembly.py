@@ -134,9 +134,24 @@ class Worker:
         self._relay = StepRelay(asyncio.get_running_loop(), self.consumer.accept, interactive.outbox.send_now)
 
     def _follow_group(self) -> None:
-        """Fail when a rank is lost, also while the engine has nothing to compute."""
-        if self._group is not None:
-            self._group.on_lost = partial(_leave, asyncio.get_running_loop(), self.has_failed)
+        """Withdraw while a rank is missing, also when the engine has nothing to compute."""
+        if self._group is None:
+            return
+        loop, runner, group = asyncio.get_running_loop(), self._group, self._group.group
+
+        def withdraw() -> None:
+            self._tasks.start(self.consumer.withdraw(group.lost or "a rank is gone"), "withdrawal")
+
+        def lost() -> None:
+            loop.call_soon_threadsafe(withdraw)
+            self._engine.call(runner.check)
+
+        def formed() -> None:
+            loop.call_soon_threadsafe(lambda: self._tasks.start(self.consumer.rejoin(), "return"))
+
+        group.on_lost, group.on_formed = lost, formed
+        if group.lost is not None:
+            lost()
 
     def _heartbeat_source(
         self, identity: Identity, sizes: SchedulerConfig, model: ServedModel, held: HeldRequests
@@ -199,17 +214,11 @@ class Worker:
     async def close(self) -> None:
         """Stop the engine and everything else; requests still held are left to the queue."""
         await self.consumer.close()
+        if self._group is not None:
+            self._group.group.stop_forming()
         # In a thread, because the engine may be waiting for this loop.
         await asyncio.to_thread(self._engine.stop)
         if self._group is not None:
-            await asyncio.to_thread(self._group.close)
+            await asyncio.to_thread(self._group.group.close)
         self._encoder.close()
         await self._constraints.close()
-
-
-def _leave(loop: asyncio.AbstractEventLoop, has_failed: asyncio.Event) -> None:
-    """Fail, on another thread than the loop's; a step that waits for a lost rank must not keep the worker."""
-    from gpu_worker.execution.ranks.group import LEAVING_S, exit_within
-
-    exit_within(LEAVING_S)
-    loop.call_soon_threadsafe(has_failed.set)

@@ -31,7 +31,6 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.ranks.group import RankGroup
     from gpu_worker.execution.ranks.runner import GroupRunner
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
@@ -52,14 +51,14 @@ class EngineSetup:
     Attributes:
         gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
         experts: Reads how tokens fall on the model's experts; None where it has none.
-        group: The other ranks of a model that is divided; None where one process has it all.
+        group: Runs a model that is divided among ranks; None where one process has it all.
     """
 
     engine: Engine
     scheduler: SchedulerConfig
     gpu_uuid: str | None = None
     experts: ExpertLoads | None = None
-    group: RankGroup | None = None
+    group: GroupRunner | None = None
 
 
 def build_engine(
@@ -89,7 +88,7 @@ def build_engine(
         load = partial(_load_model, config, directory, start_up or StartUp(), constraints)
         loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
-        runner, group = divided or loaded, None if divided is None else divided.group
+        runner, group = divided or loaded, divided
         gpu_uuid = _gpu_uuid(config.device)
     _log.info(
         "engine ready",
@@ -166,7 +165,7 @@ def _build_group(
 
     # What cannot be divided is refused before a process is started.
     check_fits(runner_config)
-    group = RankGroup(runner_config, config.log_level, config.log_format)
+    group = RankGroup(runner_config, config.log_level, config.log_format, exits_when_stuck=True)
     return build_group_runner(runner_config, group, start_up, constraints)
 
 

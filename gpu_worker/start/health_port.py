@@ -76,10 +76,16 @@ class HealthPort:
         is_taking_requests: Set by the worker's main: after it has joined, until it drains.
     """
 
-    def __init__(self, stats: Callable[[], EngineStats], is_connected: Callable[[], bool]) -> None:
-        """Judge by the engine's state and that of the connection to NATS."""
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        is_connected: Callable[[], bool],
+        withdrawn: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Judge by the engine's state, that of the connection to NATS, and why the worker takes nothing at present."""
         self._stats = stats
         self._is_connected = is_connected
+        self._withdrawn = withdrawn
         self._watch = StallWatch()
         self._server: asyncio.Server | None = None
         self._sampling: asyncio.Task[None] | None = None
@@ -108,6 +114,8 @@ class HealthPort:
             return None
         if not self.is_taking_requests:
             return "starting, or draining"
+        if (reason := self._withdrawn()) is not None:
+            return f"not computing at present: {reason}"
         return None if self._is_connected() else "not connected to NATS"
 
     async def _sample(self) -> None:

@@ -160,7 +160,7 @@ async def _run(
     nats = connecting.result()
     worker = Worker(identity, nats, setup, model, StreamLimits(), observer, stopping)
     events.consumer = worker.consumer
-    health = HealthPort(lambda: worker.stats, lambda: nats.is_connected)
+    health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.consumer.withdrawn)
     if health_socket is not None:
         await health.start(health_socket)
     try:

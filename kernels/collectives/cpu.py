@@ -20,7 +20,12 @@ class ExchangeEndedError(Exception):
 
 def exchange_bytes(size: int) -> int:
     """Return the memory that `size` processes share: a line each for its counter, and two slots each."""
-    return size * _LINE_BYTES + 2 * size * _SLOT_BYTES
+    return exchange_counters_bytes(size) + 2 * size * _SLOT_BYTES
+
+
+def exchange_counters_bytes(size: int) -> int:
+    """Return how much of it, from its beginning, has to be zero before anybody begins."""
+    return size * _LINE_BYTES
 
 
 class Exchange:
@@ -43,7 +48,7 @@ class Exchange:
         """
         self._library = library
         self._owner = owner
-        self._memory = (ended, memory, memory + size * _LINE_BYTES)
+        self._memory = (ended, memory, memory + exchange_counters_bytes(size))
         self.rank = rank
         self._size = size
         self._structure = ExchangeStructure(*self._memory, _SLOT_BYTES, rank, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,12 @@ async def stream_texts(
     *,
     num_at_once: int,
     body: Callable[[int], dict[str, Any]],
+    silences: list[float] | None = None,
 ) -> list[str]:
-    """Stream texts of seeds from 0 on; `body` gives what else is asked of each. Release `begun` at its first token."""
+    """Stream texts of seeds from 0 on; `body` gives what else is asked of each. Release `begun` at its first token.
+
+    Seconds between the chunks of a text go to `silences`.
+    """
     places = asyncio.Semaphore(num_at_once)
 
     async def text(index: int) -> str:
@@ -31,10 +36,13 @@ async def stream_texts(
                 extra_headers={"Cache-Control": "no-cache"},
                 **body(index),
             )
-            received = ""
+            received, heard = "", time.monotonic()
             async for chunk in chunks:
                 if not received:
                     begun.release()
+                elif silences is not None:
+                    silences.append(time.monotonic() - heard)
+                heard = time.monotonic()
                 received += "".join(choice.text for choice in chunk.choices)
             return received
 

@@ -12,12 +12,12 @@ import tempfile
 
 import numpy as np
 
-from kernels.collectives import Exchange, exchange_bytes
+from kernels.collectives import Exchange, exchange_bytes, exchange_counters_bytes
 from kernels.cpu_library import CpuLibrary
 
 # A cache line a rank, so that ranks do not wait for one another's writes.
 _LINE_BYTES = 64
-_TICKS, _STEP = 0, 1
+_TICKS, _STEP, _LOADS = 0, 1, 2
 
 
 class Board:
@@ -40,6 +40,12 @@ class Board:
         """Say that the group has ended."""
         self._lines[0, 0] = 1
 
+    def begin_again(self) -> None:
+        """Prepare for ranks that meet anew. Nobody may be in a sum or a gather."""
+        start = _lines_bytes(self._size)
+        self._memory[start : start + exchange_counters_bytes(self._size)] = bytes(exchange_counters_bytes(self._size))
+        self._lines[0, 0] = 0
+
     def exchange(self, rank: int, library: CpuLibrary) -> Exchange:
         """Return what sums tensors with the other ranks."""
         ended: int = self._lines.ctypes.data
@@ -60,6 +66,14 @@ class Board:
     def step(self, rank: int) -> int:
         """Return which step a rank computed last."""
         return int(self._lines[1 + rank, _STEP])
+
+    def note_load(self, rank: int) -> None:
+        """Say that a rank has read its part of the weights."""
+        self._lines[1 + rank, _LOADS] += 1
+
+    def loads(self, rank: int) -> int:
+        """Return how often processes of a rank have done so."""
+        return int(self._lines[1 + rank, _LOADS])
 
 
 def _lines_bytes(size: int) -> int:

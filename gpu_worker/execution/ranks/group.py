@@ -1,8 +1,8 @@
-"""The group as rank 0 has it: starts the other ranks, tells them plans, and watches that they live.
+"""The group as rank 0 has it: starts the other ranks, tells them plans, watches that they live, and replaces the dead.
 
-A rank that dies, or whose process stands still, ends the group: the other ranks are killed, so that whoever waits for
-them in a collective is told at once, and every step from then on fails. The worker ends by that, as with any engine
-that has broken down, and its requests go on elsewhere.
+When a rank dies, stands still or fails within a step, the group is *lost*: whoever waits for another rank is told, and
+every step fails. `reform` then replaces the processes that are gone, while the others keep their weights, and all ranks
+meet anew.
 """
 
 from __future__ import annotations
@@ -10,99 +10,129 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
-from gpu_worker.execution.ranks.board import make_board
-from gpu_worker.execution.ranks.meeting import leave, meet
+from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
-from gpu_worker.execution.ranks.messages import Failure, Hello, Order, Start, encode, receive
+from gpu_worker.execution.ranks.messages import (
+    Hello,
+    Leave,
+    Load,
+    Meet,
+    Order,
+    Ready,
+    Refuse,
+    Reply,
+    Stumbled,
+    encode,
+)
+from gpu_worker.execution.ranks.process import RankHost, RankProcess
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import Ranks
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError
 
-FREEZE_S = 1.0
-"""Time without a tick after which a rank counts as standing still. Ten are due in it."""
+FREEZE_S = 0.8
+"""Time without a tick after which a rank counts as standing still. Eight are due in it."""
 _STARVED_FACTOR = 10.0
-"""So many times longer may it be without one while it wants to run: others have the cores then."""
+"""So many times longer may it be without one if it wants to run meanwhile: others have the cores then."""
 _LOADING_FREEZE_S = 60.0
 _MEETING_S = 120.0
 _GOODBYE_S = 5.0
+_REFUSAL_S = 1.0
+_WARM_UP_FREEZE_S = 10.0
 LEAVING_S = 5.0
-"""Time that a worker has to leave when a rank was lost. Whoever waits for a GPU may never be told."""
-_MEMBER = "gpu_worker.execution.ranks.member"
+"""Time that a rank has to leave a step when another was lost. Whoever waits for a GPU may never be told."""
+_MAX_ATTEMPTS = 3
+"""Times in a row that a group which cannot meet again tries to."""
 
 _log = logging.getLogger(__name__)
 
 
 class RankLostError(HeadraceError):
-    """A rank is gone, and with it the group."""
+    """A rank is gone."""
 
 
 class RankGroup:
     """All ranks of this worker.
 
     Attributes:
-        on_lost: Called once, on a thread of the group's own, when a rank is gone.
+        on_lost: Called on a thread of the group's own when a rank is gone.
+        on_formed: Called when the group serves again after that, on the thread that calls `reform`.
+        epoch: How often ranks have met.
     """
 
-    def __init__(self, config: RunnerConfig, log_level: str = "info", log_format: str = "text") -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        log_level: str = "info",
+        log_format: str = "text",
+        *,
+        exits_when_stuck: bool = False,
+    ) -> None:
         """Start the other ranks, and wait until all have met.
 
         Args:
             config: Settings of every rank's runner.
             log_level: As this process has it.
             log_format: As this process has it.
+            exits_when_stuck: End this process when it does not leave a step in time in which a rank was lost.
 
         Raises:
             ConfigError: A rank does not come, or is not what this one is.
         """
         self.size = config.tensor_parallel_size
         self.on_lost: Callable[[], object] = lambda: None
-        self._ranks: Ranks | None = None
+        self.on_formed: Callable[[], object] = lambda: None
+        self.epoch = 0
         self._config = config
-        self._board = make_board(self.size)
+        is_shared = config.device == "cpu" and cpu_library() is not None
+        self._host = RankHost(config, is_shared=is_shared, log_level=log_level, log_format=log_format)
+        self._board = self._host.board
+        self.ranks: GroupRanks = group_ranks(0, self._board, config, is_shared=is_shared)
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-ranks-")
-        self._store = Path(self._folder.name) / "store"
-        self._is_shared = config.device == "cpu" and cpu_library() is not None
+        self._exits_when_stuck = exits_when_stuck
+        self._stuck: threading.Timer | None = None
         self._lost: str | None = None
-        self._is_closing = False
-        self._freeze_s = _LOADING_FREEZE_S
+        self._is_leaving = self._is_closing = False
         self._lock = threading.Lock()
-        self._members: dict[int, subprocess.Popen[bytes]] = {}
+        self._heard: SimpleQueue[tuple[RankProcess | None, Reply | None]] = SimpleQueue()
+        self._processes: dict[int, RankProcess] = {}
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
-            for rank in range(1, self.size):
-                self._members[rank] = self._start(rank, log_level, log_format)
-            self._meet()
             self._watcher.start()
-            for member in self._members.values():
-                _send(member, True)
             with self.building():
-                self._ranks = meet(0, self._board, config, self._store, is_shared=self._is_shared)
+                self._greet([self._start(rank) for rank in range(1, self.size)])
+                self._meet()
         except BaseException:
             self.close()
             raise
 
     @property
-    def ranks(self) -> Ranks:
-        """This rank among the others."""
-        assert self._ranks is not None, "they have met"
-        return self._ranks
+    def lost(self) -> str | None:
+        """Why the group is lost; None while it is not."""
+        return self._lost
 
     @property
-    def lost(self) -> str | None:
-        """Why the group has ended; None while it has not."""
-        return self._lost
+    def pids(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {0: os.getpid()} | {rank: process.pid for rank, process in self._processes.items()}
+
+    def note_load(self) -> None:
+        """Say that this rank has read its part of the weights."""
+        self._board.note_load(0)
+
+    def loads(self, rank: int) -> int:
+        """Return how often processes of a rank have read its part of the weights."""
+        return self._board.loads(rank)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -114,33 +144,24 @@ class RankGroup:
         try:
             yield
         except Exception as error:
-            problem = None if isinstance(error, HeadraceError) else self.cause()
-            self.close()
+            is_lost = isinstance(error, RankLostError)
+            is_told = isinstance(error, HeadraceError) and not is_lost
+            problem = None if is_told else self._lost or (str(error) if is_lost else self.cause())
+            for process in self._processes.values():
+                process.tell(encode(Refuse(problem or str(error))))
+            self.close(_REFUSAL_S)
             if problem is None:
                 raise
             raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {self.size}, but {problem}") from error
 
     def begin(self) -> None:
         """Say that loading is over: from now on a rank that stands still is missed at once."""
-        self._freeze_s = FREEZE_S
-
-    def check(self) -> None:
-        """Fail if the group has ended.
-
-        Raises:
-            BrokenRunnerError: It has.
-        """
-        if self._lost is not None:
-            raise BrokenRunnerError(RankLostError(self._lost), is_logged=True)
+        for process in self._processes.values():
+            process.freeze_s = FREEZE_S
 
     def tell(self, plan: StepPlan, drafts: list[Draft] | None) -> None:
         """Send a step to all other ranks; one that is gone is found by the watch."""
-        order = encode(Order(plan, drafts))
-        for member in self._members.values():
-            assert member.stdin is not None
-            with contextlib.suppress(OSError, ValueError):
-                member.stdin.write(order)
-                member.stdin.flush()
+        self._tell_all(Order(plan, drafts))
 
     def cause(self) -> str | None:
         """Return which rank is gone, after something failed: its end may be seen a little later than its silence."""
@@ -150,125 +171,239 @@ class RankGroup:
         return self._lost
 
     def end(self, problem: str) -> None:
-        """End the group, once: no rank computes any more."""
+        """Lose the group, once: no rank computes any more until it is formed again."""
         with self._lock:
             if self._lost is not None or self._is_closing:
                 return
             self._lost = problem
-        _log.error("the group of ranks has ended: %s", problem)
+            if self._exits_when_stuck:
+                self._stuck = exit_within(LEAVING_S)
+        _log.error("the group of ranks is lost: %s", problem)
         self._board.end()
-        self._kill()
+        self.ranks.abort()
         self.on_lost()
 
-    def close(self) -> None:
-        """Let the other ranks end, and wait for that."""
-        with self._lock:
-            self._is_closing = True
-        for member in self._members.values():
-            assert member.stdin is not None
-            with contextlib.suppress(OSError):
-                member.stdin.close()
-        deadline = time.monotonic() + (0.0 if self._lost is not None else _GOODBYE_S)
-        for member in self._members.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                member.wait(max(0.0, deadline - time.monotonic()))
-        self._kill()
-        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
-            # It may be reading what a rank that just ended has said.
-            self._watcher.join()
-        for member in self._members.values():
-            member.wait()
-            assert member.stdout is not None
-            member.stdout.close()
-        leave(self._ranks)
-        self._ranks = None
-        self._folder.cleanup()
+    def reform(self, num_blocks: int, restart: Callable[[], None]) -> None:
+        """Replace the ranks that are gone, and meet again.
 
-    def _start(self, rank: int, log_level: str, log_format: str) -> subprocess.Popen[bytes]:
-        """Start the process of a rank."""
-        fd, config = self._board.fd, self._config
-        member = subprocess.Popen(
-            [sys.executable, "-m", _MEMBER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(fd,)
-        )
-        _send(member, Start(rank, config, fd, str(self._store), self._is_shared, log_level, log_format))
-        return member
-
-    def _meet(self) -> None:
-        """Wait for what each rank says of itself, which must be the same.
+        Args:
+            num_blocks: KV blocks of each rank.
+            restart: Does on this rank what the others do when they have met.
 
         Raises:
-            ConfigError: One ends, says nothing in time, or is another.
+            BrokenRunnerError: That does not succeed.
         """
-        own, late = identity(self._config), threading.Timer(_MEETING_S, self._kill)
-        late.daemon = True
-        late.start()
-        try:
-            for rank, member in self._members.items():
-                said = receive(member.stdout, Hello | Failure) if member.stdout is not None else None
-                problem = f"rank {rank} did not start within {_MEETING_S:g} s, or ended"
-                if isinstance(said, Failure):
-                    problem = f"rank {rank} cannot start: {said.problem}"
-                if isinstance(said, Hello):
-                    differing = [name for name in own if said.identity.get(name) != own[name]]
-                    if not differing:
-                        continue
-                    name = differing[0]
-                    problem = f"rank {rank} has another {name}: {said.identity.get(name)}, and rank 0 has {own[name]}"
-                raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {self.size}, but {problem}")
-        finally:
-            late.cancel()
+        began, replaced = time.monotonic(), set[int]()
+        self._end_stuck_timer()
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            try:
+                replaced |= self._replace_lost(num_blocks)
+                self._meet()
+                restart()
+                break
+            except Exception as error:
+                problem = str(error) if isinstance(error, RankLostError) else self.cause()
+                if self._is_leaving or isinstance(error, ConfigError) or attempt == _MAX_ATTEMPTS or problem is None:
+                    _log.error("the group of ranks cannot be formed again: %s", problem or error)
+                    self.end(problem or str(error))
+                    self._end_stuck_timer()
+                    raise BrokenRunnerError(error, is_logged=problem is not None) from error
+                _log.warning("the group of ranks has to be formed anew: %s", problem)
+                self.end(problem)
+                self._end_stuck_timer()
+        self.begin()
+        seconds = time.monotonic() - began
+        extra = {"epoch": self.epoch, "replaced": sorted(replaced), "seconds": round(seconds, 2)}
+        _log.warning("the group of ranks serves again", extra=extra)
+        self.on_formed()
+
+    def stop_forming(self) -> None:
+        """Let `reform` fail, because the worker ends."""
+        self._is_leaving = True
+        self._heard.put((None, None))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let the other ranks end, and wait for that; kill those that have not after a while."""
+        with self._lock:
+            self._is_closing = True
+        self._end_stuck_timer()
+        if timeout_s is None:
+            timeout_s = 0.0 if self._lost is not None else _GOODBYE_S
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            process.close(deadline - time.monotonic())
+        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
+            self._watcher.join()
+        self.ranks.leave()
+        self._folder.cleanup()
+
+    def _start(self, rank: int) -> RankProcess:
+        self._processes.pop(rank, None)
+        process = self._host.start(rank, self._hear)
+        process.freeze_s = _LOADING_FREEZE_S
+        self._processes[rank] = process
+        return process
+
+    def _tell_all(self, command: Meet | Order) -> None:
+        message = encode(command)
+        for process in self._processes.values():
+            process.tell(message)
+
+    def _hear(self, process: RankProcess, reply: Reply | None) -> None:
+        """Take what a rank says, on a thread of that rank."""
+        if self._processes.get(process.rank) not in (process, None):
+            return
+        if isinstance(reply, Stumbled):
+            # More often than not another one is gone, and that is about to be seen.
+            if self.cause() is None:
+                self.end(f"rank {process.rank} (process {process.pid}) failed within a step: {reply.problem}")
+            return
+        self._heard.put((process, reply))
+        if process.epitaph is not None:
+            self.end(process.epitaph)
+
+    def _wait(
+        self, processes: Collection[RankProcess], kind: type[Hello | Ready], timeout_s: float | None = None
+    ) -> dict[int, Hello | Ready]:
+        """Return what each of these ranks says.
+
+        Raises:
+            RankLostError: One ends, or says nothing in time, or the worker ends.
+        """
+        found = self._replies(processes, kind, timeout_s, needs_all=True)
+        if missing := [process.rank for process in processes if process.rank not in found]:
+            names = ", ".join(map(str, missing))
+            raise RankLostError(f"rank {names} did not answer within {timeout_s:g} s")
+        return found
+
+    def _replies(
+        self, processes: Collection[RankProcess], kind: type[Hello | Ready], timeout_s: float | None, *, needs_all: bool
+    ) -> dict[int, Hello | Ready]:
+        """Return what these ranks say in time, of those that do not end.
+
+        Raises:
+            RankLostError: Any rank ends, if all are needed, or the worker does.
+        """
+        missing, found = {process.rank: process for process in processes}, dict[int, Hello | Ready]()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while missing:
+            try:
+                process, reply = self._heard.get(
+                    timeout=None if deadline is None else max(0, deadline - time.monotonic())
+                )
+            except Empty:
+                break
+            if process is None:
+                raise RankLostError("the worker ends")
+            rank = process.rank
+            if self._processes.get(rank) is not process:
+                continue
+            if process.epitaph is not None:
+                if needs_all:
+                    raise RankLostError(process.epitaph)
+                missing.pop(rank, None)
+            elif isinstance(reply, kind) and not (isinstance(reply, Ready) and reply.epoch != self.epoch + 1):
+                found[rank] = reply
+                missing.pop(rank, None)
+        return found
+
+    def _greet(self, processes: list[RankProcess]) -> None:
+        """Wait for what new ranks say of themselves, which must be the same as this one's.
+
+        Raises:
+            ConfigError: One is another.
+            RankLostError: One ends, or says nothing in time.
+        """
+        own = identity(self._config)
+        for rank, said in self._wait(processes, Hello, _MEETING_S).items():
+            assert isinstance(said, Hello)
+            for name, value in own.items():
+                if (other := said.identity.get(name)) != value:
+                    problem = f"rank {rank} has another {name}: {other}, and rank 0 has {value}"
+                    raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {self.size}, but {problem}")
+
+    def _meet(self) -> None:
+        """Let all ranks meet, who then warm up, for which there is a little more time than for a tick."""
+        self.epoch += 1
+        for process in self._processes.values():
+            process.freeze_s = max(process.freeze_s, _WARM_UP_FREEZE_S)
+        store = str(Path(self._folder.name) / f"epoch-{self.epoch}")
+        self._tell_all(Meet(store))
+        self.ranks.join(store)
+
+    def _replace_lost(self, num_blocks: int) -> set[int]:
+        """Let the ranks that live leave the group, start others in place of those that are gone, and wait for both.
+
+        Returns:
+            The ranks that were replaced.
+
+        Raises:
+            RankLostError: One is gone, again or meanwhile.
+            ConfigError: A new one is not what this one is.
+        """
+        self.ranks.leave()
+        living = [process for process in self._processes.values() if process.epitaph is None]
+        for process in living:
+            process.tell(encode(Leave(self.epoch + 1)))
+        # One that is stuck in a step is replaced too.
+        ready = self._replies(living, Ready, LEAVING_S, needs_all=False)
+        for process in living:
+            if process.rank not in ready:
+                process.close(0.0)
+        gone = {rank for rank, process in self._processes.items() if process.epitaph is not None}
+        for rank in gone:
+            self._processes[rank].close(0.0)
+        # Nobody uses what is on the board now: the living have said so, and the others have ended.
+        self._board.begin_again()
+        with self._lock:
+            self._lost = None
+        new = [self._start(rank) for rank in sorted(gone)]
+        self._greet(new)
+        for process in new:
+            process.tell(encode(Load(self.epoch + 1, num_blocks)))
+        self._wait(new, Ready)
+        for process in self._processes.values():
+            if process.epitaph is not None:
+                raise RankLostError(process.epitaph)
+        return gone
 
     def _watch(self) -> None:
-        """Miss ranks that end or stand still, until one does or the group is closed."""
-        seen, woke = {rank: (0, time.monotonic()) for rank in self._members}, time.monotonic()
-        while not self._is_closing and self._lost is None:
+        """Kill ranks that stand still, until the group is closed."""
+        seen: dict[RankProcess, _Stillness] = {}
+        woke = time.monotonic()
+        while not self._is_closing:
             time.sleep(TICK_S / 2)
-            now = time.monotonic()
-            was_paused, woke = now - woke > FREEZE_S / 2, now
-            for rank, member in self._members.items():
-                ticks, since = self._board.ticks(rank), seen[rank][1]
-                if ticks != seen[rank][0] or was_paused:
-                    # Who was paused itself has missed ticks: it begins to wait anew.
-                    seen[rank] = (ticks, now)
-                elif now - since > self._freeze_s * (_STARVED_FACTOR if _wants_to_run(member.pid) else 1):
-                    self.end(f"rank {rank} (process {member.pid}) has stood still for {now - since:.1f} s")
-                if member.poll() is not None:
-                    self.end(self._epitaph(rank, member))
+            round_s, woke = time.monotonic() - woke, time.monotonic()
+            for rank, process in list(self._processes.items()):
+                ticks, still = self._board.ticks(rank), seen.setdefault(process, _Stillness())
+                # Who was paused itself has missed ticks: it begins to wait anew.
+                if ticks != still.ticks or round_s > FREEZE_S / 2:
+                    still.ticks, still.silent_s, still.frozen_s = ticks, 0.0, 0.0
+                    continue
+                still.silent_s += round_s
+                if still.silent_s > 2 * TICK_S and not process.is_starved:
+                    still.frozen_s += round_s
+                if max(still.frozen_s + 2 * TICK_S, still.silent_s / _STARVED_FACTOR) > process.freeze_s:
+                    self.end(f"rank {rank} (process {process.pid}) has stood still for {still.silent_s:.1f} s")
+                    process.kill()
 
-    def _epitaph(self, rank: int, member: subprocess.Popen[bytes]) -> str:
-        """Say why a rank's process has ended."""
-        assert member.stdout is not None
-        os.set_blocking(member.stdout.fileno(), False)
-        with contextlib.suppress(OSError, TypeError):
-            if isinstance(said := receive(member.stdout, Hello | Failure), Failure):
-                return f"rank {rank} (process {member.pid}) failed: {said.problem}"
-        return f"rank {rank} (process {member.pid}) ended with status {member.returncode}"
-
-    def _kill(self) -> None:
-        for member in self._members.values():
-            if member.poll() is None:
-                member.kill()
+    def _end_stuck_timer(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
 
 
-def exit_within(seconds: float) -> None:
-    """End this process with status 1 if it has not ended by itself by then."""
+@dataclass(slots=True)
+class _Stillness:
+    """What is seen of a rank: its ticks, for how long there was no other, and how much of that it wanted no core."""
+
+    ticks: int = -1
+    silent_s: float = 0.0
+    frozen_s: float = 0.0
+
+
+def exit_within(seconds: float) -> threading.Timer:
+    """End this process with status 1 if it has not ended by itself by then, unless the timer is cancelled."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
-
-
-def _wants_to_run(pid: int) -> bool:
-    """Whether a thread of a process waits for a core, or has one; no where the system does not tell."""
-    try:
-        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except (OSError, IndexError):
-        return False
-    return "R" in states
-
-
-def _send(member: subprocess.Popen[bytes], value: object) -> None:
-    """Tell a rank something before it computes; one that is gone is found when it should answer."""
-    assert member.stdin is not None
-    with contextlib.suppress(OSError):
-        member.stdin.write(encode(value))
-        member.stdin.flush()
+    return timer

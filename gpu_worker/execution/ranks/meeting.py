@@ -5,14 +5,18 @@ CPUs sum through shared memory, where the kernels can be compiled; else by gloo,
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import stat
 import sys
 from datetime import timedelta
-from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -25,19 +29,34 @@ _TIMEOUT = timedelta(minutes=60)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def meet(rank: int, board: Board, config: RunnerConfig, store: Path, *, is_shared: bool) -> Ranks:
-    """Join the other ranks, and wait for them where that takes a process group.
+class GroupRanks(Ranks, Protocol):
+    """A rank that can leave the others, and meet them again."""
+
+    def join(self, store: str) -> None:
+        """Meet the other ranks; the file `store` is new, and the same for all of them."""
+        ...
+
+    def abort(self) -> None:
+        """Let whoever waits for another rank fail. Any thread may call it."""
+        ...
+
+    def leave(self) -> None:
+        """Compute with nobody until `join` is called again."""
+        ...
+
+
+def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool) -> GroupRanks:
+    """Return a rank that has not met the others yet.
 
     Args:
         rank: Number of this process.
         board: Of the group.
         config: Settings of all ranks.
-        store: As `ProcessGroupRanks` has it.
         is_shared: All of them sum through the board; rank 0 has chosen so.
     """
     size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
     if not is_shared:
-        return ProcessGroupRanks(rank, size, store, torch.device(device_of(config, rank)), has_whole_experts)
+        return ProcessGroupRanks(rank, size, torch.device(device_of(config, rank)), has_whole_experts)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
     return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts)
@@ -46,12 +65,6 @@ def meet(rank: int, board: Board, config: RunnerConfig, store: Path, *, is_share
 def device_of(config: RunnerConfig, rank: int) -> str:
     """Return the device of a rank: a GPU each."""
     return f"cuda:{rank}" if config.device.startswith("cuda") else config.device
-
-
-def leave(ranks: Ranks | None) -> None:
-    """Leave the other ranks."""
-    if isinstance(ranks, ProcessGroupRanks):
-        ranks.close()
 
 
 class SharedMemoryRanks:
@@ -63,6 +76,15 @@ class SharedMemoryRanks:
         self.size = size
         self.has_whole_experts = has_whole_experts
         self.exchange = exchange
+
+    def join(self, store: str) -> None:
+        """Do nothing: who waits for another rank looks at the board."""
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def leave(self) -> None:
+        """Do nothing."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
@@ -80,35 +102,57 @@ class SharedMemoryRanks:
 class ProcessGroupRanks:
     """This process among those of the group; there is one group a process."""
 
-    def __init__(
-        self, rank: int, size: int, store: Path, device: torch.device, has_whole_experts: bool = False
-    ) -> None:
-        """Join the group, and wait for the others.
+    def __init__(self, rank: int, size: int, device: torch.device, has_whole_experts: bool = False) -> None:
+        """Prepare to join.
 
         Args:
             rank: Number of this process.
             size: How many there are.
-            store: A file that all of them open, in a folder that nobody else can.
             device: Where this rank computes.
             has_whole_experts: As `Ranks` has it.
         """
-        # Ranks on one host talk to nobody else, and nobody else to them.
-        for backend in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", _LOOPBACK)
-        backends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            backends, store=FileStore(str(store), size), rank=rank, world_size=size, timeout=_TIMEOUT
-        )
         self.rank = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
         self.exchange = None
+        self._device = device
+        self._sockets: list[tuple[int, int]] = []
 
-    def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group()
+    def join(self, store: str) -> None:
+        """Do what `GroupRanks` promises."""
+        # Ranks on one host talk to nobody else, and nobody else to them.
+        for backend in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", _LOOPBACK)
+        is_on_gpu = self._device.type == "cuda"
+        if is_on_gpu:
+            torch.cuda.set_device(self._device)
+        before = _open_sockets()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo",
+            store=FileStore(store, self.size),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=_TIMEOUT,
+        )
+        self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
+
+    def abort(self) -> None:
+        """Do what `GroupRanks` promises."""
+        sockets, self._sockets = self._sockets, []
+        # Gloo's own `abort` lets nobody go who waits for a process that stands still.
+        for fd, _ in _open_sockets().intersection(sockets):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                # Gloo ends the process when it can listen no more.
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    connection.shutdown(socket.SHUT_RDWR)
+        if dist.is_initialized():
+            # A group that is being left, or is broken, may refuse.
+            with contextlib.suppress(Exception):
+                _abort_process_group()
+
+    def leave(self) -> None:
+        """Do what `GroupRanks` promises."""
+        self.abort()
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
@@ -126,3 +170,14 @@ class ProcessGroupRanks:
         """Do what `Ranks` promises."""
         dist.broadcast(x, src=0)
         return x
+
+
+def _open_sockets() -> set[tuple[int, int]]:
+    """Return the connections of this process: descriptors, and the numbers by which the system tells sockets apart."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            state = os.fstat(int(name))
+            if stat.S_ISSOCK(state.st_mode):
+                found.add((int(name), state.st_ino))
+    return found

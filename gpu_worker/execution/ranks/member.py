@@ -1,7 +1,8 @@
 """The process of a rank above 0: `python -m gpu_worker.execution.ranks.member`.
 
 It is told its settings and then plans through its standard input, computes each with its part of the model, and ends
-with its parent, whatever it is doing then.
+with its parent, whatever it is doing then. When another rank is lost it forgets all sequences, keeps its weights, and
+waits for the next meeting.
 """
 
 from __future__ import annotations
@@ -12,20 +13,33 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 from typing import IO
 
 import torch
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import PendingStep
-from gpu_worker.core.plan import StepPlan
-from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.build import build_replacement, build_runner
 from gpu_worker.execution.ranks.board import Board
-from gpu_worker.execution.ranks.meeting import device_of, meet
-from gpu_worker.execution.ranks.messages import Failure, Hello, Order, Start, encode, receive
+from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
+from gpu_worker.execution.ranks.messages import (
+    Command,
+    Failure,
+    Hello,
+    Leave,
+    Load,
+    Meet,
+    Order,
+    Ready,
+    Reply,
+    Start,
+    Stumbled,
+    encode,
+    receive,
+)
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from shared.errors import HeadraceError
@@ -63,54 +77,112 @@ def main() -> int:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
     board = Board(start.board_fd, start.runner.tensor_parallel_size)
-    threading.Thread(target=_tick, args=(board, start.rank, os.getppid()), daemon=True).start()
+    ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared)
+    threading.Thread(target=_tick, args=(board, ranks, os.getppid()), daemon=True).start()
     try:
-        _serve(start, told, answers, board)
+        _tell(answers, Hello(identity(start.runner)))
+        return _Member(start.runner, ranks, board, answers).serve(told)
     except Exception as error:
         if not isinstance(error, HeadraceError):
             _log.exception("rank %d failed", start.rank)
         _tell(answers, Failure(f"{type(error).__name__}: {error}"))
         return 1
-    return 0
 
 
-def _serve(start: Start, told: IO[bytes], answers: IO[bytes], board: Board) -> None:
-    config = start.runner
-    _tell(answers, Hello(identity(config)))
-    if receive(told, bool) is None:
-        return
-    ranks = meet(start.rank, board, config, Path(start.store), is_shared=start.is_shared)
-    runner = build_runner(replace(config, device=device_of(config, start.rank)), ranks=ranks)
-    follow(runner, told, board, start.rank)
+class _Member:
+    """A rank that does what it is told."""
 
+    def __init__(self, config: RunnerConfig, ranks: GroupRanks, board: Board, answers: IO[bytes]) -> None:
+        self._config = replace(config, device=device_of(config, ranks.rank))
+        self._ranks = ranks
+        self._board = board
+        self._answers = answers
+        self._runner: TorchModelRunner | None = None
+        # The group is lost, and this rank has not been told to leave yet.
+        self._is_lost = False
+        self._drafts: deque[list[Draft] | None] = deque()
+        self._in_flight: deque[tuple[Order, PendingStep]] = deque()
 
-def follow(runner: TorchModelRunner, told: IO[bytes], board: Board, rank: int) -> None:
-    """Compute plans until there are no more."""
-    drafts: deque[list[Draft] | None] = deque()
+    def serve(self, told: IO[bytes]) -> int:
+        """Do what is told until nothing more is; return the process's exit status.
 
-    def told_drafts(_: StepPlan, __: list[Draft] | None) -> list[Draft] | None:
-        return drafts.popleft()
+        Raises:
+            Exception: The model cannot be loaded, or this rank cannot compute.
+        """
+        while (command := receive(told, Command)) is not None:
+            if isinstance(command, Order):
+                if not self._is_lost:
+                    self._compute(command)
+            elif isinstance(command, Meet):
+                self._meet(command)
+            elif isinstance(command, Load):
+                self._keep(build_replacement(self._config, command.num_blocks, self._ranks))
+                _tell(self._answers, Ready(command.epoch))
+            elif isinstance(command, Leave):
+                self._leave(command)
+            else:
+                _log.error("rank %d does not start: %s", self._ranks.rank, command.problem)
+                return 1
+        return 0
 
-    runner.share_drafts = told_drafts
-    in_flight: deque[tuple[Order, PendingStep]] = deque()
+    def _meet(self, command: Meet) -> None:
+        """Meet the other ranks, and build a runner with them, or warm up again."""
+        try:
+            self._ranks.join(command.store)
+            if self._runner is None:
+                self._keep(build_runner(self._config, ranks=self._ranks))
+            else:
+                self._runner.restart()
+        except Exception:
+            if not self._was_lost():
+                raise
+            self._is_lost = True
 
-    def land() -> None:
-        landed, pending = in_flight.popleft()
+    def _keep(self, runner: TorchModelRunner) -> None:
+        runner.share_drafts = lambda _, __: self._drafts.popleft()
+        self._runner = runner
+        self._board.note_load(self._ranks.rank)
+
+    def _compute(self, order: Order) -> None:
+        """Compute a step, and wait for one before it where that is due."""
+        runner, in_flight = self._runner, self._in_flight
+        assert runner is not None, "ranks meet before they compute"
+        try:
+            if in_flight and in_flight[-1][0].drafts is not None:
+                # What follows verified drafts begins where those end that were right.
+                self._land()
+            self._drafts.append(order.drafts)
+            in_flight.append((order, runner.submit(order.plan)))
+            if len(in_flight) == runner.max_steps_in_flight:
+                self._land()
+        except Exception as error:
+            self._is_lost = True
+            if not self._was_lost():
+                _log.exception("rank %d failed within a step", self._ranks.rank)
+                _tell(self._answers, Stumbled(f"{type(error).__name__}: {error}"))
+
+    def _land(self) -> None:
+        order, pending = self._in_flight.popleft()
         pending.result()
-        board.note_step(rank, landed.plan.step)
+        self._board.note_step(self._ranks.rank, order.plan.step)
 
-    while (order := receive(told, Order)) is not None:
-        assert isinstance(order, Order)
-        if in_flight and in_flight[-1][0].drafts is not None:
-            # What follows verified drafts begins where those end that were right.
-            land()
-        drafts.append(order.drafts)
-        in_flight.append((order, runner.submit(order.plan)))
-        if len(in_flight) == runner.max_steps_in_flight:
-            land()
+    def _leave(self, command: Leave) -> None:
+        """Forget what was not computed to its end."""
+        self._ranks.leave()
+        self._in_flight.clear()
+        self._drafts.clear()
+        self._is_lost = False
+        _tell(self._answers, Ready(command.epoch))
+
+    def _was_lost(self) -> bool:
+        """Say whether another rank is at fault for what failed, which may be known a little later."""
+        deadline = time.monotonic() + 5 * TICK_S
+        while not self._board.has_ended and time.monotonic() < deadline:
+            time.sleep(TICK_S / 4)
+        return self._board.has_ended
 
 
-def _tell(answers: IO[bytes], message: Hello | Failure) -> None:
+def _tell(answers: IO[bytes], message: Reply) -> None:
     try:
         answers.write(encode(message))
         answers.flush()
@@ -118,13 +190,16 @@ def _tell(answers: IO[bytes], message: Hello | Failure) -> None:
         pass
 
 
-def _tick(board: Board, rank: int, parent: int) -> None:
-    """Show that this process runs; end it at once when its parent is gone."""
-    ended = threading.Event()
+def _tick(board: Board, ranks: GroupRanks, parent: int) -> None:
+    """Show that this process runs; end it at once when its parent is gone, and its collectives when the group is."""
+    ended, has_aborted = threading.Event(), False
     while not ended.wait(TICK_S):
-        board.tick(rank)
+        board.tick(ranks.rank)
         if os.getppid() != parent:
             os._exit(1)
+        if board.has_ended and not has_aborted:
+            ranks.abort()
+        has_aborted = board.has_ended
 
 
 if __name__ == "__main__":

@@ -21,19 +21,53 @@ class Start(msgspec.Struct, frozen=True):
     Attributes:
         rank: Its number.
         runner: Settings of the model's runner.
-        board_fd: Descriptor of the group's board.
-        store: The file by which ranks meet, where they do so by torch.
-        is_shared: They meet through the board.
+        board_fd: Descriptor of the board of its host.
+        is_shared: Ranks sum through the board.
         log_level, log_format: As those of rank 0.
     """
 
     rank: int
     runner: RunnerConfig
     board_fd: int
-    store: str
     is_shared: bool
     log_level: str
     log_format: str
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Load the model in place of a rank that is gone, with as many blocks as the others have, and say `Ready`."""
+
+    epoch: int
+    num_blocks: int
+
+
+class Meet(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Meet the other ranks, and warm up with them; who has no model yet builds it first.
+
+    Attributes:
+        store: The file by which ranks meet, where they do so by torch.
+    """
+
+    store: str
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A step to compute, with the drafts that it verifies, one a share; None where there are none."""
+
+    plan: StepPlan
+    drafts: list[Draft] | None = None
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Forget all sequences, compute with nobody any more, and say `Ready`: a rank was lost."""
+
+    epoch: int
+
+
+class Refuse(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Why the group does not start."""
+
+    problem: str
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -42,17 +76,26 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     identity: dict[str, str]
 
 
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A rank has a model, is in no collective, and waits for the meeting of this epoch."""
+
+    epoch: int
+
+
+class Stumbled(msgspec.Struct, frozen=True, tag=True):
+    """Why a rank could not compute a step; it waits to be told to leave."""
+
+    problem: str
+
+
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """Why a rank ends."""
 
     problem: str
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
-    """A step to compute, with the drafts that it verifies, one a share; None where there are none."""
-
-    plan: StepPlan
-    drafts: list[Draft] | None = None
+Command = Load | Meet | Order | Leave | Refuse
+Reply = Hello | Ready | Stumbled | Failure
 
 
 def encode(value: object) -> bytes:

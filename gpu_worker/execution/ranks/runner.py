@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpu_worker.core.constraint import ConstraintSource
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.model_runner import BrokenRunnerError, PendingStep
+from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError, PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
 from gpu_worker.execution.build import build_runner
@@ -17,6 +17,9 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 
+_MAX_IN_VAIN = 3
+"""Times in a row that the group may be lost before a step has ended."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -24,7 +27,7 @@ class GroupRunner:
     """Does what `ModelRunner` promises.
 
     A step that fails before the others were told of it fails as it does alone. One that fails later leaves them in
-    the middle of a step that this rank has left: that ends the group.
+    the middle of a step that this rank has left: then, as when a rank is gone, they forget all sequences and meet anew.
 
     Attributes:
         own: This rank's runner.
@@ -36,6 +39,7 @@ class GroupRunner:
         self.own = runner
         self.group = group
         self._was_told = False
+        self._num_in_vain = 0
         self.max_steps_in_flight = runner.max_steps_in_flight
         runner.share_drafts = self._tell
         group.begin()
@@ -44,16 +48,47 @@ class GroupRunner:
         """Do what `ModelRunner` promises.
 
         Raises:
-            BrokenRunnerError: The group has ended.
+            InterruptedRunnerError: The group is lost.
         """
-        self.group.check()
+        self.check()
         self._was_told = False
         try:
-            return _GroupStep(self.own.submit(plan), self.group)
+            return _GroupStep(self.own.submit(plan), self)
         except Exception as error:
             if not self._was_told:
                 raise
-            raise _ended(self.group, error) from None
+            raise self.interruption(error) from None
+
+    def check(self) -> None:
+        """Fail if the group is lost.
+
+        Raises:
+            InterruptedRunnerError: It is.
+        """
+        if self.group.lost is not None:
+            raise InterruptedRunnerError(RankLostError(self.group.lost), self._recover)
+
+    def interruption(self, error: Exception) -> BrokenRunnerError:
+        """Lose the group, unless that is why a step failed, and return what says so.
+
+        A runner that loses it again and again, and computes nothing in between, is broken.
+        """
+        self._num_in_vain += 1
+        if (problem := self.group.cause()) is None:
+            _log.error("rank 0 failed within a step", exc_info=error)
+            problem = f"rank 0 failed within a step: {type(error).__name__}: {error}"
+            self.group.end(problem)
+        lost = RankLostError(problem)
+        if self._num_in_vain > _MAX_IN_VAIN:
+            return BrokenRunnerError(lost, is_logged=True)
+        return InterruptedRunnerError(lost, self._recover)
+
+    def landed(self) -> None:
+        """Take note that a step was computed."""
+        self._num_in_vain = 0
+
+    def _recover(self) -> None:
+        self.group.reform(self.own.num_blocks, self.own.restart)
 
     def _tell(self, plan: StepPlan, drafts: list[Draft] | None) -> list[Draft] | None:
         self._was_told = True
@@ -66,27 +101,20 @@ class _GroupStep:
     """A step that all ranks compute."""
 
     pending: PendingStep
-    group: RankGroup
+    runner: GroupRunner
 
     def result(self) -> StepResult:
         """Do what `PendingStep` promises.
 
         Raises:
-            BrokenRunnerError: The group has ended.
+            InterruptedRunnerError: The group is lost.
         """
         try:
-            return self.pending.result()
+            result = self.pending.result()
         except Exception as error:
-            raise _ended(self.group, error) from None
-
-
-def _ended(group: RankGroup, error: Exception) -> BrokenRunnerError:
-    """End the group, unless that is why the step failed, and say what it was."""
-    if (problem := group.cause()) is not None:
-        return BrokenRunnerError(RankLostError(problem), is_logged=True)
-    _log.error("rank 0 failed within a step", exc_info=error)
-    group.end(f"rank 0 failed within a step: {type(error).__name__}: {error}")
-    return BrokenRunnerError(error, is_logged=True)
+            raise self.runner.interruption(error) from None
+        self.runner.landed()
+        return result
 
 
 def build_group_runner(
@@ -99,4 +127,5 @@ def build_group_runner(
     """
     with group.building():
         own = build_runner(replace(config, device=device_of(config, 0)), start_up, None, constraints, group.ranks)
+    group.note_load()
     return GroupRunner(own, group)

@@ -351,6 +351,19 @@ async def test_job_that_is_delivered_again_while_it_runs_is_answered_by_its_last
     assert (await _result(gateway, request.id)).attempt == 2
 
 
+async def test_batch_request_of_a_worker_that_withdraws_is_delivered_to_another(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker(simulate=20.0)
+    request = _request(gateway, sampling=Sampling(max_tokens=300, ignore_eos=True))
+    await _publish(gateway, encode(request))
+    await wait_until(lambda: any(held.num_output_tokens > 3 for held in worker.worker.consumer._held))
+    other = await make_worker(simulate=0.0)
+    await worker.worker.consumer.withdraw("rank 1 is gone")
+    result = await _result(gateway, request.id)
+    assert (result.finish, result.worker) == ("length", other.name)
+
+
 async def test_batch_work_gives_way_to_interactive_requests(make_worker: MakeWorker, gateway: TestGateway) -> None:
     worker = await make_worker(max_num_seqs=4, simulate=2.0)
     batch = [_request(gateway, sampling=Sampling(max_tokens=400, ignore_eos=True)) for _ in range(8)]

@@ -16,9 +16,10 @@ def test_ranks_listen_on_loopback_alone_unless_the_operator_says_otherwise(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    ranks = ProcessGroupRanks(0, 1, tmp_path / "store", torch.device("cpu"))
+    ranks = ProcessGroupRanks(0, 1, torch.device("cpu"))
+    ranks.join(str(tmp_path / "store"))
     try:
         assert ranks.gather(torch.ones(2, 3)).tolist() == torch.ones(2, 3).tolist()
         assert os.environ.pop("NCCL_SOCKET_IFNAME") in ("lo", "lo0")
     finally:
-        ranks.close()
+        ranks.leave()

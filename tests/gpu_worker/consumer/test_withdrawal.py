@@ -1,0 +1,66 @@
+"""A worker whose engine has lost everything is to others as one that has died and was started again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from nats.errors import NoRespondersError
+
+from shared.sampling import Sampling
+from shared.subjects import probe_subject
+from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+
+ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
+
+
+async def test_worker_that_withdraws_is_missed_at_once_and_takes_nothing_until_it_rejoins(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    running = await gateway.publish(gateway.request(sampling=ENDLESS))
+    await running.wait_for_tokens(1)
+    before = await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 1)
+    consumer = worker.worker.consumer
+    withdrawal = asyncio.create_task(consumer.withdraw("rank 1 is gone"))
+    await wait_until(lambda: not len(consumer._held))
+    worker.heartbeats.clear()
+    num_before = len(running.deltas)
+    with pytest.raises(NoRespondersError):
+        await gateway.nats.request(probe_subject(worker.name), b"", timeout=1.0)
+    began = time.monotonic()
+    waiting = await gateway.publish(gateway.request())
+    await withdrawal
+    assert 0.9 < time.monotonic() - began < 2
+    assert worker.heartbeats == []
+    # It is there again, as another process that takes nothing yet: whoever supervises it sees that it lives.
+    drained = await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.draining)
+    assert drained.started > before.started
+    assert drained.running == 0
+    assert consumer.withdrawn == "rank 1 is gone"
+    await asyncio.sleep(0.3)
+    assert not waiting.deltas
+    assert len(running.deltas) == num_before
+    await consumer.rejoin()
+    assert consumer.withdrawn is None
+    assert (await waiting.wait()).finish.reason == "length"
+    assert not (await worker.wait_for_heartbeat(lambda heartbeat: True)).draining
+    assert not worker.worker.has_failed.is_set(), "it took its own heartbeats of before for a namesake's"
+
+
+async def test_worker_that_withdraws_again_before_it_has_rejoined_stays_away(
+    worker: RunningWorker, gateway: TestGateway
+) -> None:
+    consumer = worker.worker.consumer
+    first = asyncio.create_task(consumer.withdraw("rank 1 is gone"))
+    await asyncio.sleep(0)
+    rejoining = asyncio.create_task(consumer.rejoin())
+    await asyncio.sleep(0)
+    await consumer.withdraw("rank 2 is gone")
+    await asyncio.gather(first, rejoining)
+    assert consumer.withdrawn == "rank 2 is gone"
+    waiting = await gateway.publish(gateway.request())
+    await asyncio.sleep(0.3)
+    assert not waiting.deltas
+    await consumer.rejoin()
+    await waiting.wait()
