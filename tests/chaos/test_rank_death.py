@@ -55,16 +55,22 @@ def ready(system: System) -> list[bool]:
     return [not float(line.rpartition(" ")[2]) for line in lines]
 
 
+def both_serve(system: System) -> bool:
+    return len(served := ready(system)) == 2 and all(served)
+
+
 def hurt_rank(system: System, place: int, number: signal.Signals) -> float:
     """Hurt a rank of one of two groups, when both serve; return for how long it has had no successor."""
-    wait_for(lambda: len(served := ready(system)) == 2 and all(served))
+    wait_for(lambda: both_serve(system), 60)
     (rank,) = ranks_of(system.info["pids"]["worker"][place])
     os.kill(rank, number)
     since = time.monotonic()
     while ranks_of(system.info["pids"]["worker"][place]) in ([rank], []):
         time.sleep(0.02)
         assert time.monotonic() - since < 3
-    return time.monotonic() - since
+    replaced_s = time.monotonic() - since
+    wait_for(lambda: not both_serve(system))
+    return replaced_s
 
 
 async def hurt_now_and_then(system: System, begun: asyncio.Semaphore, random: Random) -> list[float]:
@@ -88,7 +94,8 @@ async def test_texts_stay_the_same_when_ranks_are_frozen_and_killed(two_groups: 
     assert disturbed == undisturbed
     assert two_groups.gauge("headrace_redispatches_total") >= 2
     sys.stdout.write(f"replaced after {times} s; the longest silences of streams: {sorted(silences)[-6:]} s\n")
+    assert max(silences) < 3, "the other group goes on within 1.5 s, or a little later on a busy machine"
     # The workers are the same processes, whose own weights were read once.
     assert two_groups.info["pids"]["worker"] == workers
     assert two_groups.log.read_text().count("the group of ranks serves again") == 3
-    wait_for(lambda: all(ready(two_groups)))
+    wait_for(lambda: both_serve(two_groups), 60)

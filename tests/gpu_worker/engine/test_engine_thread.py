@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.core.model_runner import BrokenRunnerError, ModelRunner
+from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError, ModelRunner
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import CompletedStep, SequenceEvent, StepResult
 from gpu_worker.engine.engine import Engine
@@ -205,6 +205,29 @@ def test_end_of_the_engine_is_one_error_in_the_log(
     running.thread.add(make_sequence(5))
     assert running.outcome().stats.is_fatal
     assert [record.message for record in caplog.records] == ([] if is_logged else ["the engine broke down"])
+
+
+def test_runner_that_recovers_computes_what_comes_later(start: Start) -> None:
+    class InterruptedOnce(SimulatedRunner):
+        is_lost = True
+
+        def submit(self, plan: StepPlan) -> CompletedStep:
+            if self.is_lost:
+                raise InterruptedRunnerError(RuntimeError("rank 1 is gone"), self.recover)
+            return super().submit(plan)
+
+        def recover(self) -> None:
+            self.is_lost = False
+
+    runner = InterruptedOnce(0.0, range(5, 9))
+    running = start(runner)
+    running.thread.add(make_sequence(5, id="lost"))
+    wait_for(lambda: not runner.is_lost)
+    running.thread.add(make_sequence(5, id="later", max_tokens=2))
+    events = running.events_until_finished(1)
+    assert {event.sequence.id for event in events} == {"later"}
+    assert running.thread.stats.running == 0
+    assert running.thread.is_alive
 
 
 def test_error_in_the_engine_itself_ends_it_and_leaves_everything_to_others(start: Start) -> None:
