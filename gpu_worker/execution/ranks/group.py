@@ -42,7 +42,7 @@ from shared.errors import ConfigError, HeadraceError
 
 FREEZE_S = 0.8
 """Time without a tick after which a rank counts as standing still. Eight are due in it."""
-_STARVED_FACTOR = 10.0
+_STARVED_FACTOR = 12.5
 """So many times longer may it be without one if it wants to run meanwhile: others have the cores then."""
 _LOADING_FREEZE_S = 60.0
 _MEETING_S = 120.0
