@@ -13,10 +13,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
@@ -36,14 +34,12 @@ from gpu_worker.execution.ranks.messages import (
     encode,
 )
 from gpu_worker.execution.ranks.process import RankHost, RankProcess
+from gpu_worker.execution.ranks.replies import RankLostError, Replies
+from gpu_worker.execution.ranks.watch import FREEZE_S, Watch
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError
 
-FREEZE_S = 0.8
-"""Time without a tick after which a rank counts as standing still. Eight are due in it."""
-_STARVED_FACTOR = 12.5
-"""So many times longer may it be without one if it wants to run meanwhile: others have the cores then."""
 _LOADING_FREEZE_S = 60.0
 _MEETING_S = 120.0
 _GOODBYE_S = 5.0
@@ -55,10 +51,6 @@ _MAX_ATTEMPTS = 3
 """Times in a row that a group which cannot meet again tries to."""
 
 _log = logging.getLogger(__name__)
-
-
-class RankLostError(HeadraceError):
-    """A rank is gone."""
 
 
 class RankGroup:
@@ -104,11 +96,10 @@ class RankGroup:
         self._lost: str | None = None
         self._is_leaving = self._is_closing = False
         self._lock = threading.Lock()
-        self._heard: SimpleQueue[tuple[RankProcess | None, Reply | None]] = SimpleQueue()
         self._processes: dict[int, RankProcess] = {}
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._replies = Replies(self._processes)
+        self._watch = Watch(lambda: list(self._processes.values()), self._board.ticks, self._froze)
         try:
-            self._watcher.start()
             with self.building():
                 self._greet([self._start(rank) for rank in range(1, self.size)])
                 self._meet()
@@ -220,7 +211,7 @@ class RankGroup:
     def stop_forming(self) -> None:
         """Let `reform` fail, because the worker ends."""
         self._is_leaving = True
-        self._heard.put((None, None))
+        self._replies.stop()
 
     def close(self, timeout_s: float | None = None) -> None:
         """Let the other ranks end, and wait for that; kill those that have not after a while."""
@@ -232,8 +223,7 @@ class RankGroup:
         deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
             process.close(deadline - time.monotonic())
-        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
-            self._watcher.join()
+        self._watch.close()
         self.ranks.leave()
         self._folder.cleanup()
 
@@ -249,6 +239,11 @@ class RankGroup:
         for process in self._processes.values():
             process.tell(message)
 
+    def _froze(self, process: RankProcess, silent_s: float) -> None:
+        """End a rank that stands still."""
+        self.end(f"rank {process.rank} (process {process.pid}) has stood still for {silent_s:.1f} s")
+        process.kill()
+
     def _hear(self, process: RankProcess, reply: Reply | None) -> None:
         """Take what a rank says, on a thread of that rank."""
         if self._processes.get(process.rank) not in (process, None):
@@ -258,54 +253,9 @@ class RankGroup:
             if self.cause() is None:
                 self.end(f"rank {process.rank} (process {process.pid}) failed within a step: {reply.problem}")
             return
-        self._heard.put((process, reply))
+        self._replies.put(process, reply)
         if process.epitaph is not None:
             self.end(process.epitaph)
-
-    def _wait(
-        self, processes: Collection[RankProcess], kind: type[Hello | Ready], timeout_s: float | None = None
-    ) -> dict[int, Hello | Ready]:
-        """Return what each of these ranks says.
-
-        Raises:
-            RankLostError: One ends, or says nothing in time, or the worker ends.
-        """
-        found = self._replies(processes, kind, timeout_s, needs_all=True)
-        if missing := [process.rank for process in processes if process.rank not in found]:
-            names = ", ".join(map(str, missing))
-            raise RankLostError(f"rank {names} did not answer within {timeout_s:g} s")
-        return found
-
-    def _replies(
-        self, processes: Collection[RankProcess], kind: type[Hello | Ready], timeout_s: float | None, *, needs_all: bool
-    ) -> dict[int, Hello | Ready]:
-        """Return what these ranks say in time, of those that do not end.
-
-        Raises:
-            RankLostError: Any rank ends, if all are needed, or the worker does.
-        """
-        missing, found = {process.rank: process for process in processes}, dict[int, Hello | Ready]()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while missing:
-            try:
-                process, reply = self._heard.get(
-                    timeout=None if deadline is None else max(0, deadline - time.monotonic())
-                )
-            except Empty:
-                break
-            if process is None:
-                raise RankLostError("the worker ends")
-            rank = process.rank
-            if self._processes.get(rank) is not process:
-                continue
-            if process.epitaph is not None:
-                if needs_all:
-                    raise RankLostError(process.epitaph)
-                missing.pop(rank, None)
-            elif isinstance(reply, kind) and not (isinstance(reply, Ready) and reply.epoch != self.epoch + 1):
-                found[rank] = reply
-                missing.pop(rank, None)
-        return found
 
     def _greet(self, processes: list[RankProcess]) -> None:
         """Wait for what new ranks say of themselves, which must be the same as this one's.
@@ -315,7 +265,7 @@ class RankGroup:
             RankLostError: One ends, or says nothing in time.
         """
         own = identity(self._config)
-        for rank, said in self._wait(processes, Hello, _MEETING_S).items():
+        for rank, said in self._replies.wait(processes, Hello, _MEETING_S).items():
             assert isinstance(said, Hello)
             for name, value in own.items():
                 if (other := said.identity.get(name)) != value:
@@ -346,7 +296,7 @@ class RankGroup:
         for process in living:
             process.tell(encode(Leave(self.epoch + 1)))
         # One that is stuck in a step is replaced too.
-        ready = self._replies(living, Ready, LEAVING_S, needs_all=False)
+        ready = self._replies.collect(living, Ready, LEAVING_S, self.epoch + 1)
         for process in living:
             if process.rank not in ready:
                 process.close(0.0)
@@ -361,44 +311,15 @@ class RankGroup:
         self._greet(new)
         for process in new:
             process.tell(encode(Load(self.epoch + 1, num_blocks)))
-        self._wait(new, Ready)
+        self._replies.wait(new, Ready, None, self.epoch + 1)
         for process in self._processes.values():
             if process.epitaph is not None:
                 raise RankLostError(process.epitaph)
         return gone
 
-    def _watch(self) -> None:
-        """Kill ranks that stand still, until the group is closed."""
-        seen: dict[RankProcess, _Stillness] = {}
-        woke = time.monotonic()
-        while not self._is_closing:
-            time.sleep(TICK_S / 2)
-            round_s, woke = time.monotonic() - woke, time.monotonic()
-            for rank, process in list(self._processes.items()):
-                ticks, still = self._board.ticks(rank), seen.setdefault(process, _Stillness())
-                # Who was paused itself has missed ticks: it begins to wait anew.
-                if ticks != still.ticks or round_s > FREEZE_S / 2:
-                    still.ticks, still.silent_s, still.frozen_s = ticks, 0.0, 0.0
-                    continue
-                still.silent_s += round_s
-                if still.silent_s > 2 * TICK_S and not process.is_starved:
-                    still.frozen_s += round_s
-                if max(still.frozen_s + 2 * TICK_S, still.silent_s / _STARVED_FACTOR) > process.freeze_s:
-                    self.end(f"rank {rank} (process {process.pid}) has stood still for {still.silent_s:.1f} s")
-                    process.kill()
-
     def _end_stuck_timer(self) -> None:
         if self._stuck is not None:
             self._stuck.cancel()
-
-
-@dataclass(slots=True)
-class _Stillness:
-    """What is seen of a rank: its ticks, for how long there was no other, and how much of that it wanted no core."""
-
-    ticks: int = -1
-    silent_s: float = 0.0
-    frozen_s: float = 0.0
 
 
 def exit_within(seconds: float) -> threading.Timer:

@@ -11,8 +11,9 @@ from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerErr
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.ranks.group import RankGroup, RankLostError
+from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.meeting import device_of
+from gpu_worker.execution.ranks.replies import RankLostError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
