@@ -61,6 +61,14 @@ class GatewayConfig(NatsFiles):
         secret=True,
     )
 
+    files: str | None = setting(
+        None,
+        "Store of the files of batches: a directory that all gateways share, or s3://BUCKET/PREFIX (needs "
+        "headrace[s3]); without it /v1/files and /v1/batches are not served.",
+    )
+    max_file_bytes: int = setting(200 << 20, "Larger files get a 413.", minimum=1024, maximum=1 << 30)
+    files_tenant_bytes: int = setting(10 << 30, "Bytes of all files of a tenant.", minimum=1 << 20)
+
     auth: bool = setting(
         True,
         "Ask clients for a key. Without, all who reach the port are the tenant `default`; allowed on loopback only.",

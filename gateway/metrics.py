@@ -83,10 +83,15 @@ class GatewayMetrics:
         retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
         by_model: Measurements of each model's requests.
         usage: What tenants have had, which NATS adds up.
+        batches_created, batches_taken_over: Batches of OpenAI's API; `batches_driven` runs here now.
+        file_bytes_uploaded, file_bytes_downloaded: Of files; `file_store_failures` counts what their store refused.
     """
 
     __slots__ = (
         "active_streams",
+        "batches_created",
+        "batches_driven",
+        "batches_taken_over",
         "by_model",
         "cache_hits",
         "cache_misses",
@@ -98,6 +103,9 @@ class GatewayMetrics:
         "connections_limited",
         "dead_letters",
         "disconnects",
+        "file_bytes_downloaded",
+        "file_bytes_uploaded",
+        "file_store_failures",
         "is_keys_file_unread",
         "is_nats_connected",
         "is_redis_open",
@@ -136,6 +144,12 @@ class GatewayMetrics:
         self.connections_limited = 0
         self.disconnects = 0
         self.slow_readers = 0
+        self.batches_created = 0
+        self.batches_driven = 0
+        self.batches_taken_over = 0
+        self.file_bytes_uploaded = 0
+        self.file_bytes_downloaded = 0
+        self.file_store_failures = 0
         self.redis_failures = 0
         self.is_redis_open = False
         self.is_keys_file_unread = False
@@ -167,10 +181,16 @@ _COUNTERS = {
     "slow_readers": "Clients cut because they did not read.",
     "redis_failures": "Redis calls that failed or came too late.",
     "nats_disconnects": "Times that the connection to NATS was lost.",
+    "batches_created": "Batches made at `/v1/batches`.",
+    "batches_taken_over": "Batches that this gateway drives because the gateway that drove them fell silent.",
+    "file_bytes_uploaded": "Bytes of files stored at `/v1/files`.",
+    "file_bytes_downloaded": "Bytes of files sent to clients.",
+    "file_store_failures": "Reads and writes of files that the store refused: it is full, or cannot be reached.",
     "key_reload_failures": "Times the changed key file could not be read.",
 }
 _GAUGES = {
     "active_streams": "Requests being answered.",
+    "batches_driven": "Batches whose lines this gateway puts into the queue and collects.",
     "connections": "Open client connections.",
     "is_keys_file_unread": "1: the key file has changed and cannot be read: the keys of before stay in force.",
     "is_redis_open": "1: Redis is away.",

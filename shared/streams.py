@@ -42,6 +42,7 @@ RESULTS_STREAM = "HR_RESULTS"
 DEAD_STREAM = "HR_DEAD"
 PROGRESS_STREAM = "HR_PROGRESS"
 RESPONSES_STREAM = "HR_RESPONSES"
+BATCHES_STREAM = "HR_BATCHES"
 USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
 
@@ -76,6 +77,8 @@ class StreamLimits:
     responses_max_bytes: int = 1 << 30
     usage_max_bytes: int = 64 << 20
     responses_max_age_s: float = 7 * 86400.0
+    batches_max_bytes: int = 128 << 20
+    batches_max_age_s: float = 30 * 86400.0
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
@@ -173,6 +176,13 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.responses_max_bytes,
             max_age=limits.responses_max_age_s,
         ),
+        # Records of batches, which the gateways write; what they say of those that run is replaced every few seconds.
+        _record_config(
+            BATCHES_STREAM,
+            ["hr.batch.*.*.*"],
+            max_bytes=limits.batches_max_bytes,
+            max_age=limits.batches_max_age_s,
+        ),
     ]
 
 
@@ -230,7 +240,7 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
 
 
 async def ensure_record_streams(js: JetStreamContext, limits: StreamLimits) -> None:
-    """Make the streams of results, ends, dead letters, progress and responses that are missing.
+    """Make the streams of results, ends, dead letters, progress, responses and batches that are missing.
 
     The queue of interactive requests is not among them: who makes it anew has to publish again what the old one held.
 

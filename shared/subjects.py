@@ -11,6 +11,7 @@ hr.usage.<tenant>.<model>.<lane>.<measure>  what a tenant has had in all (counte
 hr.kept.<tenant>                    what a tenant's stored results amount to (the same stream)
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
+hr.batch.<state>.<tenant>.<batch>  a batch of OpenAI's API, `active` or `ended` (stream `HR_BATCHES`)
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
@@ -188,6 +189,21 @@ def response_subject(tenant: str, response_id: str, piece: int | None = None) ->
 def responses_filter(tenant: str) -> str:
     """Subject filter of what is kept of all responses of a tenant."""
     return f"hr.response.{encode_name(tenant)}.>"
+
+
+def batch_subject(state: str, tenant: str, batch_id: str) -> str:
+    """Subject under which the record of a batch is stored; its state is `active` or `ended`."""
+    return f"hr.batch.{state}.{encode_name(tenant)}.{encode_name(batch_id)}"
+
+
+def batches_filter(state: str, tenant: str | None = None) -> str:
+    """Subject filter of the batches of a tenant in a state, or of all tenants."""
+    return f"hr.batch.{state}.{'*' if tenant is None else encode_name(tenant)}.*"
+
+
+def stored_filter(tenant: str) -> str:
+    """Subject filter of a tenant's batch results as they are stored."""
+    return f"hr.stored.{encode_name(tenant)}.*"
 
 
 def reply_prefix(tenant: str) -> str:

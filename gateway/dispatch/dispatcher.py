@@ -82,6 +82,7 @@ class Dispatcher:
     """Requests in flight of one gateway process.
 
     Attributes:
+        name: Of this gateway.
         reply: Subject on which workers send this gateway's frames.
         fleet: The workers' state.
         nats_watch: Whether NATS answers.
@@ -101,7 +102,7 @@ class Dispatcher:
         self._counts = counts or DispatchCounts(GatewayMetrics())
         js: JetStreamContext = nats.jetstream()
         self._nats = nats
-        self._gateway = gateway
+        self.name = gateway
         self.clock = ServerClock()
         self._flights = FlightTable()
         self._revoker = Revoker(nats, js)
@@ -311,7 +312,7 @@ class Dispatcher:
     async def _send_heartbeat(self) -> None:
         unclaimed, tokens = self._flights.unclaimed()
         heartbeat = GatewayHeartbeat(
-            gateway=self._gateway,
+            gateway=self.name,
             unclaimed=unclaimed,
             unclaimed_tokens=tokens,
             started=self.fleet.started,
@@ -319,4 +320,4 @@ class Dispatcher:
             unclaimed_of=self._flights.unclaimed_of(),
             features=GATEWAY_FEATURES,
         )
-        await self._nats.publish(gateway_subject(self._gateway), encode(heartbeat))
+        await self._nats.publish(gateway_subject(self.name), encode(heartbeat))

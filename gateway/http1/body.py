@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 from msgspec import Struct
@@ -44,6 +44,8 @@ class Inflater(Protocol):
 
 
 WITHOUT_KEY = BodyOwner()
+MIN_BYTES_PER_S = 16 << 10
+"""A client that sends a streamed body more slowly than that, over all, is given up."""
 # Window bits of zlib for a stream with gzip's head.
 _GZIP = 16 + zlib.MAX_WBITS
 
@@ -90,6 +92,8 @@ class RequestBody:
 
     Attributes:
         is_wanted: Whether the connection should take more bytes: a handler waits for them, or they are to be dropped.
+        is_streamed: The handler reads it in pieces, and the connection stands still between them.
+        num_taken: Bytes that such a handler has taken so far.
     """
 
     __slots__ = (
@@ -101,9 +105,12 @@ class RequestBody:
         "_max_bytes",
         "_on_wanted",
         "_owner",
+        "_waited_s",
         "_waiting",
         "_whole",
+        "is_streamed",
         "is_wanted",
+        "num_taken",
     )
 
     def __init__(self, on_wanted: Callable[[], None], budget: BodyBudget) -> None:
@@ -118,7 +125,10 @@ class RequestBody:
         self._is_complete = False
         self._is_dropped = False
         self._waiting: asyncio.Future[None] | None = None
+        self._waited_s = 0.0
         self.is_wanted = False
+        self.is_streamed = False
+        self.num_taken = 0
 
     def __len__(self) -> int:
         """Return the number of bytes held."""
@@ -149,18 +159,55 @@ class RequestBody:
         self._clear()
         return data
 
+    async def pieces(self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, once; no more than a piece or two of it are held at a time.
+
+        Raises:
+            ApiError: As `read`.
+            ClientGoneError: The client left.
+        """
+        self._max_bytes, self._owner, self.is_streamed = max_bytes, owner, True
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._is_complete and self._error is None:
+                self.is_wanted = True
+                self._on_wanted()
+            if not (self._is_complete or self._error or self._data):
+                began = loop.time()
+                await self._wait(owner)
+                self._waited_s += loop.time() - began
+            self.is_wanted = False
+            if self._error is not None:
+                raise self._take_error()
+            piece, self._whole = bytes(self._data) + self._whole, b""
+            self._clear()
+            self.num_taken += len(piece)
+            if self.num_taken > max_bytes:
+                raise too_large(max_bytes)
+            if piece:
+                yield piece
+            elif self._is_complete:
+                return
+
+    def patience_s(self, timeout_s: float) -> float:
+        """Return how long to wait for the next piece: `timeout_s` and what the bytes so far allow, less the wait."""
+        return max(0.0, min(timeout_s, timeout_s + self.num_taken / MIN_BYTES_PER_S - self._waited_s))
+
     def feed(self, piece: bytearray) -> None:
         """Take what has arrived."""
         if self._is_dropped:
             return
-        if len(self._data) + len(piece) > self._max_bytes:
+        if self.num_taken + len(self._data) + len(piece) > self._max_bytes:
             self.fail(too_large(self._max_bytes))
         elif piece:
             refusal = self._budget.take_bytes(self._owner, len(piece))
-            if refusal is None:
-                self._data += piece
-            else:
+            if refusal is not None:
                 self.fail(refusal)
+                return
+            self._data += piece
+            if self.is_streamed:
+                self.is_wanted = False
+                self._wake()
 
     def complete(self, whole: bytes = b"") -> None:
         """Note that everything has arrived; `whole` is a body of which nothing was fed before."""

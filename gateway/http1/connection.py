@@ -263,8 +263,11 @@ class Connection(asyncio.BufferedProtocol):
             exchange.body.complete(bytes(framing.take(self._input.data)))
             self._read_while(has_room=True)
             return
-        if exchange.head.expects_continue and not self._input.data and not self.transport.is_closing():
+        is_first = not exchange.body.num_taken
+        if is_first and exchange.head.expects_continue and not self._input.data and not self.transport.is_closing():
             self.transport.write(CONTINUE)
+        if exchange.body.is_streamed:
+            self._set_deadline(exchange.body.patience_s(self._limits.body_timeout_s))
         self._advance()
         if self._framing is not None and exchange.body.is_wanted:
             self._table.note_receiving(self)
@@ -277,6 +280,9 @@ class Connection(asyncio.BufferedProtocol):
             self._break(error)
             return False
         if not framing.is_complete:
+            if exchange.body.is_streamed and not exchange.closed:
+                # The client has done its part: the handler is busy with what it has.
+                self._deadline = None
             return False
         self._framing = self._deadline = None
         exchange.body.complete()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -146,6 +146,16 @@ class Exchange(_WritePath):
         if inflater is None:
             raise ApiError(415, "This body must not be compressed.", code="unsupported_content_encoding")
         return await inflater.inflated(owner.tenant, await self.body.read(max_bytes, owner), max_bytes)
+
+    def stream_body(self, max_bytes: int, owner: BodyOwner) -> AsyncIterator[bytes]:
+        """Return the request's body in pieces; see `RequestBody.pieces`.
+
+        Raises:
+            ApiError: 413 for a body that is too large, 415 for one that is compressed.
+        """
+        if check_body_headers(self.head.headers, max_bytes):
+            raise ApiError(415, "This body must not be compressed.", code="unsupported_content_encoding")
+        return self.body.pieces(max_bytes, owner)
 
     @property
     def client(self) -> tuple[str, int] | None:

@@ -23,6 +23,8 @@ from gateway.api import routes as shared
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.names import Use
+from gateway.batches import record as batches
+from gateway.files import objects as files
 from gateway.llama_cpp import endpoints as llama_cpp
 from gateway.pooling import endpoints as pooling
 from gateway.pooling.bodies import POOLED_NAMES
@@ -38,6 +40,8 @@ OPERATIONS = (
     *responses.OPERATIONS,
     *anthropic.OPERATIONS,
     *pooling.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
     *shared.OPERATIONS,
     *llama_cpp.OPERATIONS,
 )

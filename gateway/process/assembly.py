@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.api.tokenizer_client import TokenizerClient
+from gateway.batches.assembly import batch_routes, unserved_routes
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
@@ -123,7 +124,10 @@ async def assemble(
     repeated = RepeatedRequests(dispatcher.fleet, cache)
     service = GenerationService(services, dispatcher, shedder, starter, repeated, observer)
     responses = _responses(stack, services, nats, dispatcher)
-    application = public_app(service, services, responses, observer)
+    batches = unserved_routes()
+    if config.files is not None:
+        batches = await batch_routes(stack, config.files, services, nats, dispatcher, responses.jobs.kept, tasks)
+    application = public_app(service, services, responses, observer, batches)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     handler, count = AsgiHandler(application, config.max_body_bytes), metrics.count_connections
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
@@ -281,9 +285,13 @@ async def observing(config: GatewayConfig, slot: int) -> AsyncIterator[RequestOb
 
 
 def public_app(
-    service: GenerationService, services: RouteServices, responses: ResponseStore, observer: RequestObserver | None
+    service: GenerationService,
+    services: RouteServices,
+    responses: ResponseStore,
+    observer: RequestObserver | None,
+    batches: Iterable[KeyRoute] = (),
 ) -> Application:
-    """Return what answers every request on the public port.
+    """Return what answers every request on the public port; `batches` are the routes of files and batches.
 
     Raises:
         ConfigError: A setting of the APIs is wrong.
@@ -306,5 +314,6 @@ def public_app(
         input_tokens_route(services, responses_endpoint),
         *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
         *LlamaCppRoutes(services).routes(),
+        *batches,
     ]
     return create_app(services, service, endpoints, routes, [OPENAPI_ROUTE], observer)

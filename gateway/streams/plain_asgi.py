@@ -77,6 +77,7 @@ class _Pipe(asyncio.WriteTransport):
         self._is_last = False
         self._is_aborted = False
         self._changed = asyncio.Event()
+        self._wanted = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[None] | None = None
 
@@ -86,6 +87,7 @@ class _Pipe(asyncio.WriteTransport):
         return self
 
     def begin_to_receive(self) -> None:
+        self._wanted.set()
         if self._receiving is None:
             self._receiving = asyncio.create_task(self._receive_forever())
 
@@ -145,6 +147,9 @@ class _Pipe(asyncio.WriteTransport):
     async def _receive_forever(self) -> None:
         body = self._exchange.body
         while (message := await self._receive())["type"] == "http.request":
+            while body.is_streamed and not body.is_wanted:
+                self._wanted.clear()
+                await self._wanted.wait()
             if body.is_wanted:
                 body.feed(bytearray(message.get("body", b"")))
             if not message.get("more_body", False):

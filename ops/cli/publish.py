@@ -19,7 +19,7 @@ from ops.stack.state import ReadyFile, read_ready_file
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ops.cli.openai_batch import BatchLine
+    from gateway.batches.line import BatchLine
     from shared.messages import Request
 
 _MAX_NAMES = 10
@@ -162,7 +162,7 @@ async def _answers(
     """Yield results as they are, and those of a file of OpenAI's as its lines of output, each when it is complete."""
     import msgspec
 
-    from ops.cli.openai_batch import output_line
+    from gateway.batches.line import output_line
     from shared.messages import BatchResult
 
     async for result in results:

@@ -21,7 +21,7 @@ from shared.errors import BadRequestError, ConfigError
 from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
-    from ops.cli.openai_batch import BatchLine
+    from gateway.batches.line import BatchLine
     from shared.messages import Request
 
 # Where a line stands, and its fields or why it has none.
@@ -120,7 +120,7 @@ def _line_jobs(
     config: PublishConfig, model: str | None, place: str, fields: dict[str, Any] | BadRequestError
 ) -> tuple[BatchLine | None, list[Request]]:
     """Return the jobs of a line, and the line itself where it is of OpenAI's form."""
-    from ops.cli.openai_batch import is_openai_line
+    from gateway.batches.line import is_openai_line
 
     if isinstance(fields, BadRequestError):
         raise fields
@@ -140,8 +140,13 @@ def _refusal(file: Path | None, problems: Sequence[tuple[str, str]], num_lines: 
     return wrong_file(file, "", "\n".join([head, *told, *more]))
 
 
+<<<<<<< HEAD
 def _openai_line(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> BatchLine:
-    from ops.cli.openai_batch import read_openai_line
+    from gateway.batches.line import read_openai_line
+=======
+def _openai_line(config: PublishConfig, model: str | None, fields: dict[str, Any]) -> BatchLine:
+    from gateway.batches.line import read_openai_line
+>>>>>>> 0b1b5679 (batches: OpenAI's files and batches, driven by any gateway)
 
     body = fields.get("body")
     if model is None and isinstance(body, dict) and body.get("model") is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.batches.line import BatchLine, output_line, read_openai_line
 from ops.chaos import aftermath
 from ops.chaos.faults import FaultLog, Kill
 from ops.chaos.load import Load
@@ -19,7 +20,6 @@ from ops.chaos.mix import Body
 from ops.chaos.outcome import Outcome
 from ops.chaos.scenarios.batch import RESULTS_TIMEOUT_S, TENANT, Publisher
 from ops.chaos.system import MODEL, System, SystemOptions
-from ops.cli.openai_batch import BatchLine, output_line, read_openai_line
 from shared.messages import BatchResult
 
 NUM_LINES = 60

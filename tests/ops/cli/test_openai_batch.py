@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion
 
 from gateway.api.model_abilities import with_defaults
 from gateway.api.schemas.parsing import parse_chat
-from ops.cli.openai_batch import BatchLine, is_openai_line, output_line, read_openai_line
+from gateway.batches.line import BatchLine, is_openai_line, output_line, read_openai_line
 from shared.errors import BadRequestError
 from shared.messages import BatchResult
 from shared.sampling import SamplingDefaults, with_advice

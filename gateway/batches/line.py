@@ -1,4 +1,4 @@
-"""Files of OpenAI's Batch API: their lines become jobs of the batch lane, and results become its lines of output.
+"""Lines of OpenAI's Batch API: they become jobs of the batch lane, and results become lines of output.
 
 A line is `{"custom_id", "method", "url", "body"}`. A body is read by the very code that reads it at the gateway. What a
 stored result does not hold (log probabilities, calls of tools) is refused and not left out.
@@ -34,12 +34,49 @@ from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
 from gateway.pooling.parsing import EmbeddingsRequest, parse_embeddings
+from gateway.responses.draft import ResponseGeneration
+from gateway.responses.job import BackgroundJob
+from gateway.responses.log import ResponseRecord
+from gateway.responses.output import ResponseOutput
+from gateway.responses.request import own_items, parse_body, to_generation
+from gateway.responses.store import ended_response, read_result
 from shared.errors import BadRequestError
 from shared.formats import ContentText, ReasoningText
 from shared.messages import BatchResult, Request, Usage
 
-_PARSERS: MappingProxyType[str, Callable[[bytes], Generation]] = MappingProxyType(
-    {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion, "/v1/embeddings": parse_embeddings}
+MAX_ID_CHARACTERS = 256
+"""Of a `custom_id`."""
+
+
+def _parse_response(body: bytes) -> ResponseGeneration:
+    """Return a response that stands alone and is kept nowhere but in the line of output."""
+    parsed = parse_body(body)
+    if parsed.previous_response_id is not None:
+        message = "A line of a batch continues no stored response: put the whole conversation into 'input'."
+        raise ApiError(400, message, param="previous_response_id", code="unsupported_parameter")
+    if parsed.background:
+        message = "A line of a batch is computed in the background anyway. Leave 'background' out."
+        raise ApiError(400, message, param="background", code="unsupported_parameter")
+    items = own_items(parsed)
+    for index, item in enumerate(items):
+        if item.type in ("item_reference", "compaction", "compaction_trigger"):
+            message = f"Items of the type '{item.type}' refer to what is stored, which lines of a batch do not read."
+            raise ApiError(400, message, param=f"input.[{index}].type", code="unsupported_parameter")
+    generation = to_generation(parsed, [], items, ())
+    draft = generation.draft
+    if draft.has_encrypted_reasoning:
+        message = "Reasoning is not encrypted in lines of a batch. Leave it out of 'include'."
+        raise ApiError(400, message, param="include", code="unsupported_parameter")
+    return msgspec.structs.replace(generation, draft=msgspec.structs.replace(draft, is_stored=False, input=[]))
+
+
+PARSERS: MappingProxyType[str, Callable[[bytes], Generation]] = MappingProxyType(
+    {
+        "/v1/chat/completions": parse_chat,
+        "/v1/completions": parse_completion,
+        "/v1/responses": _parse_response,
+        "/v1/embeddings": parse_embeddings,
+    }
 )
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 
@@ -62,46 +99,106 @@ class BatchLine:
         """Whether all results have come."""
         return len(self.results) == len(self.requests)
 
+    def without_prompts(self) -> BatchLine:
+        """Return what is needed once the jobs are published: their ids, and how the answer is told."""
+        requests = [Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch") for each in self.requests]
+        return BatchLine(self.custom_id, msgspec.structs.replace(self.generation, prompts=()), requests, self.results)
+
+    def usage(self) -> Usage:
+        """Return the tokens of all results; those of a prompt with several choices count once for each."""
+        results = self.results.values()
+        return Usage(
+            sum(each.prompt_tokens for each in results),
+            sum(each.completion_tokens for each in results),
+            sum(each.cached_tokens for each in results),
+        )
+
 
 def is_openai_line(fields: dict[str, Any]) -> bool:
     """Say whether a line is of a file of OpenAI's Batch API."""
     return len(fields.keys() & _KEYS) >= 2
 
 
-def read_openai_line(fields: dict[str, Any], tenant: str, model: str | None) -> BatchLine:
+@dataclass(frozen=True, slots=True)
+class JobNaming:
+    """How the jobs of a batch's line are named, and when they are of no use any more.
+
+    Attributes:
+        prefix: Of their ids, unique within the tenant; None makes one of the line, so that equal lines share results.
+        deadline: Unix seconds; None leaves it to the line.
+        now: Unix seconds at the server; this machine's if not given.
+    """
+
+    prefix: str | None = None
+    deadline: float | None = None
+    now: float | None = None
+
+
+_NAMED_BY_LINE = JobNaming()
+
+
+def read_openai_line(
+    fields: dict[str, Any], tenant: str, model: str | None, naming: JobNaming = _NAMED_BY_LINE
+) -> BatchLine:
     """Return the jobs of a line. The same line makes the same jobs, so that it is answered by the results it has.
 
     Args:
         fields: The line.
         tenant: Whose jobs these are.
         model: For a body that names none.
+        naming: Names the jobs.
 
     Raises:
         BadRequestError: The line cannot be a job; the message names the field.
     """
     if strange := sorted(fields.keys() - _KEYS):
-        raise BadRequestError(f"{strange[0][:64]!r} is no field of a batch line; those are {', '.join(sorted(_KEYS))}")
-    custom_id, body, url = fields.get("custom_id"), fields.get("body"), fields.get("url")
-    if not isinstance(custom_id, str) or not isinstance(body, dict):
-        raise BadRequestError("custom_id has to be a text, and body an object")
-    if fields.get("method", "POST") != "POST" or not isinstance(url, str) or url not in _PARSERS:
-        raise BadRequestError(f"method has to be POST, and url one of {', '.join(_PARSERS)}")
+        known = ", ".join(sorted(_KEYS))
+        message = f"{strange[0][:64]!r} is no field of a batch line; those are {known}"
+        raise BadRequestError(message, strange[0][:64], "unknown_parameter")
+    custom_id, body, url = checked_id(fields), fields.get("body"), fields.get("url")
+    if not isinstance(body, dict):
+        raise BadRequestError("body has to be an object", "body", "invalid_request")
+    if fields.get("method", "POST") != "POST":
+        raise BadRequestError("method has to be POST", "method", "invalid_method")
+    if not isinstance(url, str) or url not in PARSERS:
+        raise BadRequestError(f"url has to be one of {', '.join(PARSERS)}", "url", "invalid_url")
     if model and body.get("model") is None:
         body = {**body, "model": model}
     try:
-        generation = _PARSERS[url](json.dumps(body).encode())
+        generation = PARSERS[url](json.dumps(body).encode())
     except ApiError as error:
-        raise BadRequestError(f"body: {error.message}", error.param) from None
+        param = "body" if error.param is None else f"body.{error.param}"
+        raise BadRequestError(f"body: {error.message}", param, error.code or "invalid_value") from None
     _check_is_kept(generation)
-    digest = hashlib.sha256(json.dumps([custom_id, url, body], sort_keys=True).encode()).hexdigest()[:40]
+    prefix = naming.prefix
+    if prefix is None:
+        digest = hashlib.sha256(json.dumps([custom_id, url, body], sort_keys=True).encode()).hexdigest()[:40]
+        prefix = f"batch-{digest}"
     # A job without a deadline waits until a worker takes it.
-    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256])
+    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256], now=naming.now)
     for index, request in enumerate(requests):
-        job: dict[str, Any] = {"id": f"batch-{digest}-{index}", "lane": "batch", "reply": None, "trace": None}
+        job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
         # The worker that takes it knows what its model's files advise.
         job |= {"left_out": generation.left_out}
+        if naming.deadline is not None:
+            job |= {"deadline": min(naming.deadline, request.deadline or naming.deadline)}
         requests[index] = msgspec.structs.replace(request, **job)
     return BatchLine(custom_id, generation, requests)
+
+
+def checked_id(fields: dict[str, Any]) -> str:
+    """Return the id of a line.
+
+    Raises:
+        BadRequestError: It has none.
+    """
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise BadRequestError("custom_id has to be a text", "custom_id", "invalid_custom_id")
+    if len(custom_id) > MAX_ID_CHARACTERS:
+        message = f"custom_id has to have {MAX_ID_CHARACTERS} characters at most"
+        raise BadRequestError(message, "custom_id", "invalid_custom_id")
+    return custom_id
 
 
 def output_line(line: BatchLine) -> dict[str, Any]:
@@ -110,13 +207,34 @@ def output_line(line: BatchLine) -> dict[str, Any]:
     output: dict[str, Any] = {"id": line.requests[0].id.rpartition("-")[0], "custom_id": line.custom_id}
     failed = next((result for result in results if result.finish not in ("stop", "length")), None)
     if failed is None:
-        body = _vectors(line, results) if line.generation.pooling is not None else _texts(line, results)
+        body = _answer(line, results)
         return {**output, "response": _response(output, 200, body), "error": None}
     if failed.finish == "failed":
         error = _refusal(line.generation, failed)
         return {**output, "response": _response(output, 400, json.loads(error.body())), "error": None}
     message = failed.error or f"The request was {failed.finish} before it was answered."
     return {**output, "response": None, "error": {"code": f"batch_{failed.finish}", "message": message}}
+
+
+def _answer(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
+    if line.generation.pooling is not None:
+        return _vectors(line, results)
+    if isinstance(line.generation, ResponseGeneration):
+        return _stored_response(line.generation, results[0])
+    return _texts(line, results)
+
+
+def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dict[str, Any]:
+    """Return a response as it is told of a background response that has ended."""
+    job = BackgroundJob(
+        stream_seq=0,
+        deadline=0.0,
+        chat_format=result.chat_format or None,
+        includes_reasoning=generation.includes_reasoning,
+    )
+    record = ResponseRecord(result.tenant, generation.model, generation.draft, b"", job)
+    output = ResponseOutput(generation.draft)
+    return ended_response(record, result, read_result(record, result, output), output)
 
 
 def _response(output: dict[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +259,8 @@ def _check_is_kept(generation: Generation) -> None:
     }
     for name, is_asked in problems.items():
         if is_asked:
-            raise BadRequestError(f"body: {name!r} is not kept in the results of batch jobs; leave it out", name)
+            message = f"body: {name!r} is not kept in the results of batch jobs; leave it out"
+            raise BadRequestError(message, f"body.{name}", "unsupported_parameter")
 
 
 def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:

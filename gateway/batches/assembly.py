@@ -1,0 +1,89 @@
+"""Files and batches of a gateway process, from its settings: the store, the routes, the drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admission.auth import Principal
+from gateway.api.routes import KeyRoute, RouteServices
+from gateway.batches.driver import DriverServices
+from gateway.batches.drivers import BatchDrivers
+from gateway.batches.endpoint import BatchRoutes
+from gateway.batches.log import BatchLog
+from gateway.batches.record import OPERATIONS as BATCH_OPERATIONS
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+from gateway.files.catalog import FileCatalog
+from gateway.files.directory_store import DirectoryStore
+from gateway.files.endpoint import FileRoutes
+from gateway.files.object_store import ObjectStore, StoreError
+from gateway.files.objects import OPERATIONS as FILE_OPERATIONS
+from gateway.files.s3_store import S3Store
+from shared.direct_client import DirectClient
+from shared.errors import ConfigError
+from shared.kept_results import KeptResults
+from shared.task_supervisor import TaskSupervisor
+
+_log = logging.getLogger(__name__)
+
+
+async def batch_routes(
+    stack: contextlib.AsyncExitStack,
+    files: str,
+    services: RouteServices,
+    nats: DirectClient,
+    dispatcher: Dispatcher,
+    kept: KeptResults,
+    tasks: TaskSupervisor,
+) -> list[KeyRoute]:
+    """Return the routes of files and batches, and leave on the stack what ends their drivers.
+
+    Raises:
+        ConfigError: The store cannot be used.
+    """
+    store = await opened_store(files)
+    stack.push_async_callback(store.close)
+    if store.is_local:
+        _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
+    catalog = FileCatalog(store, services.config.files_tenant_bytes, services.metrics)
+    log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
+    driver_services = DriverServices(nats, log, catalog, kept, clock, services.bodies, fleet.models)
+    drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
+    stack.push_async_callback(drivers.close)
+    for work, name in ((drivers.watch_forever(), "watch of batches"), (catalog.sweep_forever(), "sweep of files")):
+        stack.push_async_callback(tasks.stop, tasks.start(work, name))
+    routes = BatchRoutes(services, catalog, log, drivers, nats, clock)
+    catalog.hooks = routes.hooks()
+    return [*FileRoutes(services, catalog).routes(), *routes.routes()]
+
+
+async def opened_store(files: str) -> ObjectStore:
+    """Return the store that a setting names.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    if "://" in files and not files.startswith("s3://"):
+        raise ConfigError("HEADRACE_FILES", f"{files!r} is neither a directory nor s3://BUCKET/PREFIX")
+    store: ObjectStore = S3Store(files) if files.startswith("s3://") else DirectoryStore(Path(files))
+    try:
+        await store.check()
+    except StoreError as error:
+        raise ConfigError("HEADRACE_FILES", str(error)) from error
+    return store
+
+
+def unserved_routes() -> list[KeyRoute]:
+    """Return the same routes for a gateway that has no store."""
+    operations = (*FILE_OPERATIONS, *BATCH_OPERATIONS)
+    return [KeyRoute(each.method.upper(), each.path, _refuse) for each in operations]
+
+
+async def _refuse(request: Request, principal: Principal) -> Response:
+    message = "This gateway has no store of files, which /v1/files and /v1/batches need. The operator sets --files."
+    raise ApiError(404, message, code="files_not_served")

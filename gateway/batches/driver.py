@@ -1,0 +1,343 @@
+"""Drives one batch from its file to its files: checks the lines, has them computed, and writes what they come to.
+
+Whatever dies, each line is answered once: what the record names is done, and everything else is done again under the
+same names. A driver that was taken for dead finds that out when it next replaces the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from nats.errors import MaxPayloadError
+
+from gateway.api.large_bodies import LargeBodies
+from gateway.batches.input_lines import InputLine, input_lines, line_fields
+from gateway.batches.lease import Lease, LostLeaseError
+from gateway.batches.line import BatchLine, JobNaming, checked_id, output_line, read_openai_line
+from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
+from gateway.batches.log import ERRORS, BatchLog
+from gateway.batches.output import BatchOutput, delete_parts, patiently
+from gateway.batches.record import ENDED, BatchError
+from gateway.batches.validation import InputCheck
+from gateway.files.catalog import FileCatalog
+from gateway.files.object_store import MissingObjectError
+from gateway.files.objects import FileRecord
+from shared.direct_client import DirectClient
+from shared.errors import BadRequestError
+from shared.kept_results import KeptResults
+from shared.messages import FinishReason
+from shared.server_clock import ServerClock
+
+# In the queue at once, of one batch: enough for the batch seats of many workers, and little of the tenant's queue.
+MAX_JOBS = 1024
+MAX_JOB_BYTES = 32 << 20
+_PUBLISHED_AT_ONCE = 32
+_BYTES_AT_ONCE = 4 << 20
+_TICK_S = 0.25
+_FULL_S = 1.0
+# The record names a number of lines before jobs of them are published, so that a successor knows of them.
+_AHEAD = 1024
+# Of a message besides the line that it is made of.
+_MESSAGE_MARGIN_BYTES = 32 << 10
+
+_MISSING = BatchError("input_file_missing", "The input file is no longer there.", "input_file_id")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverServices:
+    """What drivers work with. One set per process."""
+
+    nats: DirectClient
+    log: BatchLog
+    catalog: FileCatalog
+    kept: KeptResults
+    clock: ServerClock
+    bodies: LargeBodies
+    served: Callable[[], list[str]]
+
+    @property
+    def max_line_bytes(self) -> int:
+        """Bytes of the longest line whose jobs NATS takes."""
+        return max(1024, self.nats.max_payload - _MESSAGE_MARGIN_BYTES)
+
+
+class BatchDriver:
+    """Drives the batch of a lease until it has ended or is another gateway's."""
+
+    def __init__(self, services: DriverServices, lease: Lease) -> None:
+        self._services = services
+        self._lease = lease
+        self._output = BatchOutput(services.catalog, lease)
+        self._file: FileRecord | None = None
+        self._repeated: list[tuple[InputLine, int]] = []
+        self._jobs = LineJobs(services.nats, services.kept, lease.record.tenant, lease.record.id)
+        self._read_to = lease.record.position
+        # Jobs of the lines up to this one may have been published by another driver.
+        self._sent_before = lease.record.num_sent
+
+    async def run(self) -> None:
+        """Drive."""
+        try:
+            async with self._lease.renewed():
+                if self._lease.record.status not in ENDED:
+                    await self._drive()
+                await self._close()
+        except* LostLeaseError:
+            _log.info("batch left to another gateway", extra={"batch": self._lease.record.id})
+
+    async def release(self) -> None:
+        """Leave the batch to other gateways: this one stops."""
+        await self._lease.release()
+
+    async def _drive(self) -> None:
+        record = self._lease.record
+        self._file = await patiently(self._services.catalog, self._find_file)
+        if self._file is None:
+            await self.fail(_MISSING)
+            return
+        try:
+            if record.status == "validating":
+                await self._validate(self._file)
+            if record.ends_as != "failed":
+                await self._compute()
+        except MissingObjectError:
+            await self._output.flush()
+            record.errors, record.ends_as = [_MISSING], "failed"
+        await self._finish()
+
+    async def _find_file(self) -> FileRecord | None:
+        record = self._lease.record
+        return await self._services.catalog.find(record.tenant, record.input_file_id)
+
+    async def _validate(self, file: FileRecord) -> None:
+        record, services = self._lease.record, self._services
+
+        async def check() -> InputCheck:
+            checking = InputCheck(record, services.max_line_bytes, services.served)
+            await checking.run(services.catalog, file, services.bodies)
+            return checking
+
+        checked = await patiently(self._services.catalog, check)
+        record.total = checked.num_lines
+        if checked.errors:
+            record.errors, record.ends_as = checked.errors, "failed"
+        elif not self._lease.is_cancelled:
+            record.enter("in_progress", services.clock.now())
+        await self._lease.save()
+
+    async def fail(self, error: BatchError) -> None:
+        """End the batch with what it has."""
+        self._lease.record.errors, self._lease.record.ends_as = [error], "failed"
+        await self._finish()
+
+    async def _finish(self) -> None:
+        record, now = self._lease.record, self._services.clock.now()
+        if record.status == "in_progress" and record.ends_as != "failed":
+            record.enter("finalizing", now)
+            await self._lease.save()
+        await self._output.finish(now)
+
+    async def _close(self) -> None:
+        """Clear away what a batch that has ended needs no more."""
+        record, services = self._lease.record, self._services
+        await patiently(self._services.catalog, partial(delete_parts, services.catalog, record))
+        while True:
+            try:
+                await services.log.end(record, self._lease.revision)
+                return
+            except ERRORS:
+                await asyncio.sleep(_FULL_S)
+
+    # What computes.
+
+    async def _compute(self) -> None:
+        lines = self._undone_lines()
+        async with self._jobs:
+            is_all_sent, waiting = False, list[InputLine]()
+            while not (reason := self._must_end()) and not (is_all_sent and not self._unanswered(waiting)):
+                is_all_sent = await self._fill(lines, waiting) or is_all_sent
+                await self._jobs.wait(_TICK_S)
+                await self._jobs.look()
+                await self._take()
+                if self._output.is_due:
+                    await self._output.flush(self._position(waiting))
+            if reason is not None:
+                await self._end_rest(lines, waiting, reason)
+        await self._output.flush()
+
+    def _must_end(self) -> FinishReason | None:
+        """Return how the lines end that are not answered, if they are to end now."""
+        record = self._lease.record
+        if record.status == "finalizing":
+            return None
+        if self._lease.is_cancelled:
+            return "expired" if record.ends_as == "expired" else "cancelled"
+        if self._services.clock.now() >= record.expires_at:
+            record.ends_as = "expired"
+            return "expired"
+        return None
+
+    async def _undone_lines(self) -> AsyncIterator[InputLine]:
+        """Yield the lines whose output is not stored."""
+        record = self._lease.record
+        async for group in input_lines(self._read, self._services.max_line_bytes, record.position):
+            for place in group:
+                if not record.is_done(place.number):
+                    yield place
+                self._read_to = (place.number + 1, place.end + 1)
+
+    async def _read(self, start: int, num_bytes: int) -> bytes:
+        assert self._file is not None
+        return await patiently(
+            self._services.catalog, partial(self._services.catalog.read, self._file, start, num_bytes)
+        )
+
+    async def _fill(self, lines: AsyncIterator[InputLine], waiting: list[InputLine]) -> bool:
+        """Publish lines while the queue is to have more; return whether all were read."""
+        while self._jobs.num_jobs < MAX_JOBS and self._jobs.num_bytes < MAX_JOB_BYTES:
+            is_last = False
+            while len(waiting) < _PUBLISHED_AT_ONCE and _size(waiting) < _BYTES_AT_ONCE and not is_last:
+                try:
+                    waiting.append(await anext(lines))
+                except StopAsyncIteration:
+                    is_last = True
+            if waiting and not await self._publish(waiting):
+                await asyncio.sleep(_FULL_S)
+                return is_last
+            if is_last:
+                return True
+        return False
+
+    async def _publish(self, waiting: list[InputLine]) -> bool:
+        """Publish lines and take them from the list; return False if the queue took none of some."""
+        record, last = self._lease.record, max(place.number for place in waiting)
+        if last > record.num_sent:
+            record.num_sent = last + _AHEAD
+            await self._lease.save()
+        results = await asyncio.gather(*map(self._publish_line, waiting))
+        waiting[:] = [place for place, is_sent in zip(waiting, results, strict=True) if not is_sent]
+        return not waiting
+
+    async def _publish_line(self, place: InputLine, attempt: int = 0) -> bool:
+        """Publish a line, unless it has its results; return False if the queue does not take it now."""
+        try:
+            line = await self._parsed(place, attempt)
+        except BadRequestError as error:
+            self._refuse(place, error)
+            return True
+        sent = self._jobs.note(place, line, attempt)
+        try:
+            may_have_results = attempt > 0 or place.number <= self._sent_before
+            if not (may_have_results and await self._jobs.find(sent)):
+                await self._jobs.publish(line)
+        except QueueFullError:
+            self._jobs.forget(sent)
+            return False
+        except MaxPayloadError:
+            self._jobs.forget(sent)
+            message = "The request is larger than a message of the queue may be."
+            self._refuse(place, BadRequestError(message, "body", "request_too_large"))
+        return True
+
+    async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
+        record, services = self._lease.record, self._services
+
+        def read() -> BatchLine:
+            naming = JobNaming(self._jobs.prefix(place.number, attempt), record.expires_at, services.clock.now())
+            return read_openai_line(line_fields(place, services.max_line_bytes), record.tenant, None, naming)
+
+        return await services.bodies.read_kept(record.tenant, place.end - place.start, read)
+
+    async def _take(self) -> None:
+        """Write down the lines whose results have come."""
+        complete, repeated = self._jobs.take()
+        for sent in complete:
+            self._answer(sent)
+        for sent in repeated:
+            data = await self._read(sent.place.start, sent.place.end - sent.place.start)
+            place = sent.place._replace(data=data.strip())
+            self._repeated.append((place, sent.attempt + 1))
+        self._repeated = [each for each in self._repeated if not await self._publish_line(*each)]
+
+    def _answer(self, sent: SentLine) -> None:
+        output = output_line(sent.line)
+        response = output["response"]
+        is_answer = response is not None and response["status_code"] == 200
+        self._output.add(sent.place.number, msgspec.json.encode(output), is_answer=is_answer, usage=sent.line.usage())
+
+    def _refuse(self, place: InputLine, error: BadRequestError) -> None:
+        """Write down that a line cannot be computed, which its check should have found."""
+        body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
+        response = {"status_code": 400, "request_id": self._jobs.prefix(place.number), "body": {"error": body}}
+        self._write_error(place, response, None)
+
+    def _write_error(self, place: InputLine, response: dict[str, object] | None, error: dict[str, str] | None) -> None:
+        try:
+            custom_id = checked_id(line_fields(place, self._services.max_line_bytes))
+        except BadRequestError:
+            custom_id = ""
+        output = {"id": self._jobs.prefix(place.number), "custom_id": custom_id, "response": response, "error": error}
+        self._output.add(place.number, msgspec.json.encode(output), is_answer=False)
+
+    def _unanswered(self, waiting: list[InputLine]) -> list[InputLine]:
+        return [*(sent.place for sent in self._jobs.lines), *waiting, *(place for place, _ in self._repeated)]
+
+    def _position(self, waiting: list[InputLine]) -> tuple[int, int]:
+        """Return where the first line may be that is not done."""
+        places = self._unanswered(waiting)
+        return min([(place.number, place.start) for place in places], default=self._read_to)
+
+    async def _end_rest(self, lines: AsyncIterator[InputLine], waiting: list[InputLine], reason: FinishReason) -> None:
+        """End the lines that are not answered: those in the queue with what they have, the others without a job."""
+        messages = {
+            "expired": "This request could not be executed before the completion window expired.",
+            "cancelled": "The batch was cancelled before this request was executed.",
+        }
+        error = {"code": f"batch_{reason}", "message": messages[reason]}
+        num_sent = self._lease.record.num_sent
+        await self._end_jobs(reason)
+        rest = [*waiting, *(place for place, _ in self._repeated)]
+        waiting.clear()
+        while rest or (rest := [place async for place in _some(lines)]):
+            for place in rest:
+                if place.number > num_sent:
+                    self._write_error(place, None, error)
+                    continue
+                try:
+                    self._jobs.note(place, await self._parsed(place))
+                except BadRequestError as refusal:
+                    self._refuse(place, refusal)
+            await self._end_jobs(reason)
+            rest = []
+            if self._output.is_due:
+                await self._output.flush()
+
+    async def _end_jobs(self, reason: FinishReason) -> None:
+        while self._jobs.lines:
+            await self._jobs.end_all(reason, self._services.clock.now())
+            complete, repeated = self._jobs.take()
+            for sent in complete:
+                self._answer(sent)
+            for sent in repeated:
+                error = {"code": f"batch_{reason}", "message": "The result of this request is no longer kept."}
+                self._write_error(sent.place, None, error)
+
+
+def _size(lines: list[InputLine]) -> int:
+    return sum(line.end - line.start for line in lines)
+
+
+async def _some(lines: AsyncIterator[InputLine]) -> AsyncIterator[InputLine]:
+    num = 0
+    async for line in lines:
+        yield line
+        num += 1
+        if num >= _AHEAD:
+            return

@@ -1,0 +1,122 @@
+"""The batches that this gateway drives, and the watch for those that nobody does.
+
+A batch whose record stays the same for `STALE_S` has no driver any more: a living one renews it every `RENEW_S`. The
+watch goes by this gateway's own clock alone, and forgets what it has seen when it was itself away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+from gateway.batches.driver import BatchDriver, DriverServices
+from gateway.batches.lease import Lease, LostLeaseError
+from gateway.batches.log import ERRORS, Stored
+from gateway.batches.record import BatchError
+from gateway.metrics import GatewayMetrics
+from shared.background_tasks import BackgroundTasks
+from shared.log_limit import LogLimit
+
+SCAN_S = 1.5
+STALE_S = 4.5
+# Driven by one gateway process at once; further ones wait for another gateway, or for an end.
+MAX_DRIVEN = 16
+_MAX_CRASHES = 3
+_INTERNAL = BatchError("internal_error", "The gateway failed to compute this batch. The failure was logged.")
+
+_log = logging.getLogger(__name__)
+
+
+class BatchDrivers:
+    """Drives batches. Run `watch_forever()` beside it."""
+
+    def __init__(self, services: DriverServices, metrics: GatewayMetrics, gateway: str) -> None:
+        """Drive in the name of `gateway`."""
+        self._services = services
+        self._metrics = metrics
+        self._gateway = gateway
+        self._driven: dict[str, tuple[BatchDriver, asyncio.Task[None]]] = {}
+        self._crashes: Counter[str] = Counter()
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._scanned_at = 0.0
+        self._tasks = BackgroundTasks()
+        self._log_limit = LogLimit(_log)
+
+    async def take(self, stored: Stored) -> None:
+        """Drive a batch, unless another gateway was faster or this one drives enough.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+        """
+        batch_id = stored.record.id
+        if batch_id in self._driven or len(self._driven) >= MAX_DRIVEN:
+            return
+        lease = await Lease.take(self._services.log, stored, self._gateway)
+        if lease is None or batch_id in self._driven:
+            return
+        driver = BatchDriver(self._services, lease)
+        task = self._tasks.spawn(self._drive(batch_id, driver), f"batch {batch_id}")
+        self._driven[batch_id] = (driver, task)
+        self._count()
+        extra = {"batch": batch_id, "tenant": stored.record.tenant, "epoch": lease.record.epoch}
+        _log.info("driving a batch", extra=extra)
+
+    async def _drive(self, batch_id: str, driver: BatchDriver) -> None:
+        try:
+            if self._crashes[batch_id] >= _MAX_CRASHES:
+                await driver.fail(_INTERNAL)
+            await driver.run()
+            self._crashes.pop(batch_id, None)
+        except LostLeaseError:
+            pass
+        except Exception:
+            self._crashes[batch_id] += 1
+            _log.exception("a batch could not be driven", extra={"batch": batch_id})
+        finally:
+            self._driven.pop(batch_id, None)
+            self._count()
+
+    def _count(self) -> None:
+        self._metrics.batches_driven = len(self._driven)
+
+    async def watch_forever(self) -> None:
+        """Take over batches that nobody drives."""
+        while True:
+            try:
+                await self._scan()
+            except ERRORS as error:
+                self._log_limit.warning("scan", "batches without a driver are not looked for: %r", error)
+            await asyncio.sleep(SCAN_S)
+
+    async def _scan(self) -> None:
+        now = time.monotonic()
+        if now - self._scanned_at > 2 * SCAN_S:
+            self._seen.clear()
+        self._scanned_at = now
+        active = await self._services.log.list_active()
+        for tenant, batch_id in active:
+            if batch_id in self._driven:
+                continue
+            stored = await self._services.log.active(tenant, batch_id)
+            if stored is None:
+                continue
+            revision, since = self._seen.get(batch_id, (0, now))
+            if revision != stored.revision:
+                self._seen[batch_id] = (stored.revision, now)
+            if not stored.record.owner:
+                await self.take(stored)
+            elif revision == stored.revision and now - since >= STALE_S:
+                self._metrics.batches_taken_over += 1
+                await self.take(stored)
+        ids = {batch_id for _, batch_id in active}
+        self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
+
+    async def close(self) -> None:
+        """Stop driving, and leave the batches to other gateways."""
+        driven = list(self._driven.values())
+        for _, task in driven:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in driven), return_exceptions=True)
+        await asyncio.gather(*(driver.release() for driver, _ in driven))

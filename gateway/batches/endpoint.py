@@ -1,0 +1,247 @@
+"""The routes of batches: create, list, show, cancel. Each is for those who have a key, and its tenant's batches."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from nats.js.errors import NoStreamResponseError, NotFoundError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admission.auth import Principal
+from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.decoding import decode_typed
+from gateway.api.schemas.known_names import BodyRules
+from gateway.batches.drivers import BatchDrivers
+from gateway.batches.lease import cancelled
+from gateway.batches.line import PARSERS
+from gateway.batches.log import ERRORS, BatchLog, ReplacedError, Stored
+from gateway.batches.output import growing_file
+from gateway.batches.record import (
+    BATCH_ID,
+    ENDED,
+    KINDS,
+    OUTPUT_ID,
+    BatchBody,
+    BatchList,
+    BatchRecord,
+    batch_answer,
+)
+from gateway.errors import ApiError
+from gateway.files.catalog import FileCatalog, Hooks, PartialFile
+from gateway.files.endpoint import check_query, checked_limit, reading
+from gateway.files.objects import ordered_hex
+from gateway.files.upload import checked_expiry
+from shared.batch_streams import batch_stream
+from shared.direct_client import DirectClient
+from shared.server_clock import ServerClock
+
+_PATH = "/v1/batches"
+# Of one tenant, at once. Each takes a record of a few kilobytes every other second.
+MAX_ACTIVE = 64
+_MAX_PAGE = 100
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MAX_WINDOW_S = 7 * 86_400
+_METADATA = (16, 64, 512)
+
+Result = TypeVar("Result")
+
+_decoder = msgspec.json.Decoder(BatchBody)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRoutes:
+    """Handles the routes."""
+
+    services: RouteServices
+    catalog: FileCatalog
+    log: BatchLog
+    drivers: BatchDrivers
+    nats: DirectClient
+    clock: ServerClock
+
+    def routes(self) -> list[KeyRoute]:
+        """Return the routes."""
+        return [
+            KeyRoute("POST", _PATH, self._create),
+            KeyRoute("GET", _PATH, self._list),
+            KeyRoute("GET", f"{_PATH}/{{batch_id}}", self._show),
+            KeyRoute("POST", f"{_PATH}/{{batch_id}}/cancel", self._cancel),
+        ]
+
+    def hooks(self) -> Hooks:
+        """Return what files have to know of batches."""
+        return Hooks(growing=self._growing, user_of=self._user_of)
+
+    async def _create(self, request: Request, principal: Principal) -> Response:
+        body = await self.services.read_body(request, principal, _parse)
+        lease = await self.services.limiter.admit(principal, 1, 0)
+        try:
+            record = await self._record(body, principal)
+            await _answered(self._check_queue(principal.tenant))
+            revision = await _answered(self.log.put(record, 0))
+            await _answered(self.log.bound(principal.tenant))
+        finally:
+            lease.release()
+        self.services.metrics.batches_created += 1
+        answer = json_response(batch_answer(record))
+        # Where it fails, the watch finds the batch.
+        with contextlib.suppress(*ERRORS):
+            await self.drivers.take(Stored(record, revision))
+        return answer
+
+    async def _record(self, body: BatchBody, principal: Principal) -> BatchRecord:
+        """Return the record of a new batch.
+
+        Raises:
+            ApiError: 400; it cannot be computed.
+        """
+        window_s = _window_s(body.completion_window)
+        if body.endpoint not in PARSERS:
+            raise invalid_value("endpoint", f"'endpoint' must be one of {', '.join(PARSERS)}.")
+        _check_metadata(body.metadata)
+        expiry = body.output_expires_after
+        name = "output_expires_after.seconds"
+        output_expires_after_s = None if expiry is None else checked_expiry(name, str(expiry.seconds))
+        file = await self.catalog.get(principal.tenant, body.input_file_id)
+        if file is None:
+            message = f"No such File object: {body.input_file_id[:128]}"
+            raise ApiError(400, message, param="input_file_id", code="file_not_found")
+        if file.purpose != "batch":
+            raise invalid_value("input_file_id", "The input file must have been uploaded with purpose 'batch'.")
+        now = self.clock.now()
+        return BatchRecord(
+            id=f"batch_{ordered_hex(now)}",
+            tenant=principal.tenant,
+            endpoint=body.endpoint,
+            input_file_id=file.id,
+            completion_window=body.completion_window,
+            created_at=int(now),
+            expires_at=int(now) + window_s,
+            metadata=body.metadata,
+            output_expires_after_s=output_expires_after_s,
+            models=None if principal.models is None else sorted(principal.models),
+            max_priority=principal.max_priority,
+        )
+
+    async def _check_queue(self, tenant: str) -> None:
+        try:
+            await self.nats.jetstream().stream_info(batch_stream(tenant))
+        except NotFoundError:
+            message = "This tenant has no batch queue. The operator makes it: `headrace setup --tenants`."
+            raise ApiError(400, message, code="batch_unavailable") from None
+        if len(await self.log.list_active(tenant)) >= MAX_ACTIVE:
+            message = f"{MAX_ACTIVE} batches of this tenant run already. Wait until one has ended, or cancel one."
+            raise ApiError(429, message, code="too_many_batches", retry_after_s=60.0)
+
+    async def _list(self, request: Request, principal: Principal) -> Response:
+        allow_unknown = self.services.config.allow_unknown_parameters
+        check_query(request, frozenset({"after", "limit"}), allow_unknown=allow_unknown)
+        limit = checked_limit(request.query_params.get("limit"), 20, _MAX_PAGE)
+        async with reading(self.services, principal):
+            page, has_more = await _answered(self.log.page(principal.tenant, limit, request.query_params.get("after")))
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return json_response(BatchList("list", list(map(batch_answer, page)), first, last, has_more))
+
+    async def _show(self, request: Request, principal: Principal) -> Response:
+        batch_id: str = request.path_params["batch_id"]
+        async with reading(self.services, principal):
+            record = await _answered(self.log.get(principal.tenant, batch_id))
+        if record is None:
+            raise _not_found(batch_id)
+        return json_response(batch_answer(record))
+
+    async def _cancel(self, request: Request, principal: Principal) -> Response:
+        batch_id: str = request.path_params["batch_id"]
+        while True:
+            stored = await _answered(self.log.active(principal.tenant, batch_id))
+            if stored is None:
+                ended = await _answered(self.log.get(principal.tenant, batch_id))
+                if ended is None:
+                    raise _not_found(batch_id)
+                raise _has_ended(ended)
+            record = stored.record
+            if record.status in ENDED or record.status == "finalizing":
+                raise _has_ended(record)
+            if record.status == "cancelling":
+                break
+            record = cancelled(record, self.clock.now())
+            try:
+                await _answered(self.log.put(record, stored.revision))
+                break
+            except ReplacedError:
+                continue
+        return json_response(batch_answer(record))
+
+    async def _growing(self, tenant: str, file_id: str) -> PartialFile | None:
+        found = OUTPUT_ID.fullmatch(file_id)
+        if found is None:
+            return None
+        stored = await _answered(self.log.active(tenant, f"batch_{found[1]}"))
+        kind = next(kind for kind in KINDS if kind == found[2])
+        return None if stored is None else growing_file(self.catalog, stored.record, kind)
+
+    async def _user_of(self, tenant: str, file_id: str) -> str | None:
+        found = OUTPUT_ID.fullmatch(file_id)
+        if found is not None:
+            own = await _answered(self.log.active(tenant, f"batch_{found[1]}"))
+            return None if own is None else own.record.id
+        for _, batch_id in await _answered(self.log.list_active(tenant)):
+            stored = await _answered(self.log.active(tenant, batch_id))
+            if stored is not None and stored.record.input_file_id == file_id:
+                return batch_id
+        return None
+
+
+def _parse(data: bytes, rules: BodyRules) -> BatchBody:
+    return decode_typed(_decoder, data)
+
+
+def _window_s(text: str) -> int:
+    found = _WINDOW.fullmatch(text)
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
+    if not 0 < seconds <= _MAX_WINDOW_S:
+        message = "'completion_window' must be a number with s, m, h or d behind it, up to 7d: '24h'."
+        raise invalid_value("completion_window", message)
+    return seconds
+
+
+def _check_metadata(metadata: dict[str, str] | None) -> None:
+    num, key, value = _METADATA
+    pairs = (metadata or {}).items()
+    if len(pairs) > num or any(len(name) > key or len(text) > value for name, text in pairs):
+        message = f"'metadata' has up to {num} pairs, names of up to {key} and texts of up to {value} characters."
+        raise invalid_value("metadata", message)
+
+
+async def _answered(call: Awaitable[Result]) -> Result:
+    """Return the result of a call to NATS.
+
+    Raises:
+        ApiError: 503; NATS does not answer, or has no such stream.
+    """
+    try:
+        return await call
+    except (NoStreamResponseError, NotFoundError) as error:
+        message = "The server has no log of batches yet. The operator makes it: `headrace setup`."
+        raise ApiError(503, message, code="batch_log_unavailable", retry_after_s=30.0) from error
+    except ERRORS as error:
+        message = "The log of batches does not answer at the moment. Try again shortly."
+        raise ApiError(503, message, code="batch_log_unavailable", retry_after_s=2.0) from error
+
+
+def _has_ended(record: BatchRecord) -> ApiError:
+    message = f"Cannot cancel a batch with status '{record.status}'."
+    return ApiError(400, message, param="batch_id", code="invalid_batch_status")
+
+
+def _not_found(batch_id: str) -> ApiError:
+    shown = batch_id if BATCH_ID.fullmatch(batch_id) else batch_id[:128]
+    return ApiError(404, f"No batch found with id '{shown}'.", param="batch_id", code="batch_not_found")

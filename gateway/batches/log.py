@@ -1,0 +1,126 @@
+"""The records of batches in NATS, stream `HR_BATCHES`: those that run, and those that have ended.
+
+`hr.batch.active.<tenant>.<id>` is replaced by compare-and-set, which is the fence between drivers. When a batch has
+ended, its last record is written to `hr.batch.ended.<tenant>.<id>` first and the active one is deleted after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+from nats.js.errors import APIError, NotFoundError
+
+from gateway.batches.record import BATCH_ID, BatchRecord, decode_batch
+from shared.direct_client import DirectClient
+from shared.errors import HeadraceError, InvalidNameError
+from shared.nats_connection import SEND_ERRORS
+from shared.result_shares import WRONG_LAST_SEQUENCE
+from shared.streams import BATCHES_STREAM
+from shared.subjects import batch_subject, batches_filter, decode_name
+
+# Of one tenant; when there are more, the records of its oldest ended ones are dropped.
+MAX_ENDED = 10_000
+_TIMEOUT_S = 5.0
+_CONCURRENT_READS = 16
+ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+
+
+class ReplacedError(HeadraceError):
+    """Somebody else has replaced the record meanwhile."""
+
+
+class Stored(NamedTuple):
+    """A record, and the number of its message."""
+
+    record: BatchRecord
+    revision: int
+
+
+class BatchLog:
+    """Reads and writes records. Keeps nothing. All methods raise what NATS does where it does not answer (`ERRORS`)."""
+
+    def __init__(self, nats: DirectClient) -> None:
+        self._js = nats.jetstream(timeout=_TIMEOUT_S)
+
+    async def get(self, tenant: str, batch_id: str) -> BatchRecord | None:
+        """Return a batch of a tenant; None if there is none."""
+        found = await self.active(tenant, batch_id) or await self._read("ended", tenant, batch_id)
+        return None if found is None else found.record
+
+    async def active(self, tenant: str, batch_id: str) -> Stored | None:
+        """Return a batch that runs."""
+        return await self._read("active", tenant, batch_id)
+
+    async def _read(self, state: str, tenant: str, batch_id: str) -> Stored | None:
+        if BATCH_ID.fullmatch(batch_id) is None:
+            return None
+        try:
+            message = await self._js.get_last_msg(BATCHES_STREAM, batch_subject(state, tenant, batch_id))
+            record = decode_batch(message.data or b"")
+        except (NotFoundError, msgspec.MsgspecError):
+            return None
+        is_meant = (record.tenant, record.id) == (tenant, batch_id)
+        return Stored(record, message.seq or 0) if is_meant else None
+
+    async def put(self, record: BatchRecord, revision: int) -> int:
+        """Replace an active record whose message has this number, 0 for one that is new; return the new number.
+
+        Raises:
+            ReplacedError: Its number is another.
+        """
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        subject = batch_subject("active", record.tenant, record.id)
+        try:
+            return (await self._js.publish(subject, msgspec.msgpack.encode(record), headers=headers)).seq
+        except APIError as error:
+            if error.err_code == WRONG_LAST_SEQUENCE:
+                raise ReplacedError(f"batch {record.id} was changed by another gateway") from None
+            raise
+
+    async def end(self, record: BatchRecord, revision: int) -> None:
+        """Keep the record of a batch that has ended, and take it from those that run; may be repeated."""
+        kept = msgspec.structs.replace(record, done=b"", owner="")
+        await self._js.publish(batch_subject("ended", record.tenant, record.id), msgspec.msgpack.encode(kept))
+        try:
+            await self._js.delete_msg(BATCHES_STREAM, revision)
+        except NotFoundError:
+            return
+        except APIError as error:
+            if await self.active(record.tenant, record.id) is not None:
+                raise error
+
+    async def list_active(self, tenant: str | None = None) -> list[tuple[str, str]]:
+        """Return tenant and id of every batch that runs, of one tenant or of all."""
+        return [(owner, batch_id) for owner, batch_id in await self._list("active", tenant)]
+
+    async def page(self, tenant: str, limit: int, after: str | None) -> tuple[list[BatchRecord], bool]:
+        """Return up to `limit` batches of a tenant behind `after`, the newest first, and whether there are more."""
+        both = [*await self._list("active", tenant), *await self._list("ended", tenant)]
+        ids = sorted({batch_id for _, batch_id in both if after is None or batch_id < after}, reverse=True)
+        page: list[BatchRecord] = []
+        for start in range(0, min(limit, len(ids)), _CONCURRENT_READS):
+            group = ids[start : min(limit, start + _CONCURRENT_READS)]
+            found = await asyncio.gather(*(self.get(tenant, batch_id) for batch_id in group))
+            page += [record for record in found if record is not None]
+        return page, len(ids) > limit
+
+    async def bound(self, tenant: str) -> None:
+        """Drop the oldest records of a tenant that has too many."""
+        ids = sorted(batch_id for _, batch_id in await self._list("ended", tenant))
+        for batch_id in ids[:-MAX_ENDED]:
+            found = await self._read("ended", tenant, batch_id)
+            if found is not None:
+                await self._js.delete_msg(BATCHES_STREAM, found.revision)
+
+    async def _list(self, state: str, tenant: str | None) -> list[tuple[str, str]]:
+        info = await self._js.stream_info(BATCHES_STREAM, subjects_filter=batches_filter(state, tenant))
+        found = []
+        for subject in info.state.subjects or {}:
+            *_, owner, encoded = subject.split(".")
+            try:
+                found.append((decode_name(owner), decode_name(encoded)))
+            except InvalidNameError:
+                continue
+        return found

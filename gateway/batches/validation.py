@@ -1,0 +1,100 @@
+"""Checks every line of an input file before any is computed, as the endpoints check their bodies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
+from gateway.batches.input_lines import InputLine, input_lines, line_fields
+from gateway.batches.line import read_openai_line
+from gateway.batches.record import BatchError, BatchRecord
+from gateway.files.catalog import FileCatalog
+from gateway.files.objects import FileRecord
+from shared.bounds import MAX_JOB_PRIORITY
+from shared.errors import BadRequestError, InvalidNameError
+from shared.subjects import check_name
+
+MAX_LINES = 50_000
+# As many are told; a file with more wrong lines has one mistake in all of them.
+MAX_ERRORS = 100
+
+
+@dataclass(slots=True)
+class InputCheck:
+    """Checks the file of one batch.
+
+    Attributes:
+        served: Returns the models that workers serve; of a model that none serves while others are, lines are refused.
+        num_lines: Lines so far that are not blank.
+        errors: What is wrong, the first `MAX_ERRORS`.
+    """
+
+    record: BatchRecord
+    max_line_bytes: int
+    served: Callable[[], list[str]]
+    num_lines: int = 0
+    errors: list[BatchError] = field(default_factory=list)
+    _ids: dict[bytes, int] = field(default_factory=dict)
+
+    async def run(self, catalog: FileCatalog, file: FileRecord, bodies: LargeBodies) -> None:
+        """Read the whole file.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        digest = hashlib.sha256()
+        async for group in input_lines(partial(catalog.read, file), self.max_line_bytes, on_chunk=digest.update):
+            if len(self.errors) < MAX_ERRORS:
+                await bodies.read_kept(self.record.tenant, LARGE_BYTES + 1, partial(self.check, group))
+        if digest.hexdigest() != file.sha256:
+            self.errors = [BatchError("damaged_file", "The file in the store is not what was uploaded.")]
+        elif not self.num_lines:
+            self.errors = [BatchError("empty_file", "The input file has no lines.", "input_file_id")]
+
+    def check(self, group: list[InputLine]) -> None:
+        """Check some lines."""
+        for line in group:
+            self.num_lines += 1
+            try:
+                if self.num_lines > MAX_LINES:
+                    raise BadRequestError(f"A batch has at most {MAX_LINES} lines.", None, "too_many_lines")
+                self._check(line)
+            except BadRequestError as error:
+                self.errors.append(BatchError(error.code, str(error), error.param, line.number))
+                if self.num_lines > MAX_LINES or len(self.errors) >= MAX_ERRORS:
+                    return
+
+    def _check(self, line: InputLine) -> None:
+        record, fields = self.record, line_fields(line, self.max_line_bytes)
+        url = fields.get("url")
+        if url is None:
+            raise BadRequestError("Missing required parameter: 'url'.", "url", "missing_required_parameter")
+        if url != record.endpoint:
+            message = (
+                "The URL provided for this request does not match the batch endpoint. URL provided: "
+                f"'{str(url)[:128]}'. It should match the batch API endpoint: '{record.endpoint}'."
+            )
+            raise BadRequestError(message, "url", "invalid_url")
+        parsed = read_openai_line(fields, record.tenant, None)
+        digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "replace"), digest_size=16).digest()
+        first = self._ids.setdefault(digest, line.number)
+        if first != line.number:
+            message = f"The custom_id {parsed.custom_id[:128]!r} is that of line {first} too. Each line needs its own."
+            raise BadRequestError(message, "custom_id", "duplicate_custom_id")
+        self._check_model(parsed.generation.model)
+        most = MAX_JOB_PRIORITY if record.max_priority is None else min(MAX_JOB_PRIORITY, record.max_priority)
+        if parsed.generation.priority > most:
+            raise BadRequestError(f"'priority' of a batch may be at most {most} here.", "body.priority")
+
+    def _check_model(self, model: str) -> None:
+        try:
+            check_name(model)
+        except InvalidNameError as error:
+            raise BadRequestError(f"model: {error}", "body.model") from None
+        served, allowed = self.served(), self.record.models
+        if (allowed is not None and model not in allowed) or (served and model not in served):
+            message = f"The model {model[:128]!r} does not exist or this key may not use it."
+            raise BadRequestError(message, "body.model", "model_not_found")

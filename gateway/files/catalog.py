@@ -1,0 +1,259 @@
+"""The files of all tenants in one store: each as its bytes, `<tenant>/files/<id>.data`, and its record, `<id>.json`.
+
+The record is written after the bytes and deleted before them: a file exists while its record does. Another tenant's
+file is not found, since its tenant is part of the key. Owns nothing but the counts of uploads on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.files.object_store import MissingObjectError, ObjectStore, StoreError, StoreFullError, put
+from gateway.files.objects import FILE_ID, FileRecord
+from gateway.metrics import GatewayMetrics
+from shared.errors import InvalidNameError
+from shared.log_limit import LogLimit
+from shared.subjects import decode_name, encode_name
+
+READ_BYTES = 1 << 20
+SWEEP_INTERVAL_S = 3600.0
+_RECORD = ".json"
+_DATA = ".data"
+# An upload may take this long; bytes without a record are older than that when they are deleted.
+_ORPHAN_S = 86_400.0
+_CONCURRENT_READS = 32
+_decode = msgspec.json.Decoder(FileRecord).decode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialFile:
+    """A file that still grows: its record so far, and how its bytes are read."""
+
+    record: FileRecord
+    read: Callable[[int, int], Awaitable[bytes]]
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What batches know of files.
+
+    Attributes:
+        growing: Returns a file that a running batch writes.
+        user_of: Returns the id of a running batch that reads a file.
+    """
+
+    growing: Callable[[str, str], Awaitable[PartialFile | None]]
+    user_of: Callable[[str, str], Awaitable[str | None]]
+
+
+class FileCatalog:
+    """Reads, writes, lists and deletes files.
+
+    Attributes:
+        store: Where they lie.
+        hooks: What batches know; None without batches.
+    """
+
+    def __init__(self, store: ObjectStore, tenant_bytes: int, metrics: GatewayMetrics) -> None:
+        """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`."""
+        self.store = store
+        self._metrics = metrics
+        self.hooks: Hooks | None = None
+        self._tenant_bytes = tenant_bytes
+        self._uploading: Counter[str] = Counter()
+        self._log_limit = LogLimit(_log)
+
+    async def get(self, tenant: str, file_id: str) -> FileRecord | None:
+        """Return the record of a tenant's file, unless there is none or it has expired.
+
+        Raises:
+            ApiError: 503; the store cannot be read.
+        """
+        with self.answering():
+            record = await self.find(tenant, file_id)
+        is_over = record is not None and record.expires_at is not None and record.expires_at <= time.time()
+        return None if is_over else record
+
+    async def find(self, tenant: str, file_id: str) -> FileRecord | None:
+        """Return the record of a tenant's file, also of one that has expired and still lies in the store.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        if FILE_ID.fullmatch(file_id) is None:
+            return None
+        try:
+            record = _decode(await self.store.read(_key(tenant, file_id, _RECORD)))
+        except MissingObjectError:
+            return None
+        except msgspec.MsgspecError as error:
+            self._log_limit.warning(file_id, "the record of a file cannot be read: %s", error)
+            return None
+        return record if (record.tenant, record.id) == (tenant, file_id) else None
+
+    async def page(
+        self, tenant: str, limit: int, after: str | None, *, is_ascending: bool, purpose: str | None
+    ) -> tuple[list[FileRecord], bool]:
+        """Return up to `limit` files behind `after`, and whether there are more.
+
+        Raises:
+            ApiError: 503; the store cannot be read.
+        """
+        with self.answering():
+            names = [each.name for each in await self.store.objects(_folder(tenant))]
+        ids = sorted((n.removesuffix(_RECORD) for n in names if n.endswith(_RECORD)), reverse=not is_ascending)
+        if after is not None:
+            ids = [each for each in ids if (each > after if is_ascending else each < after)]
+        found: list[FileRecord] = []
+        for start in range(0, len(ids), _CONCURRENT_READS):
+            group = ids[start : start + _CONCURRENT_READS]
+            records = await asyncio.gather(*(self.get(tenant, file_id) for file_id in group))
+            found += [each for each in records if each is not None and purpose in (None, each.purpose)]
+            if len(found) > limit:
+                break
+        return found[:limit], len(found) > limit
+
+    @contextlib.asynccontextmanager
+    async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
+        """Keep room for an upload of up to `num_bytes` while it lasts.
+
+        Raises:
+            ApiError: 400, the tenant's quota does not suffice; 507, the store is full; 503, it cannot be read.
+        """
+        with self.answering():
+            await self.store.check_room(num_bytes)
+            stored = await self.store.objects(_folder(tenant))
+        used = sum(each.num_bytes for each in stored) + self._uploading[tenant]
+        if used + num_bytes > self._tenant_bytes:
+            message = (
+                f"The files of this tenant may have {self._tenant_bytes} bytes together. They have {used}, and this "
+                f"one has up to {num_bytes}. Delete files, or ask the operator for more (--files-tenant-bytes)."
+            )
+            raise ApiError(400, message, param="file", code="file_quota_exceeded")
+        self._uploading[tenant] += num_bytes
+        try:
+            yield
+        finally:
+            self._uploading[tenant] -= num_bytes
+            if not self._uploading[tenant]:
+                del self._uploading[tenant]
+
+    async def write(self, tenant: str, file_id: str, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
+        """Store the bytes of a file, which exists once its record is published; return their number and digest.
+
+        Raises:
+            StoreError: They could not be stored, and there is nothing of them.
+        """
+        digest, num_bytes = hashlib.sha256(), 0
+        writer = await self.store.writer(_key(tenant, file_id, _DATA))
+        try:
+            async for piece in pieces:
+                digest.update(piece)
+                num_bytes += len(piece)
+                await writer.write(piece)
+            await writer.commit()
+        finally:
+            await writer.abort()
+        return num_bytes, digest.hexdigest()
+
+    async def publish(self, record: FileRecord) -> None:
+        """Make a file exist whose bytes are stored.
+
+        Raises:
+            StoreError: It could not be.
+        """
+        await put(self.store, _key(record.tenant, record.id, _RECORD), msgspec.json.encode(record))
+
+    async def read(self, record: FileRecord, start: int, num_bytes: int) -> bytes:
+        """Return bytes of a file, fewer only at its end.
+
+        Raises:
+            StoreError: They cannot be read, or the file is shorter than its record says.
+        """
+        wanted = max(0, min(num_bytes, record.num_bytes - start))
+        data = await self.store.read(_key(record.tenant, record.id, _DATA), start, wanted)
+        if len(data) != wanted:
+            raise StoreError(f"file {record.id} is damaged: it ends after {start + len(data)} bytes")
+        return data
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            ApiError: 503; the store does not let us.
+        """
+        with self.answering():
+            await self.store.delete(_key(tenant, file_id, _RECORD))
+            await self.store.delete(_key(tenant, file_id, _DATA))
+
+    async def sweep(self) -> None:
+        """Delete files that have expired, and bytes whose upload was never completed."""
+        try:
+            for folder in await self.store.folders():
+                with contextlib.suppress(InvalidNameError):
+                    await self._sweep(decode_name(folder))
+        except (StoreError, ApiError) as error:
+            self._log_limit.warning("sweep", "expired files were not deleted: %s", error)
+
+    async def _sweep(self, tenant: str) -> None:
+        found = await self.store.objects(_folder(tenant))
+        records = {each.name.removesuffix(_RECORD) for each in found if each.name.endswith(_RECORD)}
+        for name, _, modified in found:
+            file_id, is_data = name.removesuffix(_DATA), name.endswith(_DATA)
+            if is_data and file_id not in records and modified < time.time() - _ORPHAN_S:
+                await self.delete(tenant, file_id)
+        for file_id in records:
+            if FILE_ID.fullmatch(file_id) is not None and await self.get(tenant, file_id) is None:
+                is_used = self.hooks is not None and await self.hooks.user_of(tenant, file_id) is not None
+                if not is_used:
+                    await self.delete(tenant, file_id)
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Turn failures of the store into answers: 507 for a full one, 503 for others.
+
+        Raises:
+            ApiError: The store failed.
+        """
+        try:
+            yield
+        except MissingObjectError:
+            raise
+        except StoreError as error:
+            self.note_failure(error)
+            if isinstance(error, StoreFullError):
+                message = "The server's store of files is full. Ask the operator to make room."
+                raise ApiError(507, message, code="file_store_full") from error
+            message = "The server's store of files cannot be used at the moment. Try again shortly."
+            raise ApiError(503, message, code="file_store_unavailable", retry_after_s=5.0) from error
+
+    def note_failure(self, error: StoreError) -> None:
+        """Count a failure of the store, and tell the operator."""
+        self._metrics.file_store_failures += 1
+        self._log_limit.warning("store", "the store of files failed: %s", error)
+
+    async def sweep_forever(self) -> None:
+        """Sweep from time to time."""
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+
+def _folder(tenant: str) -> str:
+    return f"{encode_name(tenant)}/files"
+
+
+def _key(tenant: str, file_id: str, suffix: str) -> str:
+    return f"{_folder(tenant)}/{file_id}{suffix}"

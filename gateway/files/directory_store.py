@@ -1,0 +1,180 @@
+"""Files in a directory, which several machines may mount.
+
+An object is written beside its place under another name, synced to the disk and renamed: whoever reads it reads all of
+it, also after a loss of power. What a process that was killed has left behind is deleted after a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
+
+# NATS and Redis may write to the same disk: some room is left for them.
+KEPT_FREE_BYTES = 64 << 20
+_TEMPORARY = ".writing-"
+_ABANDONED_S = 86_400.0
+_THREADS = 4
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+Result = TypeVar("Result")
+
+
+class DirectoryStore:
+    """Reads and writes in threads of its own: a disk may be slow, and streams must not wait for it."""
+
+    is_local = True
+
+    def __init__(self, root: Path) -> None:
+        """Use a directory, which `check` makes."""
+        self.place = f"the directory {root}"
+        self._root = root
+        self._threads = ThreadPoolExecutor(_THREADS, "files")
+
+    async def check(self) -> None:
+        """Check that the directory can be written."""
+
+        def check() -> None:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
+            probe.write_bytes(b"")
+            probe.unlink()
+
+        await self.run(check)
+
+    async def check_room(self, num_bytes: int) -> None:
+        """Compare with the free room of the file system."""
+        free = (await self.run(partial(shutil.disk_usage, self._root))).free
+        if num_bytes + KEPT_FREE_BYTES > free:
+            raise StoreFullError(f"{self.place} has {free >> 20} MB free, and {num_bytes >> 20} MB more are wanted")
+
+    async def writer(self, key: str) -> DirectoryWriter:
+        """Begin a file beside its place."""
+        target = self._root / check_key(key)
+        temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+
+        def begin() -> int:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+        return DirectoryWriter(self, await self.run(begin), temporary, target)
+
+    async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
+        """Read a range of a file."""
+        path = self._root / check_key(key)
+
+        def read() -> bytes:
+            with path.open("rb") as file:
+                file.seek(start)
+                return file.read(-1 if num_bytes is None else num_bytes)
+
+        return await self.run(read)
+
+    async def objects(self, folder: str) -> list[StoredObject]:
+        """List a folder, and delete what was abandoned in it."""
+
+        def listed() -> list[StoredObject]:
+            found = []
+            with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.is_file(follow_symlinks=False):
+                            state = entry.stat(follow_symlinks=False)
+                            found.append(StoredObject(entry.name, state.st_size, state.st_mtime))
+            abandoned = time.time() - _ABANDONED_S
+            for name, _, modified in found:
+                if name.startswith(_TEMPORARY) and modified < abandoned:
+                    (self._root / folder / name).unlink(missing_ok=True)
+            return sorted(each for each in found if not each.name.startswith("."))
+
+        return await self.run(listed)
+
+    async def folders(self) -> list[str]:
+        """List the directories at the top."""
+
+        def listed() -> list[str]:
+            with os.scandir(self._root) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+        return await self.run(listed)
+
+    async def delete(self, key: str) -> None:
+        """Delete a file."""
+        path = self._root / check_key(key)
+        await self.run(partial(path.unlink, missing_ok=True))
+
+    async def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run work on the directory in a thread.
+
+        Raises:
+            StoreError: It failed.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except FileNotFoundError as error:
+            raise MissingObjectError(f"{self.place} has no such file") from error
+        except OSError as error:
+            kind = StoreFullError if error.errno in _FULL else StoreError
+            raise kind(f"{self.place} cannot be used: {error.strerror or error}") from error
+
+
+class DirectoryWriter:
+    """A file that is being written. Made by `DirectoryStore.writer`."""
+
+    def __init__(self, store: DirectoryStore, descriptor: int, temporary: Path, target: Path) -> None:
+        self._store = store
+        self._descriptor = descriptor
+        self._temporary = temporary
+        self._target = target
+        self._is_open = True
+
+    async def write(self, data: bytes) -> None:
+        """Add bytes."""
+
+        def write() -> None:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+        await self._store.run(write)
+
+    async def commit(self) -> None:
+        """Sync the file, rename it, and sync the directory."""
+
+        def commit() -> None:
+            os.fsync(self._descriptor)
+            self._close()
+            self._temporary.replace(self._target)
+            directory = os.open(self._target.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+        await self._store.run(commit)
+
+    async def abort(self) -> None:
+        """Delete the file, unless it was renamed."""
+        if self._is_open:
+            self._close()
+            with contextlib.suppress(StoreError):
+                await self._store.run(partial(self._temporary.unlink, missing_ok=True))
+
+    def _close(self) -> None:
+        self._is_open = False
+        os.close(self._descriptor)

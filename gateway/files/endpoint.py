@@ -1,0 +1,219 @@
+"""The routes of files: upload, list, show, download, delete. Each needs a key, and finds its tenant's files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway.admission.auth import Principal
+from gateway.api.door import exchange_of
+from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.checks import invalid_value, unknown_parameter
+from gateway.errors import ApiError
+from gateway.files.catalog import READ_BYTES, FileCatalog
+from gateway.files.form_data import FormData
+from gateway.files.object_store import MissingObjectError, StoreError
+from gateway.files.objects import DeletedFile, FileList, FileRecord, file_answer, ordered_hex
+from gateway.files.upload import UploadForm
+
+_PATH = "/v1/files"
+_MAX_FILES = 10_000
+_RANGE = re.compile(r"bytes=([0-9]{1,15})-")
+# Of the form around the file.
+_FORM_BYTES = 64 << 10
+_LIST = frozenset({"after", "limit", "order", "purpose"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file, whole or growing."""
+
+    record: FileRecord
+    read: Callable[[int, int], Awaitable[bytes]]
+
+
+class FileRoutes:
+    """Handles the routes. Keeps nothing of a request."""
+
+    def __init__(self, services: RouteServices, catalog: FileCatalog) -> None:
+        """Serve the files of `catalog`."""
+        self._services = services
+        self._catalog = catalog
+
+    def routes(self) -> list[KeyRoute]:
+        """Return the routes."""
+        return [
+            KeyRoute("POST", _PATH, self._upload),
+            KeyRoute("GET", _PATH, self._list),
+            KeyRoute("GET", f"{_PATH}/{{file_id}}", self._show),
+            KeyRoute("DELETE", f"{_PATH}/{{file_id}}", self._delete),
+            KeyRoute("GET", f"{_PATH}/{{file_id}}/content", self._download),
+        ]
+
+    async def _upload(self, request: Request, principal: Principal) -> Response:
+        config, exchange = self._services.config, exchange_of(request.scope)
+        form = FormData(request.headers.get("content-type", ""))
+        upload = UploadForm(form, config.allow_unknown_parameters)
+        most = config.max_file_bytes
+        length = exchange.head.content_length
+        if length is not None and length > most + _FORM_BYTES:
+            raise _too_large(most)
+        lease = await self._services.limiter.admit(principal, 1, 0)
+        try:
+            body = exchange.stream_body(most + _FORM_BYTES, principal.body_owner)
+            async with self._catalog.room(principal.tenant, most if length is None else min(length, most)):
+                with self._catalog.answering():
+                    file_id = f"file-{ordered_hex()}"
+                    pieces = _bounded(upload, body, most)
+                    _, digest = await self._catalog.write(principal.tenant, file_id, pieces)
+                    record = upload.record(principal.tenant, file_id, digest)
+                    await self._catalog.publish(record)
+        finally:
+            lease.release()
+        self._services.metrics.file_bytes_uploaded += record.num_bytes
+        return json_response(file_answer(record))
+
+    async def _list(self, request: Request, principal: Principal) -> Response:
+        query = request.query_params
+        check_query(request, _LIST, allow_unknown=self._services.config.allow_unknown_parameters)
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
+        limit = checked_limit(query.get("limit"), _MAX_FILES, _MAX_FILES)
+        async with self._reading(principal):
+            found, has_more = await self._catalog.page(
+                principal.tenant, limit, query.get("after"), is_ascending=order == "asc", purpose=query.get("purpose")
+            )
+        first, last = (found[0].id, found[-1].id) if found else (None, None)
+        return json_response(FileList("list", list(map(file_answer, found)), first, last, has_more))
+
+    async def _show(self, request: Request, principal: Principal) -> Response:
+        return json_response(file_answer((await self._found(request, principal)).record))
+
+    async def _delete(self, request: Request, principal: Principal) -> Response:
+        found = await self._found(request, principal)
+        file_id, hooks = found.record.id, self._catalog.hooks
+        batch_id = None if hooks is None else await hooks.user_of(principal.tenant, file_id)
+        if batch_id is not None:
+            message = f"File '{file_id}' belongs to batch '{batch_id}', which runs. Cancel the batch, or wait."
+            raise ApiError(400, message, param="file_id", code="file_in_use")
+        await self._catalog.delete(principal.tenant, file_id)
+        return json_response(DeletedFile(file_id, "file", True))
+
+    async def _download(self, request: Request, principal: Principal) -> Response:
+        found = await self._found(request, principal)
+        size = found.record.num_bytes
+        asked = _RANGE.fullmatch(request.headers.get("range", ""))
+        start = int(asked[1]) if asked else 0
+        if asked and start >= size:
+            message = f"File '{found.record.id}' has {size} bytes."
+            raise ApiError(416, message, code="invalid_range", headers={"Content-Range": f"bytes */{size}"})
+        headers = {
+            "content-disposition": 'attachment; filename="' + _quoted(found.record.filename) + '"',
+            "accept-ranges": "bytes",
+        }
+        if asked:
+            headers["content-range"] = f"bytes {start}-{size - 1}/{size}"
+        media_type = "application/octet-stream"
+        if request.method == "HEAD" or not size:
+            return Response(b"", 200, headers, media_type)
+        with self._catalog.answering():
+            try:
+                first = await found.read(start, READ_BYTES)
+            except MissingObjectError:
+                raise _not_found(found.record.id) from None
+        pieces = self._pieces(found, first, start)
+        return StreamingResponse(pieces, 206 if asked else 200, headers, media_type)
+
+    async def _pieces(self, found: _Found, first: bytes, start: int) -> AsyncIterator[bytes]:
+        """Yield a file; where it cannot be read, the connection is cut, which tells the client that it has not all."""
+        piece = first
+        while piece:
+            yield piece
+            start += len(piece)
+            self._services.metrics.file_bytes_downloaded += len(piece)
+            try:
+                piece = await found.read(start, READ_BYTES)
+            except StoreError as error:
+                self._catalog.note_failure(error)
+                raise
+
+    def _reading(self, principal: Principal) -> AbstractAsyncContextManager[None]:
+        return reading(self._services, principal)
+
+    async def _found(self, request: Request, principal: Principal) -> _Found:
+        file_id: str = request.path_params["file_id"]
+        catalog, tenant = self._catalog, principal.tenant
+        async with self._reading(principal):
+            record = await catalog.get(tenant, file_id)
+            if record is not None:
+                return _Found(record, partial(catalog.read, record))
+            growing = None if catalog.hooks is None else await catalog.hooks.growing(tenant, file_id)
+        if growing is None:
+            raise _not_found(file_id)
+        return _Found(growing.record, growing.read)
+
+
+@contextlib.asynccontextmanager
+async def reading(services: RouteServices, principal: Principal) -> AsyncIterator[None]:
+    """Count a read against the limits of a key.
+
+    Raises:
+        ApiError: 429; the key has read enough for now.
+    """
+    lease = await services.limiter.admit_read(principal)
+    try:
+        yield
+    finally:
+        lease.release(1)
+
+
+def check_query(request: Request, known: frozenset[str], *, allow_unknown: bool) -> None:
+    """Refuse unknown parameters of a query.
+
+    Raises:
+        ApiError: 400; it names the first.
+    """
+    for name in request.query_params:
+        if name not in known and not allow_unknown:
+            raise unknown_parameter(name)
+
+
+def checked_limit(text: str | None, default: int, most: int) -> int:
+    """Return how many objects a page has at most.
+
+    Raises:
+        ApiError: 400; the number is out of range.
+    """
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+        raise invalid_value("limit", f"'limit' must be a whole number from 1 to {most}.")
+    return int(text)
+
+
+async def _bounded(upload: UploadForm, body: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+    async for piece in upload.pieces(body):
+        if upload.num_bytes > most:
+            raise _too_large(most)
+        yield piece
+
+
+def _too_large(most: int) -> ApiError:
+    message = f"The file is larger than {most} bytes. Split it into several batches."
+    return ApiError(413, message, param="file", code="file_too_large")
+
+
+def _quoted(filename: str) -> str:
+    return "".join(c if " " <= c <= "~" and c not in '"\\' else "_" for c in filename)
+
+
+def _not_found(file_id: str) -> ApiError:
+    return ApiError(404, f"No such File object: {file_id[:128]}", param="id", code="file_not_found")

@@ -1,0 +1,104 @@
+"""Reads `multipart/form-data` as it arrives (RFC 7578): fields are small and kept, files are passed on in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import BytesHeaderParser
+from typing import NamedTuple
+
+from gateway.errors import ApiError
+
+MAX_FIELDS = 32
+MAX_FIELD_BYTES = 16 << 10
+_MAX_HEADER_BYTES = 8 << 10
+# RFC 2046, and as long as any client makes it.
+_BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,199}[0-9A-Za-z'()+_,./:=?-]")
+
+
+class FieldStart(NamedTuple):
+    """The head of a field; `filename` is None for a text."""
+
+    name: str
+    filename: str | None
+
+
+class FormData:
+    """Takes the bytes of a body, and yields the start of each field and what is in it."""
+
+    def __init__(self, content_type: str) -> None:
+        """Read a body of this type.
+
+        Raises:
+            ApiError: 400; it is not form data, or names no boundary.
+        """
+        message = Message()
+        message["content-type"] = content_type
+        boundary = str(message.get_param("boundary", "")).encode("ascii", "replace")
+        if message.get_content_type() != "multipart/form-data" or _BOUNDARY.fullmatch(boundary) is None:
+            text = "Send the file as multipart/form-data, with the fields 'file' and 'purpose'."
+            raise ApiError(400, text, code="invalid_content_type")
+        # A line break before the first boundary too: it may be the first line.
+        self._buffer = bytearray(b"\r\n")
+        self._delimiter = b"\r\n--" + boundary
+        self._is_in_field = False
+        self._num_fields = 0
+        self.is_complete = False
+
+    def feed(self, data: bytes) -> Iterator[FieldStart | bytes]:
+        """Take bytes, and yield what has become certain.
+
+        Raises:
+            ApiError: 400; this is not what the content type says.
+        """
+        self._buffer += data
+        while not self.is_complete:
+            at = self._buffer.find(self._delimiter)
+            if self._is_in_field:
+                # The end of what there is may be the beginning of a delimiter.
+                end = at if at >= 0 else max(0, len(self._buffer) - len(self._delimiter) + 1)
+                if end:
+                    yield bytes(self._buffer[:end])
+                    del self._buffer[:end]
+                    at = 0 if at >= 0 else -1
+            if at < 0:
+                if not self._is_in_field and len(self._buffer) > _MAX_HEADER_BYTES:
+                    raise _broken("no boundary comes where a field should begin")
+                return
+            start = self._next_field(at + len(self._delimiter))
+            if start is None:
+                return
+            yield start
+        self._buffer.clear()
+
+    def _next_field(self, at: int) -> FieldStart | None:
+        """Return the field behind a delimiter; None while its head is incomplete, or behind the last one."""
+        if self._buffer[at : at + 2] == b"--":
+            self.is_complete = True
+            return None
+        end = self._buffer.find(b"\r\n\r\n", at)
+        if end < 0:
+            if len(self._buffer) - at > _MAX_HEADER_BYTES:
+                raise _broken(f"the head of a field is longer than {_MAX_HEADER_BYTES} bytes")
+            return None
+        if self._buffer[at : at + 2] != b"\r\n":
+            raise _broken("a boundary does not end its line")
+        self._num_fields += 1
+        if self._num_fields > MAX_FIELDS:
+            raise _broken(f"it has more than {MAX_FIELDS} fields")
+        head = BytesHeaderParser().parsebytes(bytes(self._buffer[at + 2 : end + 4]))
+        del self._buffer[: end + 4]
+        self._is_in_field = True
+        name = head.get_param("name", header="content-disposition")
+        if not isinstance(name, str):
+            raise _broken("a field has no name")
+        return FieldStart(_text(name), None if (filename := head.get_filename()) is None else _text(filename))
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _broken(problem: str) -> ApiError:
+    return ApiError(400, f"The body is not valid multipart/form-data: {problem}.", code="invalid_form_data")

@@ -1,0 +1,150 @@
+"""What a store of files can do: whole objects appear at once or not at all, and are read in ranges.
+
+Keys are ours: `<tenant>/files/...`, made of encoded names and ids, never of what a client calls something.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Protocol
+
+from shared.errors import HeadraceError
+
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,400}(/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,250}){1,6}")
+
+
+class StoreError(HeadraceError):
+    """The store cannot be reached, read or written; the message names it and says why."""
+
+
+class StoreFullError(StoreError):
+    """The store has no room left."""
+
+
+class MissingObjectError(StoreError):
+    """There is no such object."""
+
+
+class StoredObject(NamedTuple):
+    """An object in a list. `name` is the last part of its key, `modified` Unix seconds by the store's clock."""
+
+    name: str
+    num_bytes: int
+    modified: float
+
+
+class ObjectWriter(Protocol):
+    """Writes one object. Nobody sees it before `commit`."""
+
+    async def write(self, data: bytes) -> None:
+        """Add bytes.
+
+        Raises:
+            StoreError: They could not be written.
+        """
+        ...
+
+    async def commit(self) -> None:
+        """Make the object visible, in the place of one of the same key; it is on the disk when this returns.
+
+        Raises:
+            StoreError: It could not be stored, and is not.
+        """
+        ...
+
+    async def abort(self) -> None:
+        """Forget what was written; does nothing after `commit`."""
+        ...
+
+
+class ObjectStore(Protocol):
+    """A directory or a bucket.
+
+    Attributes:
+        place: How messages name it.
+        is_local: Only processes of this machine, or those that mount the same directory, reach it.
+    """
+
+    place: str
+    is_local: bool
+
+    async def check(self) -> None:
+        """Check that objects can be written and read.
+
+        Raises:
+            StoreError: They cannot.
+        """
+        ...
+
+    async def check_room(self, num_bytes: int) -> None:
+        """Refuse what has no room, where the store can tell.
+
+        Raises:
+            StoreFullError: There is no room for so many bytes.
+        """
+        ...
+
+    async def writer(self, key: str) -> ObjectWriter:
+        """Begin to write an object.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        ...
+
+    async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
+        """Return bytes of an object, fewer at its end; all from `start` without a number.
+
+        Raises:
+            MissingObjectError: There is no such object.
+            StoreError: It could not be read.
+        """
+        ...
+
+    async def objects(self, folder: str) -> list[StoredObject]:
+        """Return the objects right in a folder, in the order of their names.
+
+        Raises:
+            StoreError: They could not be listed.
+        """
+        ...
+
+    async def folders(self) -> list[str]:
+        """Return the folders at the top: the encoded names of tenants.
+
+        Raises:
+            StoreError: They could not be listed.
+        """
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Delete an object; one that is not there is deleted already.
+
+        Raises:
+            StoreError: It could not be deleted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of threads and connections."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return a key as it is; ours have no part that leads elsewhere."""
+    assert _KEY.fullmatch(key), f"{key[:80]!r} is no key of an object"
+    return key
+
+
+async def put(store: ObjectStore, key: str, data: bytes) -> None:
+    """Store a small object whole.
+
+    Raises:
+        StoreError: It could not be stored.
+    """
+    writer = await store.writer(key)
+    try:
+        await writer.write(data)
+        await writer.commit()
+    finally:
+        await writer.abort()

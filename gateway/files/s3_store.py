@@ -1,0 +1,126 @@
+"""Files in a bucket of S3, or of a server that speaks its protocol, through the package `obstore`.
+
+Credentials, region and endpoint come from the variables that all clients of S3 read (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL`, ...). An object is uploaded in parts and appears with its last one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, check_key
+from shared.errors import ConfigError
+
+_PART_BYTES = 8 << 20
+_PROBE = "headrace/probe/probe"
+
+Result = TypeVar("Result")
+
+
+class S3Store:
+    """A bucket, or what begins with a prefix in it."""
+
+    is_local = False
+
+    def __init__(self, url: str) -> None:
+        """Use `s3://bucket/prefix`.
+
+        Raises:
+            ConfigError: It is none, or the package is not installed.
+        """
+        place = urlsplit(url)
+        if not place.netloc or place.query or place.fragment or place.username:
+            raise ConfigError("HEADRACE_FILES", f"{url!r} is no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
+        try:
+            import obstore
+            from obstore.store import S3Store as Bucket
+        except ImportError:
+            problem = "a bucket needs the package obstore: pip install 'headrace[s3]'"
+            raise ConfigError("HEADRACE_FILES", problem) from None
+        self.place = f"the bucket {url}"
+        self._client = obstore
+        prefix = place.path.strip("/") or None
+        # A server of one's own on a private network may speak HTTP.
+        is_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        self._bucket: Any = Bucket(place.netloc, prefix=prefix, client_options={"allow_http": is_http})
+
+    async def check(self) -> None:
+        """Write an empty object and delete it."""
+        await self._answered(self._client.put_async(self._bucket, _PROBE, b""))
+        await self.delete(_PROBE)
+
+    async def check_room(self, num_bytes: int) -> None:
+        """Do nothing: a bucket does not say how much it can hold."""
+
+    async def writer(self, key: str) -> S3Writer:
+        """Begin to upload an object."""
+        return S3Writer(self, self._client.open_writer_async(self._bucket, check_key(key), buffer_size=_PART_BYTES))
+
+    async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
+        """Read a range of an object."""
+        if num_bytes == 0:
+            return b""
+        size = (await self._answered(self._client.head_async(self._bucket, check_key(key))))["size"]
+        end = size if num_bytes is None else min(size, start + num_bytes)
+        if start >= end:
+            return b""
+        return bytes(await self._answered(self._client.get_range_async(self._bucket, key, start=start, end=end)))
+
+    async def objects(self, folder: str) -> list[StoredObject]:
+        """List what begins with the folder."""
+        found = await self._answered(self._client.list(self._bucket, folder).collect_async())
+        names = [(each["path"].removeprefix(f"{folder}/"), each) for each in found]
+        return sorted(
+            StoredObject(name, each["size"], each["last_modified"].timestamp())
+            for name, each in names
+            if "/" not in name
+        )
+
+    async def folders(self) -> list[str]:
+        """List the first parts of keys."""
+        found = await self._answered(self._client.list_with_delimiter_async(self._bucket))
+        return sorted(found["common_prefixes"])
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        try:
+            await self._answered(self._client.delete_async(self._bucket, check_key(key)))
+        except MissingObjectError:
+            return
+
+    async def close(self) -> None:
+        """Do nothing: connections end with the object."""
+
+    async def _answered(self, call: Awaitable[Result]) -> Result:
+        from obstore.exceptions import BaseError, NotFoundError
+
+        try:
+            return await call
+        except (NotFoundError, FileNotFoundError) as error:
+            raise MissingObjectError(f"{self.place} has no such object") from error
+        except (BaseError, OSError) as error:
+            reason = str(error).partition("\n")[0][:300]
+            raise StoreError(f"{self.place} cannot be used: {reason}") from error
+
+
+class S3Writer:
+    """An upload in parts. Made by `S3Store.writer`; what is not committed never appears in the bucket."""
+
+    def __init__(self, store: S3Store, upload: Any) -> None:
+        self._store = store
+        self._upload = upload
+
+    async def write(self, data: bytes) -> None:
+        """Add bytes."""
+        await self._store._answered(self._upload.write(data))
+
+    async def commit(self) -> None:
+        """Complete the upload."""
+        await self._store._answered(self._upload.close())
+
+    async def abort(self) -> None:
+        """Let go of the upload; a bucket's own rule for incomplete uploads frees its parts."""
+        self._upload = None

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import openai
+import pytest
+from nats.aio.client import Client
+
+from gateway.admission.api_keys import create_key
+from shared.batch_streams import batch_stream
+from shared.kept_results import KeptResults
+from shared.messages import BatchResult, Request, decode_request
+from shared.nats_connection import connect
+from shared.result_shares import ResultShares
+from shared.server_clock import ServerClock
+from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.servers import NatsServer
+
+LIMITS = StreamLimits(tenant_max_bytes=1 << 26, ack_wait_s=2.0)
+TENANTS = ("default", "acme")
+
+
+@dataclass
+class EchoWorker:
+    """Takes jobs of a model's batch queue and answers each with the last message or prompt of its request.
+
+    Attributes:
+        computed: Ids of the jobs in the order of their answers; a job that is answered twice stands here twice.
+        answer: Makes the result of a request; None leaves it unanswered.
+    """
+
+    nats: Client
+    model: str
+    tenant: str = "default"
+    computed: list[str] = field(default_factory=list)
+    answer: Callable[[Request], BatchResult | None] = field(default=lambda request: echo(request))
+
+    async def work(self) -> None:
+        js = self.nats.jetstream()
+        kept = KeptResults(js, ResultShares(js, can_purge=True, clock=ServerClock()))
+        queue = await js.pull_subscribe_bind(consumer_name(self.model, "batch"), stream=batch_stream(self.tenant))
+        while True:
+            messages = []
+            with contextlib.suppress(Exception):
+                messages = await queue.fetch(64, timeout=0.5)
+            for message in messages:
+                request = decode_request(message.data)
+                if await kept.end_of(self.tenant, request.id) is not None:
+                    await message.ack()
+                    continue
+                result = self.answer(request)
+                if result is None:
+                    continue
+                self.computed.append(request.id)
+                await kept.store(self.tenant, request.id, msgspec.json.encode(result), result.finish)
+                await message.ack()
+
+
+def echo(request: Request) -> BatchResult:
+    text = request.messages[-1].content if request.messages else request.text
+    return BatchResult(
+        id=request.id, model=request.model, tenant=request.tenant, text=str(text), finish="stop", prompt_tokens=3,
+        completion_tokens=4, completed=1.0, vector=b"\0\0\x80?" if request.pooling else None,
+    )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def echo_worker(nats_url: str, model: str = "m", tenant: str = "default") -> AsyncIterator[EchoWorker]:
+    nats = await connect(nats_url, role="worker", name=f"echo-{model}")
+    try:
+        js = nats.jetstream()
+        await ensure_streams(js, LIMITS, TENANTS)
+        await ensure_consumer(js, model, "batch", LIMITS, tenant)
+        worker = EchoWorker(nats, model, tenant)
+        task = asyncio.create_task(worker.work())
+        try:
+            yield worker
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    finally:
+        await nats.close()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the gateways of these tests meet: a NATS server and a directory of files."""
+
+    nats_url: str
+    directory: Path
+    keys: dict[str, str]
+
+    @contextlib.contextmanager
+    def gateway(self, name: str, **settings: object) -> Iterator[GatewayProcess]:
+        settings = {"files": self.directory / "files", "keys_file": self.directory / "keys.json"} | settings
+        with running_gateway(self.directory / name, self.nats_url, **settings) as gateway:
+            yield gateway
+
+    def client(self, gateway: GatewayProcess, key: str = "") -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key=self.keys.get(key, API_KEY), max_retries=0, timeout=30
+        )
+
+
+@pytest.fixture(scope="package")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    directory = tmp_path_factory.mktemp("batches")
+    file = directory / "keys.json"
+    keys = {
+        "acme": create_key(file, tenant="acme")[1],
+        "narrow": create_key(file, tenant="default", models=["other"])[1],
+        "slow": create_key(file, tenant="default", requests_per_minute=2)[1],
+    }
+    yield Place(server.url, directory, keys)
+    server.kill()
+
+
+@pytest.fixture(scope="package")
+def gateway(place: Place) -> Iterator[GatewayProcess]:
+    with place.gateway("gateway") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def worker(place: Place, request: pytest.FixtureRequest) -> AsyncIterator[EchoWorker]:
+    async with echo_worker(place.nats_url, request.node.name[:60].split("[")[0]) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def client(place: Place, gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with place.client(gateway) as client:
+        yield client

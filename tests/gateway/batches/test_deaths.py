@@ -1,0 +1,144 @@
+"""Whatever dies: one line out for each line in. The two first tests are those that other batch servers fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from shared.messages import BatchResult, Request
+from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
+from tests.gateway.batches.test_batches import ended, jsonl, line, lines_of, submitted
+from tests.gateway.gateway_process import GatewayProcess
+from tests.servers import NatsServer
+
+
+@pytest.fixture
+async def own(start_nats: Callable[..., NatsServer], tmp_path: Path) -> AsyncIterator[tuple[Place, EchoWorker]]:
+    """A NATS server and files of the test's own, with a worker that answers half of what it takes at first."""
+    place = Place(start_nats().url, tmp_path, {})
+    async with echo_worker(place.nats_url) as worker:
+        yield place, worker
+
+
+def slowly(num_per_s: float) -> Callable[[Request], BatchResult | None]:
+    """Answer so many requests a second at most, and leave the others to a later delivery, as a killed worker does."""
+    next_at = time.monotonic()
+
+    def answer(request: Request) -> BatchResult | None:
+        nonlocal next_at
+        now = time.monotonic()
+        if now < next_at:
+            return None
+        next_at = max(next_at + 1 / num_per_s, now - 0.1)
+        return echo(request)
+
+    return answer
+
+
+async def assert_each_line_once(client: openai.AsyncOpenAI, batch_id: str, num_lines: int, timeout_s: float) -> None:
+    batch = await ended(client, await client.batches.retrieve(batch_id), timeout_s)
+    assert batch.status == "completed", batch
+    output = [*await lines_of(client, batch.output_file_id), *await lines_of(client, batch.error_file_id)]
+    told = {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in output}
+    assert len(output) == num_lines
+    assert told == {f"line-{number}": f"text {number}" for number in range(num_lines)}
+    assert batch.request_counts is not None
+    assert (batch.request_counts.total, batch.request_counts.completed) == (num_lines, num_lines)
+
+
+def killed(gateway: GatewayProcess) -> None:
+    gateway.process.kill()
+    gateway.process.wait()
+
+
+async def test_all_64_jobs_survive_a_hard_kill_of_their_driver(own: tuple[Place, EchoWorker]) -> None:
+    place, worker = own
+    worker.answer = slowly(20)
+    with place.gateway("first") as first, place.gateway("second") as second:
+        async with place.client(first) as client:
+            batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
+            while not (await client.batches.retrieve(batch.id)).request_counts.completed:  # type: ignore[union-attr]
+                await asyncio.sleep(0.05)
+        killed(first)
+        died_at = time.monotonic()
+        async with place.client(second) as client:
+            while "driving a batch" not in second.log:
+                await asyncio.sleep(0.1)
+            assert time.monotonic() - died_at < 10
+            worker.answer = echo
+            await assert_each_line_once(client, batch.id, 64, 30)
+
+
+async def test_two_gateways_drive_64_of_64_exactly_once(own: tuple[Place, EchoWorker]) -> None:
+    place, worker = own
+    with place.gateway("first") as first, place.gateway("second") as second:
+        async with place.client(first) as one, place.client(second) as other:
+            batches = [
+                await submitted(client, jsonl([line(number, "m") for number in range(64)]))
+                for client in (one, other, one)
+            ]
+            for batch in batches:
+                await assert_each_line_once(other, batch.id, 64, 30)
+    assert len(worker.computed) == len(set(worker.computed)) == 3 * 64
+
+
+async def test_batch_goes_on_after_nats_and_its_only_gateway_were_killed(
+    start_nats: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    nats = start_nats()
+    place = Place(nats.url, tmp_path, {})
+    async with echo_worker(place.nats_url) as worker:
+        worker.answer = slowly(40)
+        with place.gateway("first") as first:
+            async with place.client(first) as client:
+                batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
+                while len(worker.computed) < 20:
+                    await asyncio.sleep(0.05)
+                nats.kill()
+                await asyncio.sleep(0.5)
+                nats.start()
+                while len(worker.computed) < 40:
+                    await asyncio.sleep(0.05)
+            killed(first)
+        with place.gateway("second") as second:
+            worker.answer = echo
+            async with place.client(second) as client:
+                await assert_each_line_once(client, batch.id, 64, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_each_line_is_answered_once_while_everything_is_killed_at_random_steps(
+    start_nats: Callable[..., NatsServer], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    num_lines, seed = 2_000, random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    nats = start_nats()
+    place = Place(nats.url, tmp_path, {})
+    async with echo_worker(place.nats_url) as worker:
+        worker.answer = slowly(60)
+        with contextlib.ExitStack() as stack:
+            gateways = [stack.enter_context(place.gateway(f"gateway-{number}")) for number in range(2)]
+            async with place.client(gateways[0]) as client:
+                batch = await submitted(client, jsonl([line(number, "m") for number in range(num_lines)]))
+            for round_number in range(8):
+                await asyncio.sleep(chance.uniform(0.1, 6.0))
+                victim = chance.randrange(3)
+                if victim == 2:
+                    nats.kill()
+                    await asyncio.sleep(chance.uniform(0, 2.0))
+                    nats.start()
+                else:
+                    killed(gateways[victim])
+                    gateways[victim] = stack.enter_context(place.gateway(f"gateway-{victim}-{round_number}"))
+            worker.answer = echo
+            async with place.client(gateways[0]) as client:
+                await assert_each_line_once(client, batch.id, num_lines, 120)
