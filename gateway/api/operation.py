@@ -28,10 +28,11 @@ class Operation:
     """A method of a path.
 
     Attributes:
-        answer: Of status 200, as JSON: a struct, or a union of types.
+        answer: Of status 200: a struct, or a union of types.
         event: The data of each event, where the answer may be streamed.
         error: Of any other status.
         has_key: Only those who have a key may call it.
+        media_type: Of the answer.
     """
 
     method: str
@@ -42,3 +43,4 @@ class Operation:
     event: type[Struct] | None = None
     error: type[Struct] = ErrorAnswer
     has_key: bool = True
+    media_type: str = "application/json"

@@ -65,7 +65,7 @@ _MIN_LIKENESS = 0.85
 # By one of the first parts of a path.
 _INSTEAD = {
     "": "The API begins at /v1: GET /v1/models lists the models, POST /v1/chat/completions asks one.",
-    "batches": "`headrace publish` computes files of the Batch API; responses with 'background' outlive their client.",
+    "batches": "Batches are OpenAI's: upload a file at /v1/files, and name it at /v1/batches.",
     "threads": "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
     "chat": "Use /v1/chat/completions or /v1/completions. Chats are not kept, as /v1/responses are.",
     "embed": "Use /v1/embeddings.",
@@ -74,7 +74,7 @@ _INSTEAD = {
     "healthz": "Use /health/live or /health/ready.",
     "api": "Ollama's own API is not served: choose an OpenAI-compatible server, with a base URL ending in /v1.",
 }
-_SAME = {"files": "batches", "assistants": "threads", "conversations": "threads", "generate": "chat", "audio": "images"}
+_SAME = {"assistants": "threads", "conversations": "threads", "generate": "chat", "audio": "images"}
 
 
 class UnservedPaths:

@@ -21,7 +21,7 @@ from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
 from gateway.files.directory_store import DirectoryStore
 from gateway.files.endpoint import FileRoutes
-from gateway.files.object_store import ObjectStore, StoreError
+from gateway.files.object_store import ObjectStore, StoreError, identity
 from gateway.files.objects import OPERATIONS as FILE_OPERATIONS
 from gateway.files.s3_store import S3Store
 from shared.direct_client import DirectClient
@@ -46,11 +46,11 @@ async def batch_routes(
     Raises:
         ConfigError: The store cannot be used.
     """
-    store = await opened_store(files)
+    store, name = await opened_store(files)
     stack.push_async_callback(store.close)
     if store.is_local:
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
-    catalog = FileCatalog(store, services.config.files_tenant_bytes, services.metrics)
+    catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
     driver_services = DriverServices(nats, log, catalog, kept, clock, services.bodies, fleet.models)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
@@ -62,8 +62,8 @@ async def batch_routes(
     return [*FileRoutes(services, catalog).routes(), *routes.routes()]
 
 
-async def opened_store(files: str) -> ObjectStore:
-    """Return the store that a setting names.
+async def opened_store(files: str) -> tuple[ObjectStore, str]:
+    """Return the store that a setting names, and its identity.
 
     Raises:
         ConfigError: It cannot be used.
@@ -72,10 +72,9 @@ async def opened_store(files: str) -> ObjectStore:
         raise ConfigError("HEADRACE_FILES", f"{files!r} is neither a directory nor s3://BUCKET/PREFIX")
     store: ObjectStore = S3Store(files) if files.startswith("s3://") else DirectoryStore(Path(files))
     try:
-        await store.check()
+        return store, await identity(store)
     except StoreError as error:
         raise ConfigError("HEADRACE_FILES", str(error)) from error
-    return store
 
 
 def unserved_routes() -> list[KeyRoute]:

@@ -100,7 +100,7 @@ class BatchDrivers:
             if batch_id in self._driven:
                 continue
             stored = await self._services.log.active(tenant, batch_id)
-            if stored is None:
+            if stored is None or not self._has_files_of(stored):
                 continue
             revision, since = self._seen.get(batch_id, (0, now))
             if revision != stored.revision:
@@ -112,6 +112,15 @@ class BatchDrivers:
                 await self.take(stored)
         ids = {batch_id for _, batch_id in active}
         self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
+
+    def _has_files_of(self, stored: Stored) -> bool:
+        """Whether the files of a batch are in the store of this gateway."""
+        record, own = stored.record, self._services.catalog
+        if record.store == own.identity:
+            return True
+        told = "batch %s has its files in another store than %s: give all gateways the same --files"
+        self._log_limit.warning("other store", told, record.id, own.store.place)
+        return False
 
     async def close(self) -> None:
         """Stop driving, and leave the batches to other gateways."""

@@ -129,6 +129,7 @@ class BatchRoutes:
             output_expires_after_s=output_expires_after_s,
             models=None if principal.models is None else sorted(principal.models),
             max_priority=principal.max_priority,
+            store=self.catalog.identity,
         )
 
     async def _check_queue(self, tenant: str) -> None:

@@ -62,6 +62,7 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
         max_priority: Of its jobs; None for that of any job.
         ends_as: The status that follows `finalizing`, or `cancelling`.
         times: Unix seconds at which each status began.
+        store: Identity of the store with its files: gateways that have another one leave it alone.
         total, completed, failed: Lines.
         owner: The gateway that drives it; empty for nobody.
         epoch: Its number among the drivers.
@@ -86,6 +87,7 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
     ends_as: BatchStatus = "completed"
     times: dict[str, int] = {}
     errors: list[BatchError] = []
+    store: str = ""
     total: int = 0
     completed: int = 0
     failed: int = 0

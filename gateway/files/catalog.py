@@ -63,12 +63,14 @@ class FileCatalog:
 
     Attributes:
         store: Where they lie.
+        identity: Of the store.
         hooks: What batches know; None without batches.
     """
 
-    def __init__(self, store: ObjectStore, tenant_bytes: int, metrics: GatewayMetrics) -> None:
+    def __init__(self, store: ObjectStore, identity: str, tenant_bytes: int, metrics: GatewayMetrics) -> None:
         """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`."""
         self.store = store
+        self.identity = identity
         self._metrics = metrics
         self.hooks: Hooks | None = None
         self._tenant_bytes = tenant_bytes

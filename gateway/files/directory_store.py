@@ -37,21 +37,26 @@ class DirectoryStore:
     is_local = True
 
     def __init__(self, root: Path) -> None:
-        """Use a directory, which `check` makes."""
+        """Use a directory, which is made if it is missing."""
         self.place = f"the directory {root}"
         self._root = root
         self._threads = ThreadPoolExecutor(_THREADS, "files")
 
-    async def check(self) -> None:
-        """Check that the directory can be written."""
+    async def create(self, key: str, data: bytes) -> None:
+        """Write a file beside its place, and link it there unless there is one."""
+        target = self._root / check_key(key)
 
-        def check() -> None:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = self._root / f"{_TEMPORARY}{secrets.token_hex(8)}"
-            probe.write_bytes(b"")
-            probe.unlink()
+        def create() -> None:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+            temporary.write_bytes(data)
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, target)
+            finally:
+                temporary.unlink()
 
-        await self.run(check)
+        await self.run(create)
 
     async def check_room(self, num_bytes: int) -> None:
         """Compare with the free room of the file system."""

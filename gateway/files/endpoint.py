@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.files.catalog import READ_BYTES, FileCatalog
 from gateway.files.form_data import FormData
 from gateway.files.object_store import MissingObjectError, StoreError
-from gateway.files.objects import DeletedFile, FileList, FileRecord, file_answer, ordered_hex
+from gateway.files.objects import BYTES, DeletedFile, FileList, FileRecord, file_answer, ordered_hex
 from gateway.files.upload import UploadForm
 
 _PATH = "/v1/files"
@@ -121,16 +121,15 @@ class FileRoutes:
         }
         if asked:
             headers["content-range"] = f"bytes {start}-{size - 1}/{size}"
-        media_type = "application/octet-stream"
         if request.method == "HEAD" or not size:
-            return Response(b"", 200, headers, media_type)
+            return Response(b"", 200, headers, BYTES)
         with self._catalog.answering():
             try:
                 first = await found.read(start, READ_BYTES)
             except MissingObjectError:
                 raise _not_found(found.record.id) from None
         pieces = self._pieces(found, first, start)
-        return StreamingResponse(pieces, 206 if asked else 200, headers, media_type)
+        return StreamingResponse(pieces, 206 if asked else 200, headers, BYTES)
 
     async def _pieces(self, found: _Found, first: bytes, start: int) -> AsyncIterator[bytes]:
         """Yield a file; where it cannot be read, the connection is cut, which tells the client that it has not all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from email.message import Message
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
 from typing import NamedTuple
 
 from gateway.errors import ApiError
@@ -87,17 +87,13 @@ class FormData:
         self._num_fields += 1
         if self._num_fields > MAX_FIELDS:
             raise _broken(f"it has more than {MAX_FIELDS} fields")
-        head = BytesHeaderParser().parsebytes(bytes(self._buffer[at + 2 : end + 4]))
+        head = HeaderParser().parsestr(self._buffer[at + 2 : end + 4].decode("utf-8", "replace"))
         del self._buffer[: end + 4]
         self._is_in_field = True
         name = head.get_param("name", header="content-disposition")
         if not isinstance(name, str):
             raise _broken("a field has no name")
-        return FieldStart(_text(name), None if (filename := head.get_filename()) is None else _text(filename))
-
-
-def _text(name: str) -> str:
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return FieldStart(name, head.get_filename())
 
 
 def _broken(problem: str) -> ApiError:

@@ -6,11 +6,15 @@ Keys are ours: `<tenant>/files/...`, made of encoded names and ids, never of wha
 from __future__ import annotations
 
 import re
+import secrets
 from typing import NamedTuple, Protocol
 
 from shared.errors import HeadraceError
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,400}(/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,250}){1,6}")
+
+
+_IDENTITY = "headrace/store/identity"
 
 
 class StoreError(HeadraceError):
@@ -68,11 +72,11 @@ class ObjectStore(Protocol):
     place: str
     is_local: bool
 
-    async def check(self) -> None:
-        """Check that objects can be written and read.
+    async def create(self, key: str, data: bytes) -> None:
+        """Store a small object unless there is one of this key.
 
         Raises:
-            StoreError: They cannot.
+            StoreError: It could not be stored.
         """
         ...
 
@@ -128,6 +132,16 @@ class ObjectStore(Protocol):
     async def close(self) -> None:
         """Let go of threads and connections."""
         ...
+
+
+async def identity(store: ObjectStore) -> str:
+    """Return the name that a store has had since it was first used: gateways with other stores do not have its files.
+
+    Raises:
+        StoreError: It cannot be written and read.
+    """
+    await store.create(_IDENTITY, secrets.token_hex(16).encode())
+    return (await store.read(_IDENTITY)).decode("ascii", "replace")
 
 
 def check_key(key: str) -> str:

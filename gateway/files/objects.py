@@ -14,6 +14,7 @@ from gateway.api.operation import Operation
 Purpose = Literal["batch", "batch_output"]
 FileStatus = Literal["uploaded", "processed"]
 
+BYTES = "application/octet-stream"
 FILE_ID = re.compile(r"file-[0-9a-f]{32}(-output|-error)?")
 
 
@@ -67,16 +68,17 @@ class DeletedFile(Struct, forbid_unknown_fields=True):
     deleted: bool
 
 
-class FileContent(Struct):
-    """The bytes of a file, as they are."""
-
-
 OPERATIONS = (
-    Operation("post", "/v1/files", "Upload a file, as multipart/form-data.", FileAnswer),
+    Operation(
+        "post",
+        "/v1/files",
+        "Upload a file, as multipart/form-data: `file`, and `purpose=batch`.",
+        FileAnswer,
+    ),
     Operation("get", "/v1/files", "List files.", FileList),
     Operation("get", "/v1/files/{file_id}", "Show a file.", FileAnswer),
     Operation("delete", "/v1/files/{file_id}", "Delete a file.", DeletedFile),
-    Operation("get", "/v1/files/{file_id}/content", "Download a file.", FileContent),
+    Operation("get", "/v1/files/{file_id}/content", "Download a file.", bytes, media_type=BYTES),
 )
 
 

@@ -6,6 +6,7 @@ Credentials, region and endpoint come from the variables that all clients of S3 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -15,7 +16,6 @@ from gateway.files.object_store import MissingObjectError, StoredObject, StoreEr
 from shared.errors import ConfigError
 
 _PART_BYTES = 8 << 20
-_PROBE = "headrace/probe/probe"
 
 Result = TypeVar("Result")
 
@@ -47,10 +47,12 @@ class S3Store:
         is_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
         self._bucket: Any = Bucket(place.netloc, prefix=prefix, client_options={"allow_http": is_http})
 
-    async def check(self) -> None:
-        """Write an empty object and delete it."""
-        await self._answered(self._client.put_async(self._bucket, _PROBE, b""))
-        await self.delete(_PROBE)
+    async def create(self, key: str, data: bytes) -> None:
+        """Put an object on the condition that there is none."""
+        from obstore.exceptions import AlreadyExistsError
+
+        with contextlib.suppress(AlreadyExistsError):
+            await self._answered(self._client.put_async(self._bucket, check_key(key), data, mode="create"))
 
     async def check_room(self, num_bytes: int) -> None:
         """Do nothing: a bucket does not say how much it can hold."""
@@ -95,10 +97,12 @@ class S3Store:
         """Do nothing: connections end with the object."""
 
     async def _answered(self, call: Awaitable[Result]) -> Result:
-        from obstore.exceptions import BaseError, NotFoundError
+        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 
         try:
             return await call
+        except AlreadyExistsError:
+            raise
         except (NotFoundError, FileNotFoundError) as error:
             raise MissingObjectError(f"{self.place} has no such object") from error
         except (BaseError, OSError) as error:

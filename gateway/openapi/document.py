@@ -105,7 +105,8 @@ def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
 
 
 def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
-    content: Json = {"application/json": {"schema": schemas[operation.answer]}}
+    is_json = operation.media_type == "application/json"
+    content: Json = {operation.media_type: {"schema": schemas[operation.answer]} if is_json else {}}
     if operation.event is not None:
         content["text/event-stream"] = {"schema": schemas[operation.event]}
     error = {"description": "An error.", "content": {"application/json": {"schema": schemas[operation.error]}}}

@@ -45,7 +45,8 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
         rest = [name for name, field in fields if name not in required and not _is_ignored(field)]
         lines.append(f"Body: {_names(required) or 'nothing'} required; {_names(rest) or 'nothing'} optional.")
     content = operation["responses"]["200"]["content"]
-    lines.append(f"Answer: {_shown(content['application/json']['schema'])}.")
+    shown = [_shown(each["schema"]) if "schema" in each else f"`{kind}`" for kind, each in content.items()]
+    lines.append(f"Answer: {shown[0]}.")
     if "text/event-stream" in content:
         lines.append(f"Each event of a stream: {_link(content['text/event-stream']['schema'])}.")
     return "\n\n".join(lines) + "\n"

@@ -124,7 +124,7 @@ async def assemble(
     repeated = RepeatedRequests(dispatcher.fleet, cache)
     service = GenerationService(services, dispatcher, shedder, starter, repeated, observer)
     responses = _responses(stack, services, nats, dispatcher)
-    batches = unserved_routes()
+    batches = None
     if config.files is not None:
         batches = await batch_routes(stack, config.files, services, nats, dispatcher, responses.jobs.kept, tasks)
     application = public_app(service, services, responses, observer, batches)
@@ -289,9 +289,9 @@ def public_app(
     services: RouteServices,
     responses: ResponseStore,
     observer: RequestObserver | None,
-    batches: Iterable[KeyRoute] = (),
+    batches: Iterable[KeyRoute] | None = None,
 ) -> Application:
-    """Return what answers every request on the public port; `batches` are the routes of files and batches.
+    """Return what answers every request on the public port; without `batches`, no files and batches are served.
 
     Raises:
         ConfigError: A setting of the APIs is wrong.
@@ -314,6 +314,6 @@ def public_app(
         input_tokens_route(services, responses_endpoint),
         *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
         *LlamaCppRoutes(services).routes(),
-        *batches,
+        *(unserved_routes() if batches is None else batches),
     ]
     return create_app(services, service, endpoints, routes, [OPENAPI_ROUTE], observer)

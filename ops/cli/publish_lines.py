@@ -140,13 +140,8 @@ def _refusal(file: Path | None, problems: Sequence[tuple[str, str]], num_lines: 
     return wrong_file(file, "", "\n".join([head, *told, *more]))
 
 
-<<<<<<< HEAD
 def _openai_line(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> BatchLine:
     from gateway.batches.line import read_openai_line
-=======
-def _openai_line(config: PublishConfig, model: str | None, fields: dict[str, Any]) -> BatchLine:
-    from gateway.batches.line import read_openai_line
->>>>>>> 0b1b5679 (batches: OpenAI's files and batches, driven by any gateway)
 
     body = fields.get("body")
     if model is None and isinstance(body, dict) and body.get("model") is None:

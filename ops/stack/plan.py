@@ -168,6 +168,7 @@ def _chosen_for_gateways(
         "HEADRACE_OPERATOR_HOST": "127.0.0.1",
         "HEADRACE_PROCESSES": str(config.gateways),
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
+        "HEADRACE_FILES": settings.files or str(state.path.absolute() / "files"),
         "HEADRACE_RESPONSES_SECRET": settings.responses_secret or state.key("responses_secret"),
     }
 

@@ -82,8 +82,9 @@ async def echo_worker(nats_url: str, model: str = "m", tenant: str = "default") 
         try:
             yield worker
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            while not task.done():  # NATS's client drops a cancellation that reaches it while it flushes
+                task.cancel()
+                await asyncio.wait([task], timeout=0.05)
     finally:
         await nats.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.batches.test_batches import ended, jsonl, line, lines_of, submitted
 from tests.gateway.gateway_process import GatewayProcess
 from tests.servers import NatsServer
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -64,13 +66,11 @@ async def test_all_64_jobs_survive_a_hard_kill_of_their_driver(own: tuple[Place,
     with place.gateway("first") as first, place.gateway("second") as second:
         async with place.client(first) as client:
             batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
-            while not (await client.batches.retrieve(batch.id)).request_counts.completed:  # type: ignore[union-attr]
-                await asyncio.sleep(0.05)
+            await until(lambda: len(worker.computed) > 20)
         killed(first)
         died_at = time.monotonic()
         async with place.client(second) as client:
-            while "driving a batch" not in second.log:
-                await asyncio.sleep(0.1)
+            await until(lambda: "driving a batch" in second.log)
             assert time.monotonic() - died_at < 10
             worker.answer = echo
             await assert_each_line_once(client, batch.id, 64, 30)
@@ -99,13 +99,11 @@ async def test_batch_goes_on_after_nats_and_its_only_gateway_were_killed(
         with place.gateway("first") as first:
             async with place.client(first) as client:
                 batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
-                while len(worker.computed) < 20:
-                    await asyncio.sleep(0.05)
+                await until(lambda: len(worker.computed) > 20)
                 nats.kill()
                 await asyncio.sleep(0.5)
                 nats.start()
-                while len(worker.computed) < 40:
-                    await asyncio.sleep(0.05)
+                await until(lambda: len(worker.computed) > 40, 20)
             killed(first)
         with place.gateway("second") as second:
             worker.answer = echo
@@ -116,10 +114,10 @@ async def test_batch_goes_on_after_nats_and_its_only_gateway_were_killed(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_each_line_is_answered_once_while_everything_is_killed_at_random_steps(
-    start_nats: Callable[..., NatsServer], tmp_path: Path, pytestconfig: pytest.Config
+    start_nats: Callable[..., NatsServer], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    num_lines, seed = 2_000, random.randrange(10**6)
-    print(f"seed {seed}")
+    num_lines, seed = int(os.environ.get("BATCH_LINES", "2000")), random.randrange(10**6)
+    record_property("seed", seed)
     chance = random.Random(seed)
     nats = start_nats()
     place = Place(nats.url, tmp_path, {})

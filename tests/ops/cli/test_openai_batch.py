@@ -118,8 +118,8 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"url": "/v1/responses"}, "url one of /v1/chat/completions, /v1/completions, /v1/embeddings"),
-        ({"url": ["x"]}, "url one of"),
+        ({"url": "/v1/rerank"}, "url has to be one of /v1/chat/completions, /v1/completions, /v1/responses"),
+        ({"url": ["x"]}, "url has to be one of"),
         ({"method": "GET"}, "method has to be POST"),
         ({"bodi": {}}, "'bodi' is no field of a batch line"),
         ({"custom_id": 3}, "custom_id has to be a text"),

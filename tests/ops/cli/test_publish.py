@@ -123,7 +123,7 @@ def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
     assert [line[:9] for line in told] == ["  line 2:", "  line 4:", "  line 5:", "  line 6:"]
     assert "'text' is invalid" in told[0]
     assert "not JSON" in told[1]
-    assert "url one of" in told[2]
+    assert "url has to be one of" in told[2]
     assert "id 'a' is that of line 1 too" in told[3]
     file.write_text("{\n" * 30)
     told = headrace(*options).stderr.splitlines()

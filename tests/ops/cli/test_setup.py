@@ -20,6 +20,7 @@ STREAMS = {
     "HR_DEAD",
     "HR_PROGRESS",
     "HR_RESPONSES",
+    "HR_BATCHES",
     "HR_ENDS",
     "HR_USAGE",
 }
