@@ -107,5 +107,5 @@ $(BIN)/python:
 # One stamp for each set of extras: pip runs again only when pyproject.toml has changed.
 $(VENV)/.embedded $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	@echo "Installing headrace[$*] into $(VENV): some minutes the first time, most of them for PyTorch; log: $(VENV)/pip.log"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --log $(VENV)/pip.log -e '.[$*]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --progress-bar off --log $(VENV)/pip.log -e '.[$*]'
 	@touch $@

@@ -15,7 +15,7 @@ REDRAW_S = 0.1
 LOG_EVERY_S = 2.0
 
 _TITLES = {
-    Stage.COMPILE: "compiling kernels, once, ~30 s",
+    Stage.COMPILE: "compiling kernels, once",
     Stage.LOAD: "loading weights",
     Stage.PROFILE: "measuring memory",
     Stage.CAPTURE: "capturing graphs",

@@ -10,7 +10,7 @@ import click
 
 from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.batch_list import list_jobs
-from ops.cli.options import SettingsGroup, options, resolve_settings
+from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
 from shared.audit import audited, nats_login
 from shared.errors import DependencyError, HeadraceError
@@ -40,8 +40,8 @@ command.add_command(list_jobs)
 
 @command.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--tenant", default="default", show_default=True, help="Whose jobs.")
-@click.option("--model", help="Only jobs for this model.")
+@click.option("--tenant", default="default", show_default=True, callback=checked_name, help="Whose jobs.")
+@click.option("--model", callback=checked_name, help="Only jobs for this model.")
 @click.option("--all", "is_all", is_flag=True, help="All jobs that the filters select, without ids.")
 @click.pass_obj
 def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
@@ -52,6 +52,8 @@ def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str
     """
     if bool(ids) == is_all:
         raise click.UsageError("Give ids of jobs, or --all for everything that the filters select.")
+    if not all(ids):
+        raise click.UsageError("An id is empty; `headrace batch list` shows the ids.")
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)
     wanted = frozenset(ids)
@@ -66,7 +68,8 @@ def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str
                 click.echo(json.dumps({"id": job.request.id, "tenant": tenant, "model": job.request.model}))
         if missing := wanted - {job.request.id for job in cancelled}:
             names = ", ".join(sorted(missing))
-            raise HeadraceError(f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended")
+            problem = f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended"
+            raise HeadraceError(f"{problem}; `headrace batch list` shows those that have not")
 
 
 async def _cancel(

@@ -10,6 +10,7 @@ from typing import Literal
 import click
 
 from ops.cli.admin import QueueAccess, admin_client
+from ops.cli.options import checked_name
 from ops.cli.running_system import find_admin_nats
 from ops.text_table import aligned, printable_cell
 
@@ -31,8 +32,8 @@ class _Row:
 
 
 @click.command("list")
-@click.option("--tenant", default="default", show_default=True, help="Whose jobs.")
-@click.option("--model", help="Only jobs for this model.")
+@click.option("--tenant", default="default", show_default=True, callback=checked_name, help="Whose jobs.")
+@click.option("--model", callback=checked_name, help="Only jobs for this model.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Show the oldest ones.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.options import SettingsGroup, VariableOption, options, resolve_settings
+from ops.cli.options import SettingsGroup, VariableOption, checked_name, options, resolve_settings
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
 from ops.stack.state import keys_file_of
 from ops.text_table import aligned
@@ -157,7 +157,13 @@ def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[.
 
 
 @command.command()
-@_key_option("--tenant", default="default", show_default=True, help="Whose requests these are; caches are kept apart.")
+@_key_option(
+    "--tenant",
+    default="default",
+    show_default=True,
+    callback=checked_name,
+    help="Whose requests these are; caches are kept apart.",
+)
 @_key_option("--name", default="", help="A note to recognise the key by; other commands take it for the key's id.")
 @_models
 @_limit_options()
@@ -174,7 +180,6 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
         noun = "a key, which was" if number == 1 else f"{number} keys, which were"
         click.echo(f"{config.file} has {noun} shown when made; without --first one more is made", err=True)
         return
-    _check_tenant(record["tenant"], "'--tenant'")
     record |= {"models": models or (ALL_MODELS,), "expires": _ending(expires)}
     with audited(config.audit_log, "keys.create", keys_file=config.file, **record) as what:
         made, key = create_key(config.file, **record)
@@ -229,30 +234,19 @@ def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
 
 
 @command.command()
-@click.argument("tenant")
+@click.argument("tenant", callback=checked_name)
 @_limit_options(" of all its keys together")
 @click.pass_obj
 def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
     """Limit all keys of a tenant together, in place of the limits it had; without options it has none."""
     from gateway.admission.api_keys import limit_tenant, list_keys, tenants_file
 
-    _check_tenant(tenant, "TENANT")
     with audited(config.audit_log, "keys.limit", keys_file=config.file, tenant=tenant, **limits):
         limit_tenant(config.file, tenant, limits)
     told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in limits.items() if value is not None)
     click.echo(f"tenant {tenant}: {told or 'no limits'}, kept in {tenants_file(config.file)}")
     if all(record.tenant != tenant for record in list_keys(config.file)):
         click.echo(f"note: no key in {config.file} is of tenant {tenant}", err=True)
-
-
-def _check_tenant(tenant: str, hint: str) -> None:
-    from shared.errors import InvalidNameError
-    from shared.subjects import check_name
-
-    try:
-        check_name(tenant)
-    except InvalidNameError as error:
-        raise click.BadParameter(str(error), param_hint=hint) from None
 
 
 def _ending(expires: float | None) -> float | None:

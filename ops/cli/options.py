@@ -281,6 +281,23 @@ def options(
     ]
 
 
+def checked_name(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Return the name of a tenant or model that a command was given.
+
+    Raises:
+        click.BadParameter: There can be no such name.
+    """
+    from shared.errors import InvalidNameError
+    from shared.subjects import check_name
+
+    try:
+        if name is not None:
+            check_name(name)
+    except InvalidNameError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return name
+
+
 def as_given(text: str) -> str:
     """Return a text that the running command prints, with its settings named as its errors name them."""
     return _as_given(click.get_current_context(), text)

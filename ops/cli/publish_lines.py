@@ -186,7 +186,7 @@ def _request(config: PublishConfig, model: str | None, place: str, fields: dict[
 
 
 def _no_model(place: str) -> ConfigError:
-    return ConfigError("HEADRACE_MODEL_NAME", f"not set, and {place} names no model")
+    return ConfigError("HEADRACE_MODEL_NAME", f"not set; {place} names no model")
 
 
 def _check_names(request: Request) -> None:

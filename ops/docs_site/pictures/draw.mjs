@@ -1,5 +1,6 @@
-// Draws every dashboard from a running Prometheus: node draw.mjs http://127.0.0.1:9090 FOLDER [MINUTES]
-// Needs `npm install` here once, and a Chromium (CHROMIUM names it; /usr/bin/chromium otherwise).
+// Draws every dashboard from a running Prometheus: node draw.mjs http://127.0.0.1:9090 FOLDER [MINUTES [END]]
+// END is a time such as 2026-11-28T18:30:00Z, now if not given. Needs `npm install` here once, and a Chromium (CHROMIUM
+// names it; /usr/bin/chromium otherwise).
 import { build } from 'esbuild';
 import { chromium } from 'playwright-core';
 import { mkdirSync, readFileSync, readdirSync } from 'node:fs';
@@ -8,8 +9,8 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-const [prometheus, folder, minutes = '15'] = process.argv.slice(2);
-if (!prometheus || !folder) throw new Error('usage: node draw.mjs PROMETHEUS_URL FOLDER [MINUTES]');
+const [prometheus, folder, minutes = '15', end = new Date().toISOString()] = process.argv.slice(2);
+if (!prometheus || !folder) throw new Error('usage: node draw.mjs PROMETHEUS_URL FOLDER [MINUTES [END]]');
 const here = dirname(fileURLToPath(import.meta.url)), dashboards = join(here, '../../dashboards');
 const names = readdirSync(dashboards).filter((file) => file.endsWith('.json')).map((file) => file.slice(0, -5));
 const SCRAPE_S = 5, STEP_S = 10;
@@ -27,7 +28,7 @@ const bundle = await build({
 
 function page(name) {
   const dashboard = JSON.parse(readFileSync(join(dashboards, `${name}.json`), 'utf8'));
-  const to = Math.floor(Date.now() / 1000 / STEP_S) * STEP_S, from = to - Number(minutes) * 60;
+  const to = Math.floor(Date.parse(end) / 1000 / STEP_S) * STEP_S, from = to - Number(minutes) * 60;
   const picture = JSON.stringify({ dashboard, from, to, step: STEP_S, scrape: SCRAPE_S });
   return `<!doctype html><meta charset="utf-8"><style>*{box-sizing:border-box}${style}</style><div id="root"></div><script>window.picture=${picture}</script><script src="/page.js"></script>`;
 }
@@ -46,7 +47,7 @@ const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? 
 mkdirSync(folder, { recursive: true });
 try {
   for (const name of names) {
-    const tab = await browser.newPage({ viewport: { width: 1352, height: 800 } });
+    const tab = await browser.newPage({ locale: 'en-US', viewport: { width: 1352, height: 800 } });
     tab.on('pageerror', (error) => console.error(name, error.message));
     await tab.goto(`http://127.0.0.1:${server.address().port}/${name}`, { timeout: 120_000 });
     await tab.waitForFunction(() => document.title !== '', null, { timeout: 120_000 });

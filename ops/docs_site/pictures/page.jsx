@@ -40,11 +40,24 @@ function shown(field, panel, index) {
   const axes = { axisPlacement: 'auto', drawStyle: 'line', lineInterpolation: 'linear', showPoints: 'never', spanNulls: false };
   if (field.type === FieldType.number) {
     field.config = { ...field.config, ...defaults, thresholds, color, custom: { ...axes, ...custom } };
+    override(field.config, panel.fieldConfig.overrides ?? []);
   }
   const known = field.values.filter(Number.isFinite), min = Math.min(...known), max = Math.max(...known);
   field.state = { seriesIndex: index, displayName: field.config.displayName, range: { min, max, delta: max - min } };
   field.display = getDisplayProcessor({ field, theme });
   return field;
+}
+
+/** Applies the overrides whose regular expression matches the field's name. */
+function override(config, overrides) {
+  for (const { matcher, properties } of overrides) {
+    if (matcher.id !== 'byRegexp') throw new Error(`unknown matcher ${matcher.id}`);
+    if (!new RegExp(matcher.options.slice(1, -1)).test(config.displayName)) continue;
+    for (const { id, value } of properties) {
+      if (id.startsWith('custom.')) config.custom[id.slice('custom.'.length)] = value;
+      else config[id] = value;
+    }
+  }
 }
 
 /** One frame a line; missing steps are gaps. */

@@ -304,6 +304,20 @@ def test_jobs_of_a_tenant_without_a_queue_cannot_be_listed(cli_system: System, s
     assert "tenant 'nobody' has no batch queue" in done.stderr
 
 
+@pytest.mark.parametrize("action", [["list"], ["cancel", "--all"]])
+@pytest.mark.parametrize("option", ["--tenant", "--model"])
+def test_name_that_cannot_be_is_refused_with_its_option(action: list[str], option: str) -> None:
+    done = headrace("batch", *action, option, "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Invalid value for '{option}': name '' must be 1 to 128 bytes long" in done.stderr
+
+
+def test_empty_id_is_told(state_dir: Path) -> None:
+    code, ids, told = cancel(state_dir, "some-id", "")
+    assert (code, ids) == (2, [])
+    assert "An id is empty; `headrace batch list` shows the ids." in told
+
+
 def test_ages_are_short() -> None:
     ages = (0.2, 119.0, 120.0, 7199.0, 7200.0, 3 * 86400.0)
     assert [batch_list._age(age) for age in ages] == ["0 s", "119 s", "2 min", "120 min", "2 h", "3 d"]

@@ -128,7 +128,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("bench", "engine", "--model", MODEL, "--batch", "x"), "--batch: 'x' is not a list of batch sizes"),
     (("publish",), "--file: give either a PROMPT or --file"),
-    (("publish", "x", *NOWHERE), "--model: not set, and the prompt names no model"),
+    (("publish", "x", *NOWHERE), "--model: not set; the prompt names no model"),
     (("publish", "x", "--state-dir", "{files}/empty"), "--nats-url: not set, and no `headrace up` runs on"),
     (("publish", "--file", "{files}/none", *NOWHERE), "--file: {files}/none cannot be read"),
     (

@@ -81,7 +81,7 @@ def test_what_a_worker_logs_of_its_start_is_understood() -> None:
         logger.removeHandler(handler)
         logger.setLevel(level)
     compiling, loading = map(read_progress, handler.lines)
-    assert compiling == StartProgress("compiling kernels, once, ~30 s", "3", "9", 33)
+    assert compiling == StartProgress("compiling kernels, once", "3", "9", 33)
     assert loading == StartProgress("loading weights", "2.00 GB", "4.00 GB", 50)
 
 
