@@ -142,8 +142,7 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     def keep(self, index: int, vector: bytes) -> None:
         """Take the numbers of one sequence: of 32 bits, little end first."""
-        if not self.done.done():
-            self._values[index] = self._value(vector)
+        self._values[index] = self._value(vector)
 
     def fail_at(self, index: int, error: ApiError) -> None:
         """End with the error of one sequence, which names its place where there are several."""
@@ -151,11 +150,6 @@ class NumbersAnswer(Answer, Generic[Value]):
         if name in self._listed and len(self._values) > 1:
             error = _about(error, f"{name}.[{index}]")
         self.fail(error)
-
-    def close(self) -> None:
-        """Let go of what refers back to the answer."""
-        super().close()
-        self._values = []
 
     @property
     def values(self) -> list[Value]:

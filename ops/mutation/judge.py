@@ -177,11 +177,16 @@ def first_failure(status: int | None, notes: Iterable[str]) -> tuple[str | None,
     return running, Kind.LATE if status is None else Kind.FAILED
 
 
-def kind_of(message: str) -> Kind:
-    """Tell how a test failed by the message of its exception, which begins with the exception's name."""
+def kind_of(message: str, path: Path) -> Kind:
+    """Tell how a test failed.
+
+    Args:
+        message: Of its exception, which begins with the exception's name.
+        path: The file that raised it. A test that takes a result apart asserts something by that.
+    """
     if _LATE.match(message):
         return Kind.LATE
-    return Kind.CRASHED if _CRASHED.match(message) else Kind.FAILED
+    return Kind.CRASHED if _CRASHED.match(message) and not path.name.startswith("test_") else Kind.FAILED
 
 
 class _Notes:
@@ -199,7 +204,8 @@ class _Notes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
-            self._write(kind_of(crash.message if crash is not None else ""), report.nodeid)
+            kind = kind_of(crash.message, Path(crash.path)) if crash is not None else Kind.FAILED
+            self._write(kind, report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -25,6 +26,14 @@ async def client(gateway: GatewayProcess) -> AsyncIterator[RawClient]:
     """A connection to the gateway of the test's module."""
     async with connected(gateway) as client:
         yield client
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """For tests of what is freed at once."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -65,13 +63,6 @@ def events(sent: bytes) -> list[bytes]:
     assert rest == b""
     assert all(event.startswith(b"data: ") for event in events)
     return events
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def test_first_token_is_written_at_once_and_the_rest_together() -> None:

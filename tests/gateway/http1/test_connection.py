@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import socket
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -37,13 +35,6 @@ async def flood(writer: asyncio.StreamWriter) -> None:
     for _ in range(1000):
         writer.write(b"x" * (1 << 20))
         await writer.drain()
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 async def test_accepted_connection_has_no_delay() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.schemas.checks import estimate_tokens
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.pooling.parsing import parse_embeddings, parse_rerank, parse_score
@@ -42,6 +43,17 @@ def test_documents_are_scored_for_one_query() -> None:
     request = parse_rerank(encoded(RERANK, {"top_n": 0}))
     assert [(prompt.query, prompt.text) for prompt in request.prompts] == [("q", "a"), ("q", "b")]
     assert (request.task, request.top_n, request.returns_documents) == ("score", None, True)
+
+
+def test_limits_count_the_query_with_each_of_its_texts() -> None:
+    query, texts = "q" * 400, ["a" * 4000, "b"]
+    request = parse_rerank(encoded(RERANK, {"query": query, "documents": texts}))
+    expected = [estimate_tokens(query) + estimate_tokens(text) for text in texts]
+    assert [prompt.estimated_tokens for prompt in request.prompts] == expected
+    request = parse_score(encoded(SCORE, {"text_1": query, "text_2": texts}))
+    assert [prompt.estimated_tokens for prompt in request.prompts] == expected
+    request = parse_embeddings(encoded(EMBED, {"input": texts}))
+    assert [prompt.estimated_tokens for prompt in request.prompts] == list(map(estimate_tokens, texts))
 
 
 def test_teis_form_of_reranking_is_served() -> None:

@@ -82,7 +82,9 @@ def _take(one: int) -> int:
 def test_crash_is_what_every_test_of_the_line_would_see(action: Callable[[], object], kind: Kind) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         action()
-    assert kind_of(caught.exconly()) == kind
+    assert kind_of(caught.exconly(), Path("gateway/config.py")) == kind
+    if kind is Kind.CRASHED:
+        assert kind_of(caught.exconly(), Path("tests/gateway/test_config.py")) is Kind.FAILED
 
 
 def test_run_that_takes_too_long_leaves_no_process_in_a_session_of_its_own() -> None:
@@ -116,7 +118,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     [
         ("def value(): return 2\n", "test_value", Failure("test_sample.py::test_value", Kind.FAILED)),
         ("def value(): return 3\n", "test_late", Failure("test_sample.py::test_late", Kind.LATE)),
-        ("def value(more): return 1\n", "test_value", Failure("test_sample.py::test_value", Kind.CRASHED)),
+        ("def value(): return len()\n", "test_value", Failure("test_sample.py::test_value", Kind.CRASHED)),
         ("raise ValueError\n", "test_value", Failure("test_sample.py", Kind.FAILED)),
         ("def value(): return 4\n", "test_value", None),
         # Fails once because the machine is busy, and is the only test.

@@ -1,0 +1,187 @@
+"""What is said of NATS, Redis and a gateway, with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ops.doctor.finding import Level, page
+from ops.doctor.servers import NatsLogin, clock_finding, cluster_finding, gateway_findings, nats_findings, redis_finding
+from ops.doctor.settings import setting_findings
+from shared.messages import encode
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import worker_subject
+from tests.gateway.fleet.test_fleet import BEAT
+from tests.ops.nats.secured import PASSWORDS, secured_server
+from tests.servers import NatsServer, RedisServer
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with secured_server(tmp_path_factory.mktemp("secured")) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:sec/ret@h:1/0",
+        "nats://u:sec@ret@h:1",
+        "nats://u:sec ret@h:1",
+        "nats://u:sec,ret@h:1",
+        "nats://u:sec?ret@h:1",
+        "u:secret@h:1",
+        "nats://u:x@g:1,u:secret@h:1",
+        "redis://h:1/0?password=secret",
+        "redis://h:1/0?password=sec@ret",
+    ],
+)
+def test_login_of_a_badly_written_url_is_hidden_everywhere(url: str) -> None:
+    findings = [*setting_findings({"HEADRACE_NATS_URL": url}), *gateway_findings(url), asyncio.run(redis_finding(url))]
+    shown = page(findings, str)
+    assert not re.search("sec|ret(?!r)", shown), shown
+
+
+@pytest.mark.parametrize(
+    "role", [pytest.param("gateway", marks=pytest.mark.slow), "worker", pytest.param("admin", marks=pytest.mark.slow)]
+)
+async def test_rights_of_each_role_are_tried(secured: NatsServer, role: str) -> None:
+    login = NatsLogin(secured.url, role, role, PASSWORDS[role])  # type: ignore[arg-type]
+    assert [one for one in await nats_findings(login) if one.level is Level.PROBLEM] == []
+    other = "worker" if role == "gateway" else "gateway"
+    found = await nats_findings(dataclasses.replace(login, role=other))  # type: ignore[arg-type]
+    (refused,) = [one for one in found if one.level is Level.PROBLEM]
+    assert refused.topic == "nats rights"
+    assert f"the user `{other}`" in refused.text
+    assert refused.remedy == ""
+
+
+async def test_wrong_password_is_a_problem_without_the_password(secured: NatsServer) -> None:
+    (finding,) = await nats_findings(NatsLogin(secured.url, "worker", "worker", "not-this"))
+    assert finding.level is Level.PROBLEM
+    assert "refuses the user or password" in finding.text
+    assert "not-this" not in finding.text
+
+
+@pytest.mark.parametrize(("skew", "level"), [(0.01, Level.FINE), (1.0, Level.WARNING), (-60.0, Level.PROBLEM)])
+def test_clocks_that_are_apart_are_told(skew: float, level: Level) -> None:
+    finding = clock_finding("2026-01-02T03:04:05.123456789Z", 1767323045.123456789 + skew)
+    assert finding is not None
+    assert (finding.level, finding.text.split()[2]) == (level, "ahead" if skew > 0 else "behind")
+    assert clock_finding("", 0.0) is None
+
+
+async def test_redis_that_refuses_the_password_is_a_warning(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, ("--requirepass", "right"))
+    server.start()
+    try:
+        url = f"redis://:right@127.0.0.1:{server.port}/0"
+        assert (await redis_finding(url)).level is Level.FINE
+        refused = await redis_finding(url.replace("right", "wrong-one"))
+    finally:
+        server.kill()
+    assert refused.level is Level.WARNING
+    assert "invalid username-password" in refused.text
+    assert "wrong-one" not in refused.text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "level", "told"),
+    [
+        ({}, Level.FINE, "5 wait"),
+        ({"leader": "a"}, Level.FINE, "5 wait"),
+        (
+            {"leader": "a", "replicas": [{"name": "b"}, {"name": "c"}]},
+            Level.FINE,
+            "5 wait; kept by 3 servers, led by a",
+        ),
+        ({"replicas": [{"name": "b"}, {"name": "c"}]}, Level.WARNING, "kept by 3 servers, none of which leads"),
+        ({"leader": "a", "replicas": [{"name": "b", "offline": True}]}, Level.WARNING, "led by a; away: b"),
+    ],
+)
+def test_who_keeps_the_queue_is_told_of_a_cluster(cluster: dict[str, Any], level: Level, told: str) -> None:
+    found = cluster_finding(cluster, "5 wait")
+    assert (found.level, told in found.text) == (level, True)
+
+
+async def test_every_worker_that_is_heard_is_described(start_nats: Callable[..., NatsServer]) -> None:
+    server = start_nats()
+    login = NatsLogin(server.url, "admin")
+    queue, workers = (await nats_findings(login))[-2:]
+    assert (queue.topic, queue.level) == ("queue", Level.WARNING)
+    assert "headrace setup" in queue.remedy
+    assert (workers.level, workers.text) == (Level.WARNING, "none is heard")
+    nats = await connect(server.url, role="worker", name="w")
+    await ensure_streams(nats.jetstream(), StreamLimits())
+
+    async def beat() -> None:
+        while True:
+            for name, model, draining in (("a", "m", False), ("b", "other", True)):
+                told = {"revision": "r", "running": 2, "free_blocks": 3, "total_blocks": 7, "draining": draining}
+                beat = msgspec.structs.replace(BEAT, worker=name, model=model, **told)
+                await nats.publish(worker_subject(model, name), encode(beat))
+            await nats.publish(worker_subject("m", "junk"), b"\xc1")
+            await asyncio.sleep(0.05)
+
+    beating = asyncio.create_task(beat())
+    served = "(revision r), 2 running, 3 of 7 blocks free"
+    found = await nats_findings(login)
+    assert [(each.topic, each.level) for each in found[-2:]] == [("clock", Level.FINE), ("workers", Level.FINE)]
+    assert found[-3].text == "0 interactive requests wait, 0 bytes"
+    assert sorted(found[-1].text.split("; ")) == [
+        f"a serves m {served}",
+        f"b serves other {served}, draining",
+    ]
+    # Of the model that the login is for.
+    assert (await nats_findings(dataclasses.replace(login, model="m")))[-1].text == f"a serves m {served}"
+    beating.cancel()
+    await nats.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "level", "text", "remedy"),
+    [
+        (200, "ok", Level.FINE, "is ready", ""),
+        (503, '{"reason": "no_queue"}', Level.PROBLEM, "is not ready (503): {", "see `nats` above"),
+        (503, '{"reason": "no_worker"}', Level.PROBLEM, "is not ready (503): {", "see `workers` above"),
+    ],
+)
+def test_gateway_says_whether_it_is_ready(status: int, body: str, level: Level, text: str, remedy: str) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health/ready" else 404)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.handle_request).start()
+        (finding,) = gateway_findings(f"http://127.0.0.1:{server.server_port}")
+    assert (finding.topic, finding.level, finding.remedy) == ("gateway", level, remedy)
+    assert text in finding.text
+
+
+@pytest.mark.parametrize(
+    ("url", "level", "text"),
+    [
+        (None, Level.FINE, "not used: no shared cache, limits count per gateway"),
+        ("http://h", Level.PROBLEM, "its URL "),
+        ("redis://127.0.0.1:1/0", Level.WARNING, "127.0.0.1:1/0 cannot be used: "),
+    ],
+)
+async def test_redis_that_is_not_there_is_told(url: str | None, level: Level, text: str) -> None:
+    finding = await redis_finding(url)
+    assert finding.level is level
+    assert finding.text.startswith(text)
