@@ -1,9 +1,9 @@
 """Attention by latent vectors (MLA) over a paged cache that holds one short row for each token.
 
-Keys and values are never made: what makes a key of a latent vector is applied to the query instead, and what makes a
+Keys and values are not made: what makes a key of a latent vector is applied to the query instead, and what makes a
 value, to the sum of latent vectors. So the query heads of a token are the heads of one KV head, whose keys are what is
-kept and whose values are their first numbers. Prompts are computed in this form too: a token's result does not depend
-on how its prompt was cut.
+kept and whose values are their first numbers. On a CPU prompts are computed in this form too: a token's result does not
+depend on how its prompt was cut. Elsewhere steps of long prompts make keys and values, which is less to multiply.
 Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.2 and appendix C.
 """
 
@@ -22,7 +22,7 @@ from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from kernels.layer_cache import CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.linear.rounding import InputRounding, Rows, common_rounding
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import expanded_attention, is_expansion_less, paged_attention
 from kernels.rms_norm import rms_norm, rms_norm_rounded
 from kernels.rope_kv_write import rope_kv_write
 
@@ -171,6 +171,7 @@ class LatentAttention:
     __slots__ = (
         "_cos_sin",
         "_eps",
+        "_expansion",
         "_growth",
         "_index",
         "_key_up",
@@ -198,6 +199,8 @@ class LatentAttention:
         self._eps = weights.eps
         self._query_norm = weights.query_norm
         self._latent_norm = weights.latent_norm
+        # On a CPU a token's result does not depend on how its prompt was cut, so there is one form.
+        self._expansion = (weights.key_up, weights.value_up) if weights.key_up.device.type != "cpu" else None
         self._key_up = make_head_linear(weights.key_up)
         self._value_up = make_head_linear(weights.value_up)
         self._query_down = None if weights.query_down is None else parts.linear(weights.query_down)
@@ -221,21 +224,45 @@ class LatentAttention:
             x, result: `[num_tokens, hidden_size]`
             positions: `[num_tokens]`
         """
+        query, latent = self._project(x, context)
+        if self._is_expanded(context):
+            values = self._attend_expanded(query, latent, positions, context)
+        else:
+            values = self._attend_latent(query, latent, positions, context)
+        return self._output(values.flatten(1), context)
+
+    def _is_expanded(self, context: AttentionContext) -> bool:
+        """Return True for steps that make their keys and values, where the device is one that does so."""
+        sizes = len(context.block_tables), context.max_query_len, context.max_context_len
+        return self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
+
+    def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the plain queries, and behind them the row that is kept of each token.
+
+        Shapes:
+            result: `[num_tokens, num_heads, plain_dim + rotary_dim]`, `[num_tokens, key_dim]`
+        """
+        query_input = x
+        if self._query_down is not None:
+            assert self._query_norm is not None
+            query_down, rounding = self._query_down(x, context), self._query.rounding(context)
+            if rounding is None:
+                query_input = rms_norm(query_down, self._query_norm, self._eps)
+            else:
+                query_input = rms_norm_rounded(query_down, self._query_norm, self._eps, None, rounding)
+        query = self._query(query_input, context).view(len(x), self._shape.num_heads, -1)
+        return query, self._latent(x, context)
+
+    def _attend_latent(
+        self, query: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        """Return the attended values, `[num_tokens, num_heads, value_dim]`, of queries that meet latent vectors."""
         shape, cache = self._shape, context.caches[self._index]
-        query = rope_kv_write(
-            self._heads(x, context),
-            positions,
-            self._cos_sin,
-            cache.keys,
-            None,
-            context.slot_mapping,
-            None,
-            cache.scales,
-            first_rotated=shape.latent_dim,
-            is_interleaved=shape.interleaved,
-        )
+        heads = latent.new_empty(len(latent), shape.num_heads + 1, shape.key_dim)
+        self._key_up(query[..., : shape.plain_dim], heads[:, :-1, : shape.latent_dim])
+        heads[:, :-1, shape.latent_dim :] = query[..., shape.plain_dim :]
         attended = paged_attention(
-            query if self._growth is None else self._growth.scaled(query, positions),
+            self._scaled(self._keep(heads, latent, positions, context), positions),
             cache.keys,
             cache.values,
             context.block_tables,
@@ -247,30 +274,59 @@ class LatentAttention:
             kv_scales=cache.scales,
             tree_masks=context.tree_masks,
         )
-        values = self._value_up(attended, attended.new_empty(len(x), shape.num_heads, shape.value_dim))
-        return self._output(values.flatten(1), context)
+        return self._value_up(attended, attended.new_empty(len(query), shape.num_heads, shape.value_dim))
 
-    def _heads(self, x: Rows, context: AttentionContext) -> torch.Tensor:
-        """Return the queries as they meet latent vectors, and behind them the row that is kept of each token.
+    def _attend_expanded(
+        self, query: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        """Return the same of plain queries, over keys and values that are made for the step."""
+        shape, cache = self._shape, context.caches[self._index]
+        assert self._expansion is not None
+        self._keep(latent.new_empty(len(latent), 1, shape.key_dim), latent, positions, context)
+        turned = rope_kv_write(
+            query,
+            positions,
+            self._cos_sin,
+            None,
+            None,
+            context.slot_mapping,
+            None,
+            first_rotated=shape.plain_dim,
+            is_interleaved=shape.interleaved,
+        )
+        return expanded_attention(
+            self._scaled(turned, positions),
+            cache.keys,
+            *self._expansion,
+            context.block_tables,
+            context.query_starts,
+            context.context_lens,
+            context.max_query_len,
+            context.max_context_len,
+            shape.scale,
+            cache.scales,
+            context.tree_masks,
+        )
 
-        Shapes:
-            result: `[num_tokens, num_heads + 1, key_dim]`
-        """
-        shape, num_tokens = self._shape, len(x)
-        query_input = x
-        if self._query_down is not None:
-            assert self._query_norm is not None
-            query_down, rounding = self._query_down(x, context), self._query.rounding(context)
-            if rounding is None:
-                query_input = rms_norm(query_down, self._query_norm, self._eps)
-            else:
-                query_input = rms_norm_rounded(query_down, self._query_norm, self._eps, None, rounding)
-        query = self._query(query_input, context).view(num_tokens, shape.num_heads, -1)
-        latent = self._latent(x, context)
-        heads = latent.new_empty(num_tokens, shape.num_heads + 1, shape.key_dim)
-        plain, turning = query[..., : shape.plain_dim], query[..., shape.plain_dim :]
-        self._key_up(plain, heads[:, :-1, : shape.latent_dim])
-        heads[:, :-1, shape.latent_dim :] = turning
+    def _keep(
+        self, heads: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        """Put what is kept of each token behind its heads, write that into the cache, and return the heads turned."""
+        shape, cache = self._shape, context.caches[self._index]
         heads[:, -1, : shape.latent_dim] = rms_norm(latent[:, : shape.latent_dim], self._latent_norm, self._eps)
         heads[:, -1, shape.latent_dim :] = latent[:, shape.latent_dim :]
-        return heads
+        return rope_kv_write(
+            heads,
+            positions,
+            self._cos_sin,
+            cache.keys,
+            None,
+            context.slot_mapping,
+            None,
+            cache.scales,
+            first_rotated=shape.latent_dim,
+            is_interleaved=shape.interleaved,
+        )
+
+    def _scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return query if self._growth is None else self._growth.scaled(query, positions)

@@ -47,6 +47,9 @@ VARIANTS = {
     "keys that hold the values": Variant(6, 1, 72, 8, first=64, has_values=False),
     "keys in int8 that hold the values": Variant(6, 1, 72, 8, first=64, has_values=False, cache_dtype=torch.int8),
     "large keys": Variant(2, 1, 576, 64, first=512, has_values=False),
+    "keys alone": Variant(0, 1, 72, 8, first=64, has_values=False),
+    "keys alone in int8": Variant(0, 1, 72, 8, first=64, has_values=False, cache_dtype=torch.int8, is_interleaved=True),
+    "queries alone": Variant(3, 1, 24, 8, first=16, is_interleaved=True, has_keys=False, has_values=False),
     "no keys": Variant(4, 2, 24, 24, has_keys=False, has_values=False, has_norm=True),
 }
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.paged_attention import flash_attention
+from kernels.paged_attention import expanded_attention, flash_attention
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B
@@ -56,9 +56,11 @@ def attention_case(device: torch.device, shape: AttentionShape, lengths: Lengths
 def variant_case(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Case:
     """Time a form of attention beside ours without what is special in it."""
     if shape.latent_dim:
-        return _case_of(
-            device, shape, lengths, {OURS: lambda b: b, f"{OURS}/values read again": Batch.with_values_apart}
-        )
+        forms = {OURS: lambda b: b, f"{OURS}/values read again": Batch.with_values_apart}
+        case = _case_of(device, shape, lengths, forms)
+        if lengths[0][0] == 1:
+            return case
+        return replace(case, candidates={**case.candidates, f"{OURS}/expanded": _expanded(device, shape, lengths)})
     return _case_of(device, shape, lengths, {OURS: lambda batch: batch, f"{OURS}/plain": Batch.plain})
 
 
@@ -96,6 +98,18 @@ def _case_of(
     queries = sum(query for query, _ in lengths)
     num_bytes = cache_bytes + 2 * queries * shape.numbers_per_pair
     return Case(num_bytes, 2 * pairs * shape.numbers_per_pair, num_sets, candidates)
+
+
+def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Candidate:
+    """Return prompts whose keys and values, of 128 numbers besides those that turn, are made of the latent vectors."""
+    batch, latent_dim = make_batch(device, shape, lengths), shape.latent_dim or 0
+    made, kept = min(128, latent_dim), shape.head_dim - latent_dim
+    key_up, value_up = torch.randn(2, shape.num_heads, made, latent_dim, device=device).bfloat16()
+    query = batch.query[..., : made + kept].contiguous()
+    where = (batch.block_tables, batch.query_starts, batch.context_lens, batch.max_query_len, batch.max_context_len)
+    return lambda index: expanded_attention(
+        query, batch.key_cache, key_up, value_up.transpose(1, 2), *where, batch.scale
+    )
 
 
 def _attend_one(batches: list[Batch], index: int, entry: Entry | None = None) -> torch.Tensor:
@@ -262,6 +276,8 @@ ATTENTION_FORMS = VARIANT_OP.suite(
     {
         **_decodes((DEEPSEEK_V2_LITE, 64, 8192), (DEEPSEEK_V2_LITE, 1, 32_768), (DEEPSEEK_V3, 64, 4096)),
         f"{DEEPSEEK_V2_LITE.name} 1 x 8192, 512 new": (DEEPSEEK_V2_LITE, [(512, 8192)]),
+        # Where the latent form and that of keys and values meet, and whole prompts.
+        **_chunks(*((DEEPSEEK_V2_LITE, size, size) for size in (256, 512, 1024, 8192)), (DEEPSEEK_V3, 4096, 4096)),
         **_decodes((GPT_OSS, 64, 8192), (GPT_OSS_WINDOW, 64, 8192), (GEMMA2_9B, 64, 8192)),
     },
 )

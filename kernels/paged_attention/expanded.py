@@ -1,0 +1,98 @@
+"""Attention by latent vectors whose keys and values are made for a step, as prompts are multiplied with least work.
+
+Over latent vectors a pair of tokens takes products of all their numbers, twice; over keys and values made of them a
+fraction of that, once they are made. So it pays where each cached token meets many queries.
+Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434, section 2.1.2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.paged_attention.dispatch import paged_attention
+from kernels.quantized_kv import dequantize_heads
+
+
+def is_expansion_less(
+    key_up: torch.Tensor, value_up: torch.Tensor, num_seqs: int, query_len: int, context_len: int
+) -> bool:
+    """Return True where making keys and values takes fewer products than they save, by a bound that knows no lengths.
+
+    Of all sequences, each is taken to be as long as the longest when keys and values are made, and that one alone is
+    counted where they save: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
+    from 170 behind a long context. When a device has measured where the two meet, that factor belongs here.
+
+    Args:
+        key_up: As `expanded_attention` takes it.
+        value_up: Likewise.
+        num_seqs: Of the step.
+        query_len: Tokens of a sequence at most.
+        context_len: Likewise, cached ones included.
+    """
+    _, plain_dim, latent_dim = key_up.shape
+    value_dim, query_len = value_up.shape[2], min(query_len, context_len)
+    pairs = query_len * (context_len - query_len / 2)
+    saved = pairs * (2 * latent_dim - plain_dim - value_dim)
+    return saved > num_seqs * context_len * latent_dim * (plain_dim + value_dim)
+
+
+def expanded_attention(
+    query: torch.Tensor,
+    latent_cache: torch.Tensor,
+    key_up: torch.Tensor,
+    value_up: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_query_len: int,
+    max_context_len: int,
+    scale: float,
+    kv_scales: torch.Tensor | None = None,
+    tree_masks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
+
+    They take no more memory than those of the step's own tokens would: of a longer context, some heads after the
+    others. The query has plain heads, the dimensions that turn behind the others. Of a token are kept its latent vector
+    and the dimensions of its key that turn; `key_up` makes the others of the vector, `value_up` the value. All else is
+    as in `paged_attention`.
+
+    Shapes:
+        query: `[num_tokens, num_heads, plain_dim + rotary_dim]`
+        latent_cache: `[num_blocks, block_size, 1, latent_dim + rotary_dim]`
+        key_up: `[num_heads, plain_dim, latent_dim]`
+        value_up: `[num_heads, latent_dim, value_dim]`
+        result: `[num_tokens, num_heads, value_dim]`
+    """
+    num_tokens, num_heads, _ = query.shape
+    num_seqs, width = len(block_tables), -(-max_context_len // latent_cache.shape[1])
+    blocks = block_tables[:, :width].flatten()
+    kept = latent_cache.index_select(0, blocks)
+    if kv_scales is not None:
+        kept = dequantize_heads(kept, kv_scales.index_select(0, blocks)[..., 0].transpose(1, 2))
+    latents, turning = (
+        kept.to(query.dtype).flatten(0, 2).split_with_sizes((key_up.shape[2], query.shape[2] - key_up.shape[1]), dim=1)
+    )
+    tables = torch.arange(len(blocks), dtype=torch.int32, device=query.device).view(num_seqs, width)
+    shape = (len(blocks), latent_cache.shape[1])
+    result = query.new_empty(num_tokens, num_heads, value_up.shape[2])
+    at_once = max(1, num_heads * num_tokens // max(1, len(latents)))
+    for first in range(0, num_heads, at_once):
+        heads = slice(first, first + at_once)
+        plain = F.linear(latents, key_up[heads].flatten(0, 1)).view(len(latents), -1, key_up.shape[1])
+        keys = torch.cat((plain, turning[:, None].expand(-1, plain.shape[1], -1)), dim=2)
+        values = torch.matmul(latents, value_up[heads]).transpose(0, 1)
+        result[:, heads] = paged_attention(
+            query[:, heads],
+            keys.view(shape + keys.shape[1:]),
+            values.view(shape + values.shape[1:]),
+            tables,
+            query_starts,
+            context_lens,
+            max_query_len,
+            max_context_len,
+            scale,
+            tree_masks=tree_masks,
+        )
+    return result

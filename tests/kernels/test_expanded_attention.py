@@ -1,0 +1,128 @@
+"""Keys and values made of latent vectors for a step, against attention over the latent vectors."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.paged_attention import expanded, expanded_attention, is_expansion_less, paged_attention
+from kernels.quantized_kv import quantize_heads
+from tests.kernels.poisoned_memory import poisoned_memory
+
+BLOCK, PLAIN, ROTARY, VALUE = 4, 12, 8, 20
+SCALE = 0.17
+
+
+def batch(lengths: list[tuple[int, int]], num_heads: int, latent_dim: int) -> dict[str, Any]:
+    """Sequences of (tokens of the step, cached ones included) over scattered blocks; NaN where nothing lies."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    width = -(-max(context for _, context in lengths) // BLOCK) + 1
+    tables = torch.randperm(len(lengths) * width, generator=generator).view(len(lengths), width).int()
+    cache = torch.full((len(lengths) * width, BLOCK, 1, latent_dim + ROTARY), float("nan"))
+    for table, (_, context) in zip(tables, lengths, strict=True):
+        places = torch.arange(context)
+        rows = torch.randn(context, latent_dim + ROTARY, generator=generator)
+        cache[table[places // BLOCK].long(), places % BLOCK, 0] = rows
+    counts = torch.tensor([query for query, _ in lengths])
+    num_tokens = int(counts.sum())
+    return {
+        "query": torch.randn(num_tokens, num_heads, PLAIN + ROTARY, generator=generator),
+        "cache": cache,
+        "key_up": torch.randn(num_heads, PLAIN, latent_dim, generator=generator) * 0.3,
+        "value_up": torch.randn(num_heads, latent_dim, VALUE, generator=generator) * 0.3,
+        "where": (
+            tables,
+            torch.cat((torch.zeros(1), counts.cumsum(0))).int(),
+            torch.tensor([context for _, context in lengths]).int(),
+            int(counts.max()),
+            max(context for _, context in lengths),
+        ),
+    }
+
+
+def in_latent_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, **options: Any) -> torch.Tensor:
+    plain, turning = query.split_with_sizes((PLAIN, ROTARY), dim=2)
+    latent = torch.cat((torch.einsum("nhp,hpl->nhl", plain, key_up), turning), dim=2)
+    values = cache[..., : key_up.shape[2]]
+    attended = paged_attention(latent, cache, values, *where, SCALE, **options)
+    return torch.einsum("nhl,hlv->nhv", attended, value_up)
+
+
+def in_expanded_form(query: Any, cache: Any, key_up: Any, value_up: Any, where: Any, **options: Any) -> torch.Tensor:
+    with poisoned_memory():
+        return expanded_attention(query, cache, key_up, value_up, *where, SCALE, **options)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+@pytest.mark.parametrize("lengths", [[(9, 9)], [(7, 30), (12, 12), (1, 40)], [(3, 50), (1, 1)]], ids=str)
+def test_both_forms_are_equal(lengths: list[tuple[int, int]], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "triton":
+        if importlib.util.find_spec("triton") is None:
+            pytest.skip("Triton does not support this platform")
+        from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
+
+        def attend(*args: Any, tree_masks: Any) -> torch.Tensor:
+            tensors, (most, _, scale) = args[:6], args[6:]
+            return paged_attention_triton(
+                PagedAttentionBatch(*tensors), most, scale, None, None, Gpu(GpuGeneration.HOPPER, 132)
+            )
+
+        monkeypatch.setattr(expanded, "paged_attention", attend)
+    given = batch(lengths, num_heads=4, latent_dim=24)
+    expected = in_latent_form(**given)
+    actual = in_expanded_form(**given)
+    assert (actual - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_eight_bits_are_read_as_the_latent_form_reads_them() -> None:
+    given = batch([(7, 30), (12, 12)], num_heads=4, latent_dim=24)
+    heads, scales = quantize_heads(given["cache"].nan_to_num(), torch.int8)
+    wide = heads.float() * scales.float()[..., None]
+    kv_scales = scales.transpose(1, 2)[..., None].expand(-1, -1, -1, 2).contiguous()
+    expected = in_latent_form(**(given | {"cache": wide}))
+    actual = in_expanded_form(**(given | {"cache": heads}), kv_scales=kv_scales)
+    assert (actual - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_keys_and_values_take_the_memory_of_the_steps_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def attend(query: Any, keys: Any, *args: Any, **options: Any) -> torch.Tensor:
+        sizes.append((keys.shape[0] * keys.shape[1], keys.shape[2]))
+        return paged_attention(query, keys, *args, **options)
+
+    monkeypatch.setattr(expanded, "paged_attention", attend)
+    given = batch([(16, 64)], num_heads=8, latent_dim=24)
+    torch.testing.assert_close(in_expanded_form(**given), in_latent_form(**given), atol=1e-4, rtol=1e-4)
+    # A quarter of the heads at a time, where the context is four times as long.
+    assert sizes == [(64, 2)] * 4
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "query_len", "context_len", "expected"),
+    [
+        (1, 340, 340, False),
+        (1, 344, 344, True),
+        (1, 8192, 8192, True),
+        # Behind a long context half as many do.
+        (1, 160, 100_000, False),
+        (1, 180, 100_000, True),
+        (4, 2048, 2048, True),
+        # Decodes beside a prompt that does not pay for them, and decodes.
+        (64, 512, 8192, False),
+        (64, 1, 8192, False),
+        # A captured step of 2,048 tokens is made for contexts of any length.
+        (256, 2048, 4096, False),
+    ],
+)
+def test_prompts_of_some_hundred_tokens_are_expanded(
+    num_seqs: int, query_len: int, context_len: int, expected: bool
+) -> None:
+    """DeepSeek's sizes."""
+    up = functools.partial(torch.empty, device="meta")
+    assert is_expansion_less(up(16, 128, 512), up(16, 512, 128), num_seqs, query_len, context_len) is expected
