@@ -16,6 +16,7 @@ STEP_TOKENS_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2
 STEP_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 MAX_GPUS = 64
 MAX_KV_GROUPS = 32
+MAX_RANKS = 64
 
 # More than any figure of these can be.
 Amount = Annotated[float, Meta(ge=0.0, le=1e18)]
@@ -55,6 +56,24 @@ class KvGroup(Struct, frozen=True, array_like=True):
     total_blocks: NumBlocks
 
 
+class RankReading(Struct, frozen=True, array_like=True):
+    """What is known of one rank of a worker whose model is divided.
+
+    Attributes:
+        rank: Its number.
+        is_alive: Its process is there, and shows that it runs; rank 0 is the worker itself.
+        step: Which step it computed last.
+        silent_s: Seconds since it showed last that it runs.
+        loads: How often its part of the weights was read: more than once if its process was replaced.
+    """
+
+    rank: NumRequests
+    is_alive: bool
+    step: Counter
+    silent_s: Amount
+    loads: Counter
+
+
 class WorkerMetrics(Struct, frozen=True, array_like=True):
     """A worker's counts since its start, and what is true of it now.
 
@@ -80,6 +99,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         expert_imbalance: The most that an expert got over the mean of its layer, where that is most; 0 without experts.
         unused_experts: Experts, over all layers, that no token went to.
         evicted_blocks: Blocks of the prefix cache that were overwritten, because blocks were needed.
+        ranks: Those that the model is divided among; none where one process has it all.
     """
 
     prompt_tokens: Counter = 0
@@ -105,3 +125,4 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     expert_imbalance: Amount = 0.0
     unused_experts: Counter = 0
     evicted_blocks: Counter = 0
+    ranks: Annotated[tuple[RankReading, ...], Meta(max_length=MAX_RANKS)] = ()

@@ -123,6 +123,7 @@ class FleetCollector(Collector):
         yield oldest
         yield from self._models(by_model)
         yield from _workers(workers)
+        yield from _devices(workers)
         yield from self._streams_families()
         yield from self._usage.collect()
 
@@ -156,6 +157,7 @@ def _shown(beats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, WorkerMetrics]]:
     for beat in beats:
         metrics = beat.metrics or _NOTHING
         num_samples += _OWN_SAMPLES + len(metrics.gpus) * len(worker_rows.GPU_ROWS) + 2 * len(metrics.kv_groups)
+        num_samples += len(metrics.ranks) * len(worker_rows.RANK_ROWS)
         if num_samples > MAX_WORKER_SAMPLES:
             break
         shown.append((beat, _without_repetitions(metrics)))
@@ -163,13 +165,17 @@ def _shown(beats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, WorkerMetrics]]:
 
 
 def _without_repetitions(metrics: WorkerMetrics) -> WorkerMetrics:
-    """Return metrics whose GPUs and groups have names of their own: Prometheus takes no sample twice."""
+    """Return metrics whose GPUs, groups and ranks have names of their own: Prometheus takes no sample twice."""
     gpus = {reading.name: reading for reading in reversed(metrics.gpus)}
     groups = {group.name: group for group in reversed(metrics.kv_groups)}
-    if len(gpus) == len(metrics.gpus) and len(groups) == len(metrics.kv_groups):
+    ranks = {reading.rank: reading for reading in reversed(metrics.ranks)}
+    if len(gpus) + len(groups) + len(ranks) == len(metrics.gpus) + len(metrics.kv_groups) + len(metrics.ranks):
         return metrics
     return msgspec.structs.replace(
-        metrics, gpus=tuple(reversed(gpus.values())), kv_groups=tuple(reversed(groups.values()))
+        metrics,
+        gpus=tuple(reversed(gpus.values())),
+        kv_groups=tuple(reversed(groups.values())),
+        ranks=tuple(reversed(ranks.values())),
     )
 
 
@@ -193,6 +199,10 @@ def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
         _add_counts(step_tokens, names, metrics.step_tokens, STEP_TOKENS_BOUNDS)
         _add_counts(step_seconds, names, metrics.step_seconds, STEP_SECONDS_BOUNDS)
     yield from (config, redeliveries, used, total, step_tokens, step_seconds)
+
+
+def _devices(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
+    """Show the GPUs and the ranks of workers."""
     for gpu_row in worker_rows.GPU_ROWS:
         family = gpu_row.row.family()
         for beat, metrics in workers:
@@ -200,6 +210,12 @@ def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
                 value = gpu_row.read(reading)
                 if value is not None:
                     add(family, [beat.model, beat.worker, reading.name], value)
+        yield family
+    for rank_row in worker_rows.RANK_ROWS:
+        family = rank_row.row.family()
+        for beat, metrics in workers:
+            for rank in metrics.ranks:
+                add(family, [beat.model, beat.worker, str(rank.rank)], rank_row.read(rank))
         yield family
 
 

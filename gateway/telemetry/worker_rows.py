@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.telemetry.row import Kind, MetricRow
 from shared.messages import Heartbeat
-from shared.worker_metrics import GpuReading, WorkerMetrics
+from shared.worker_metrics import GpuReading, RankReading, WorkerMetrics
 
 ENGINE = ("model_name", "engine")
 WORKER = ("model", "worker")
@@ -124,8 +124,29 @@ GPU_ROWS = (
     _gpu("power_watts", "gauge", "Power that the GPU draws, by NVML.", lambda g: g.power_watts),
     _gpu("energy_joules_total", "counter", "Energy of the GPU since the driver was loaded.", lambda g: g.energy_j),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A metric with one sample a rank."""
+
+    row: MetricRow
+    read: Callable[[RankReading], float]
+
+
+def _rank(name: str, kind: Kind, text: str, read: Callable[[RankReading], float]) -> RankRow:
+    return RankRow(MetricRow(f"headrace_worker_rank_{name}", kind, (*WORKER, "rank"), text), read)
+
+
+RANK_ROWS = (
+    _rank("alive", "gauge", "1: it computes, or waits for a step; 0: it is gone or loads.", lambda r: r.is_alive),
+    _rank("last_step", "gauge", "Step that it computed last: one behind the others is stuck.", lambda r: r.step),
+    _rank("silent_seconds", "gauge", "Time since it showed last that it runs.", lambda r: r.silent_s),
+    _rank("loads_total", "counter", "Times that its weights were read: once a process.", lambda r: r.loads),
+)
 EVERY_ROW = (
     *(entry.row for entry in WORKER_ROWS),
     *(STEP_TOKENS_ROW, STEP_SECONDS_ROW, CONFIG_ROW, REDELIVERIES_ROW, KV_USED_ROW, KV_TOTAL_ROW),
     *(entry.row for entry in GPU_ROWS),
+    *(entry.row for entry in RANK_ROWS),
 )

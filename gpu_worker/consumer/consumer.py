@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ from shared.streams import StreamLimits, ensure_interactive_stream, ensure_recor
 from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 from shared.usage_ledger import FLUSH_S
+from shared.worker_metrics import RankReading
 
 if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -77,6 +78,7 @@ class Consumer:
         gpu: GpuMonitor,
         drain_asked: asyncio.Event,
         experts: ExpertLoads | None = None,
+        ranks: Callable[[], tuple[RankReading, ...]] = tuple,
     ) -> None:
         """Join the parts; nothing happens before `start`. `drain_asked` is set when an operator asks for a drain."""
         self._log_limit = LogLimit(_log)
@@ -110,7 +112,9 @@ class Consumer:
         self._batch_queue = BatchQueues(
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
         )
-        self._metrics = MetricsSource(engine, self._interactive_queues, self._batch_queue, batch.results, gpu, experts)
+        self._metrics = MetricsSource(
+            engine, self._interactive_queues, self._batch_queue, batch.results, gpu, experts, ranks
+        )
 
     async def start(self) -> None:
         """Wait for the interactive queue, subscribe, and begin to pull.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from shared.messages import FEATURES, Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.sampling import SamplingDefaults
-from shared.worker_metrics import HistogramCounts, KvGroup, WorkerMetrics
+from shared.worker_metrics import HistogramCounts, KvGroup, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -122,6 +123,7 @@ class MetricsSource:
         results: ResultStore,
         gpu: GpuMonitor,
         experts: ExpertLoads | None = None,
+        ranks: Callable[[], tuple[RankReading, ...]] = tuple,
     ) -> None:
         """Read these."""
         self._engine = engine
@@ -130,6 +132,7 @@ class MetricsSource:
         self._results = results
         self._gpu = gpu
         self._experts = experts
+        self._ranks = ranks
         self._expert_load = None if experts is None else experts.read()
         self._metrics: WorkerMetrics | None = None
         self._read_at = 0.0
@@ -174,6 +177,7 @@ class MetricsSource:
             expert_imbalance=0.0 if experts is None else experts.imbalance,
             unused_experts=0 if experts is None else experts.unused,
             evicted_blocks=stats.num_evicted_blocks,
+            ranks=self._ranks(),
         )
 
 

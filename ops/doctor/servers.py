@@ -200,6 +200,8 @@ async def _fleet(client: Client, model: str | None, expected: Sequence[int]) -> 
     if not heard:
         return warning("workers", "none is heard", "start one: `headrace worker`; see its log if it runs")
     text = "; ".join(_described(heartbeat) for heartbeat in heard.values())
+    if any(_missing_ranks(heartbeat) for heartbeat in heard.values()):
+        return warning("workers", text, "the worker replaces a rank that is gone; its log says why it was")
     silent = sorted(set(expected) - {heartbeat.pid for heartbeat in heard.values()})
     if silent:
         text += f"; not heard: process {', '.join(map(str, silent))}"
@@ -207,8 +209,17 @@ async def _fleet(client: Client, model: str | None, expected: Sequence[int]) -> 
     return Finding("workers", text)
 
 
+def _missing_ranks(beat: Heartbeat) -> list[str]:
+    """Return the ranks of a worker that are gone, or load."""
+    return [] if beat.metrics is None else [str(rank.rank) for rank in beat.metrics.ranks if not rank.is_alive]
+
+
 def _described(beat: Heartbeat) -> str:
     draining = ", draining" if beat.draining else ""
+    if beat.metrics is not None and beat.metrics.ranks:
+        draining += f", {len(beat.metrics.ranks)} ranks"
+        if missing := _missing_ranks(beat):
+            draining += f" of which {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     blocks = f"{beat.free_blocks} of {beat.total_blocks} blocks free"
     return f"{beat.worker} serves {beat.model} (revision {beat.revision}), {beat.running} running, {blocks}{draining}"
 

@@ -55,6 +55,12 @@ def ready(system: System) -> list[bool]:
     return [not float(line.rpartition(" ")[2]) for line in lines]
 
 
+def loads(system: System, rank: int) -> list[float]:
+    """Return how often the weights of a rank were read, of each worker."""
+    lines = [line for line in system.metrics().splitlines() if line.startswith("headrace_worker_rank_loads_total{")]
+    return [float(line.rpartition(" ")[2]) for line in lines if f'rank="{rank}"' in line]
+
+
 def both_serve(system: System) -> bool:
     return len(served := ready(system)) == 2 and all(served)
 
@@ -96,6 +102,8 @@ async def test_texts_stay_the_same_when_ranks_are_frozen_and_killed(two_groups: 
     sys.stdout.write(f"replaced after {times} s; the longest silences of streams: {sorted(silences)[-6:]} s\n")
     assert max(silences) < 3, "the other group goes on within 1.5 s, or a little later on a busy machine"
     wait_for(lambda: both_serve(two_groups), 60)
+    assert sorted(loads(two_groups, rank=0)) == [1, 1]
+    assert sum(loads(two_groups, rank=1)) == 2 + 3
     # The workers are the same processes, whose own weights were read once.
     assert two_groups.info["pids"]["worker"] == workers
     assert two_groups.log.read_text().count("the group of ranks serves again") == 3

@@ -39,6 +39,7 @@ from gpu_worker.execution.ranks.watch import FREEZE_S, Watch
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError
+from shared.worker_metrics import RankReading
 
 _LOADING_FREEZE_S = 60.0
 _MEETING_S = 120.0
@@ -121,6 +122,26 @@ class RankGroup:
         """Say that this rank has read its part of the weights."""
         self._board.note_load(0)
 
+    def note_step(self, step: int) -> None:
+        """Say which step this rank computed last."""
+        self._board.note_step(0, step)
+
+    def readings(self) -> tuple[RankReading, ...]:
+        """Return what is known of each rank at present."""
+        board, processes = self._board, dict(self._processes)
+        own = RankReading(0, True, board.step(0), 0.0, board.loads(0))
+        others = [
+            RankReading(
+                rank,
+                rank in processes and processes[rank].epitaph is None and processes[rank].is_serving,
+                board.step(rank),
+                self._watch.silent_s(rank),
+                board.loads(rank),
+            )
+            for rank in range(1, self.size)
+        ]
+        return (own, *others)
+
     def loads(self, rank: int) -> int:
         """Return how often processes of a rank have read its part of the weights."""
         return self._board.loads(rank)
@@ -149,6 +170,7 @@ class RankGroup:
         """Say that loading is over: from now on a rank that stands still is missed at once."""
         for process in self._processes.values():
             process.freeze_s = FREEZE_S
+            process.is_serving = True
 
     def tell(self, plan: StepPlan, drafts: list[Draft] | None) -> None:
         """Send a step to all other ranks; one that is gone is found by the watch."""

@@ -23,6 +23,7 @@ class RankProcess:
         rank: Its number.
         pid: Of the process.
         freeze_s: Time without a tick after which it counts as standing still; the group sets it.
+        is_serving: It has loaded its part of the model; the group sets it.
         epitaph: Why it has ended; None while it has not.
     """
 
@@ -37,6 +38,7 @@ class RankProcess:
         )
         self.pid = self._process.pid
         self.freeze_s = 0.0
+        self.is_serving = False
         self.epitaph: str | None = None
         self._hear = hear
         self._reader = threading.Thread(target=self._read, name=f"rank {self.rank}", daemon=True)

@@ -84,9 +84,10 @@ class GroupRunner:
             return BrokenRunnerError(lost, is_logged=True)
         return InterruptedRunnerError(lost, self._recover)
 
-    def landed(self) -> None:
+    def landed(self, step: int) -> None:
         """Take note that a step was computed."""
         self._num_in_vain = 0
+        self.group.note_step(step)
 
     def _recover(self) -> None:
         self.group.reform(self.own.num_blocks, self.own.restart)
@@ -114,7 +115,7 @@ class _GroupStep:
             result = self.pending.result()
         except Exception as error:
             raise self.runner.interruption(error) from None
-        self.runner.landed()
+        self.runner.landed(result.step)
         return result
 
 

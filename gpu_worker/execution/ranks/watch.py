@@ -46,8 +46,13 @@ class Watch:
         self._ticks = ticks
         self._on_frozen = on_frozen
         self._is_closed = False
+        self._silent_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._thread.start()
+
+    def silent_s(self, rank: int) -> float:
+        """Return for how long a rank has not shown that it runs."""
+        return self._silent_s.get(rank, 0.0)
 
     def close(self) -> None:
         """Stop looking."""
@@ -66,8 +71,10 @@ class Watch:
                 # Who was paused itself has missed ticks: it begins to wait anew.
                 if ticks != still.ticks or round_s > _PAUSE_S:
                     still.ticks, still.silent_s, still.frozen_s = ticks, 0.0, 0.0
+                    self._silent_s[process.rank] = 0.0
                     continue
                 still.silent_s += round_s
+                self._silent_s[process.rank] = still.silent_s
                 if still.silent_s > 2 * TICK_S and not process.is_starved:
                     still.frozen_s += round_s
                 if max(still.frozen_s + 2 * TICK_S, still.silent_s / _STARVED_FACTOR) > process.freeze_s:

@@ -15,7 +15,7 @@ from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
 from gateway.telemetry.stream_watch import StreamState, UsageWatch
 from shared.messages import GatewayHeartbeat, Heartbeat
-from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, WorkerMetrics
+from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
 
 COUNTS = WorkerMetrics(
@@ -129,6 +129,7 @@ def test_figures_that_no_worker_can_have_do_not_end_the_scrape() -> None:
 def test_name_that_a_worker_repeats_is_shown_once() -> None:
     twice = WorkerMetrics(
         gpus=(GpuReading("g", utilization=0.5), GpuReading("g", utilization=0.7)),
+        ranks=(RankReading(1, True, 5, 0.0, 1), RankReading(1, False, 6, 0.0, 1)),
         kv_groups=(KvGroup("full", 1, 10), KvGroup("full", 2, 10)),
     )
     collector = FleetCollector(
@@ -143,6 +144,9 @@ def test_name_that_a_worker_repeats_is_shown_once() -> None:
         'headrace_gpu_utilization_ratio{gpu="g",model="m",worker="w1"} 0.5'
     ]
     assert [line.rpartition(" ")[2] for line in lines if line.startswith("headrace_worker_kv_used_blocks{")] == ["1.0"]
+    assert [line for line in lines if line.startswith("headrace_worker_rank_last_step{")] == [
+        'headrace_worker_rank_last_step{model="m",rank="1",worker="w1"} 5.0'
+    ]
 
 
 def test_scrape_is_bounded_and_shows_those_that_were_heard_first() -> None:

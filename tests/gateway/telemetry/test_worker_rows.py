@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.telemetry.worker_rows import EVERY_ROW, GPU_ROWS, WORKER_ROWS
+from gateway.telemetry.worker_rows import EVERY_ROW, GPU_ROWS, RANK_ROWS, WORKER_ROWS
 from shared.messages import Heartbeat
-from shared.worker_metrics import GpuReading, WorkerMetrics
+from shared.worker_metrics import GpuReading, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
 
 METRICS = WorkerMetrics(
@@ -105,6 +105,16 @@ def test_each_reading_of_a_gpu_is_shown_under_its_own_name() -> None:
         "headrace_gpu_energy_joules_total": 5.0,
     }
     assert {entry.read(GpuReading("g")) for entry in GPU_ROWS} == {None}
+
+
+def test_each_reading_of_a_rank_is_shown_under_its_own_name() -> None:
+    reading = RankReading(3, True, 4, 0.5, 6)
+    assert {entry.row.name: entry.read(reading) for entry in RANK_ROWS} == {
+        "headrace_worker_rank_alive": 1,
+        "headrace_worker_rank_last_step": 4,
+        "headrace_worker_rank_silent_seconds": 0.5,
+        "headrace_worker_rank_loads_total": 6,
+    }
 
 
 def test_labels_tell_workers_apart_in_the_words_of_their_dashboards() -> None:

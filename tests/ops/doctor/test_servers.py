@@ -15,12 +15,21 @@ import msgspec
 import pytest
 
 from ops.doctor.finding import Level, page
-from ops.doctor.servers import NatsLogin, clock_finding, cluster_finding, gateway_findings, nats_findings, redis_finding
+from ops.doctor.servers import (
+    NatsLogin,
+    _described,
+    clock_finding,
+    cluster_finding,
+    gateway_findings,
+    nats_findings,
+    redis_finding,
+)
 from ops.doctor.settings import setting_findings
 from shared.messages import encode
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import worker_subject
+from shared.worker_metrics import RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
 from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer, RedisServer
@@ -185,3 +194,14 @@ async def test_redis_that_is_not_there_is_told(url: str | None, level: Level, te
     finding = await redis_finding(url)
     assert finding.level is level
     assert finding.text.startswith(text)
+
+
+def test_worker_of_several_ranks_is_described_with_those_that_are_missing() -> None:
+    def text(*are_alive: bool) -> str:
+        ranks = tuple(RankReading(rank, is_alive, 7, 0.0, 1) for rank, is_alive in enumerate(are_alive))
+        return _described(msgspec.structs.replace(BEAT, metrics=WorkerMetrics(ranks=ranks)))
+
+    assert text().endswith("blocks free")
+    assert text(True, True).endswith("blocks free, 2 ranks")
+    assert text(True, False, True).endswith(", 3 ranks of which 1 is missing")
+    assert text(True, False, False).endswith(", 3 ranks of which 1, 2 are missing")
