@@ -108,14 +108,8 @@ class Worker:
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)
         subscribers = FrameSubscribers(nats, identity.worker)
         batch = self._batch_lane(identity, nats, limits, model, intake, held)
-        interactive = InteractiveLane(
-            intake,
-            self._engine,
-            held,
-            partial(Outbox, nats, identity.worker, tasks, subscribers),
-            batch.make_way,
-            self._clock,
-        )
+        open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
+        interactive = InteractiveLane(intake, self._engine, held, open_outbox, batch.make_way, self._clock)
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
