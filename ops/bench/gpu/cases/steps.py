@@ -133,7 +133,7 @@ def _both(suffix: str, shape: ModelShape) -> OpSuite:
     # Of a size at which the host is expected to take longer than the device, launched and replayed.
     short = {"num_tokens": _SHORT_PREFILL_TOKENS, "num_prompts": 7}
     launched = _spec(f"prefill {_SHORT_PREFILL_TOKENS}", shape, "steps", "prefill_case", **short)
-    replayed = _spec(f"prefill {_SHORT_PREFILL_TOKENS} graph", shape, "steps", "prefill_case", **short, has_graphs=True)
+    replayed = _spec(f"graph {_SHORT_PREFILL_TOKENS}", shape, "steps", "prefill_case", **short, has_graphs=True)
     decodes = (_decode(shape, num_seqs) for num_seqs in _BATCHES)
     return _suite(f"model_step_{suffix}", shape, *decodes, launched, replayed, prefill)
 
