@@ -183,6 +183,19 @@ def test_one_that_cannot_be_retried_keeps_no_other_from_it(server: NatsServer) -
     assert _listed(server) == [("two", "acme", "batch")]
 
 
+def test_request_whose_prompt_was_not_kept_is_not_retried(server: NatsServer) -> None:
+    async def keep_too_large(client: Client) -> None:
+        letter = _letter("large", "acme", "batch")
+        request = msgspec.structs.replace(letter.request, text="x" * client.max_payload)
+        await publish_dead_letter(client, msgspec.structs.replace(letter, request=request))
+
+    _with_nats(server, keep_too_large)
+    done = _dead(server, "retry", "large")
+    assert done.returncode == 2
+    assert "request 'large' was too large to be kept whole; publish it again" in done.stderr
+    assert ("large", "acme", "batch") in _listed(server)
+
+
 def test_full_queue_of_one_tenant_keeps_no_other_from_a_retry(server: NatsServer) -> None:
     full = tenant_stream_config("acme", StreamLimits(tenant_max_msgs=1))
     _with_nats(server, lambda client: ensure_batch_stream(client.jetstream(), full))
