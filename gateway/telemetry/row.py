@@ -55,11 +55,14 @@ class MetricRow:
 
 def add(family: Metric, labels: Sequence[str], value: Value) -> None:
     """Add counts to a metric; the keys of a `Counter` are the values of its last label."""
-    if isinstance(value, Histogram):
-        assert isinstance(family, HistogramMetricFamily)
+    assert isinstance(family, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily)
+    # The client would leave out a label without a value, and so add up samples that are not the same.
+    assert len(labels) + isinstance(value, Counter) == len(family._labelnames), family.name
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, Histogram)
         family.add_metric(labels, value.buckets(), value.total)
         return
-    assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+    assert not isinstance(value, Histogram)
     if isinstance(value, Counter):
         for key, count in value.items():
             family.add_metric([*labels, key], count)

@@ -43,6 +43,14 @@ def test_keys_of_a_counter_are_values_of_the_last_label(kind: Kind) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", [1, Counter({"a": 1}), Histogram((1.0,))])
+def test_sample_without_a_value_for_each_label_is_refused(value: Value) -> None:
+    metric = family("histogram" if isinstance(value, Histogram) else "gauge", "model", "worker", "reason")
+    for labels in (["m"], ["m", "w", "x", "y"]):
+        with pytest.raises(AssertionError, match="headrace_x"):
+            add(metric, labels, value)
+
+
 def test_histogram_has_its_buckets_and_its_sum() -> None:
     metric, histogram = family("histogram", "model"), Histogram((1.0, 2.0))
     for value in (0.5, 1.5, 9.0):
