@@ -120,3 +120,18 @@ def test_image_of_an_earlier_item_of_a_response_becomes_a_note() -> None:
 )
 def test_body_that_is_something_else_stays_as_it_is(body: bytes) -> None:
     assert without_old_images(body) == body
+
+
+@pytest.mark.parametrize(
+    ("of_path", "only", "model"),
+    [("of-path", "only", "of-path"), ("of-path", None, "of-path"), (None, "only", "only")],
+)
+@pytest.mark.parametrize("named", [{}, {"model": None}])
+def test_body_that_names_no_model_is_for_that_of_its_path_or_else_the_only_one(
+    of_path: str | None, only: str | None, model: str, named: dict[str, None]
+) -> None:
+    rules = BodyRules(only_model=lambda: only, model=of_path)
+    messages = [{"role": "user", "content": "hello"}]
+    assert parse_chat(json.dumps({"messages": messages, **named}).encode(), rules).model == model
+    # One that names a model is for that one.
+    assert parse_chat(json.dumps({"messages": messages, "model": "named"}).encode(), rules).model == "named"
