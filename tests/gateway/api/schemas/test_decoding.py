@@ -133,5 +133,6 @@ def test_body_that_names_no_model_is_for_that_of_its_path_or_else_the_only_one(
     rules = BodyRules(only_model=lambda: only, model=of_path)
     messages = [{"role": "user", "content": "hello"}]
     assert parse_chat(json.dumps({"messages": messages, **named}).encode(), rules).model == model
-    # One that names a model is for that one.
-    assert parse_chat(json.dumps({"messages": messages, "model": "named"}).encode(), rules).model == "named"
+    # The path's takes the place of the one that a body names, too.
+    body = json.dumps({"messages": messages, "model": "named"}).encode()
+    assert parse_chat(body, rules).model == (of_path or "named")
