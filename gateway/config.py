@@ -101,6 +101,19 @@ class GatewayConfig(NatsFiles):
         1 << 20, "Unsent bytes a slow client may pile up before it is cut off.", minimum=4096
     )
 
+    resume_grace_s: float = setting(
+        60.0,
+        "Time a resumable stream is generated without a client; then it is cancelled.",
+        minimum=1,
+        maximum=600,
+    )
+    resume_keep_s: float = setting(
+        600.0, "Time an answer that can be resumed or repeated is kept after its end.", minimum=1, maximum=3600
+    )
+    resume_stream_bytes: int = setting(
+        4 << 20, "A resumable stream with a larger log can be read on, and not resumed.", minimum=4096, maximum=32 << 20
+    )
+
     allow_unknown_parameters: bool = setting(
         False, "Ignore parameters that ops/docs/parameters.md does not name, instead of refusing the request."
     )

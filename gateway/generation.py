@@ -171,6 +171,7 @@ class Generation(Struct, frozen=True):
         pooling: The answer is numbers made of each prompt, and nothing is generated.
         left_out: Sampling parameters that the client did not name and the model may have defaults for.
         ranking: Which of the sequences are told; None for all.
+        is_resumable: Its stream is logged: a client that has lost it goes on with any gateway.
         details: Further output; None for none.
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
@@ -204,6 +205,7 @@ class Generation(Struct, frozen=True):
     pooling: Pooling | None = None
     left_out: tuple[str, ...] = ()
     ranking: Ranking | None = None
+    is_resumable: bool = False
 
     @property
     def task(self) -> Task:

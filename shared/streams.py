@@ -45,6 +45,7 @@ RESPONSES_STREAM = "HR_RESPONSES"
 BATCHES_STREAM = "HR_BATCHES"
 USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
+STREAMS_STREAM = "HR_STREAMS"
 
 _STREAM_EXISTS = 10058
 
@@ -79,6 +80,8 @@ class StreamLimits:
     responses_max_age_s: float = 7 * 86400.0
     batches_max_bytes: int = 128 << 20
     batches_max_age_s: float = 30 * 86400.0
+    streams_max_bytes: int = 128 << 20
+    streams_max_age_s: float = 7200.0
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
@@ -86,7 +89,7 @@ class StreamLimits:
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
     """Return the configurations of all streams but the batch queues."""
-    return _replicated([*_queue_configs(limits), *_record_configs(limits)], limits)
+    return _replicated([*_queue_configs(limits), *_record_configs(limits), _streams_config(limits)], limits)
 
 
 def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
@@ -118,6 +121,20 @@ def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
             duplicate_window=10.0,
         ),
     ]
+
+
+def _streams_config(limits: StreamLimits) -> StreamConfig:
+    """Return the log of resumable streams. It is in memory: each token waits for it."""
+    return StreamConfig(
+        name=STREAMS_STREAM,
+        subjects=["hr.stream.>", "hr.fence.*"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.MEMORY,
+        discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=1,
+        max_bytes=limits.streams_max_bytes,
+        max_age=limits.streams_max_age_s,
+    )
 
 
 def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
@@ -267,6 +284,15 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
             f"NATS stream {config.name} is of an older version, without {', '.join(sorted(missing))}: run `headrace "
             "setup` once, with the admin user."
         )
+
+
+async def ensure_streams_stream(js: JetStreamContext, limits: StreamLimits) -> None:
+    """Make the log of resumable streams if it is missing: it lives in memory, so gateways may make it themselves.
+
+    Raises:
+        DependencyError: It is missing and we may not or cannot make it.
+    """
+    await _ensure(js, _replicated([_streams_config(limits)], limits))
 
 
 async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:

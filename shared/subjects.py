@@ -12,6 +12,10 @@ hr.kept.<tenant>                    what a tenant's stored results amount to (th
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
 hr.batch.<state>.<tenant>.<batch>  a batch of OpenAI's API, `active` or `ended` (stream `HR_BATCHES`)
+hr.stream.<tenant>.<stream>.<...>   head, requests and pieces of a resumable stream (stream `HR_STREAMS`)
+hr.stream.<tenant>.<key>.key        which stream an idempotency key stands for (the same stream)
+hr.fence.<writer>                   changed by whoever takes the streams of a gateway over (the same stream)
+hr.owner.<writer>                   calls to the gateway that generates streams
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
@@ -204,6 +208,26 @@ def batches_filter(state: str, tenant: str | None = None) -> str:
 def stored_filter(tenant: str) -> str:
     """Subject filter of a tenant's batch results as they are stored."""
     return f"hr.stored.{encode_name(tenant)}.*"
+
+
+def stream_subject(tenant: str, stream_id: str, *place: str | int) -> str:
+    """Subject of a part of what is kept of a resumable stream; `>` as the place is the filter of all parts."""
+    return ".".join(("hr.stream", encode_name(tenant), encode_name(stream_id), *map(str, place)))
+
+
+def streams_filter(tenant: str, part: str = ">") -> str:
+    """Subject filter of what is kept of all resumable streams of a tenant, or of one part of each."""
+    return f"hr.stream.{encode_name(tenant)}.{part}"
+
+
+def fence_subject(writer: str) -> str:
+    """Subject that a gateway writes with each round of pieces, while nobody has taken its streams over."""
+    return f"hr.fence.{encode_name(writer)}"
+
+
+def owner_subject(writer: str) -> str:
+    """Subject on which the gateway that generates streams is called."""
+    return f"hr.owner.{encode_name(writer)}"
 
 
 def reply_prefix(tenant: str) -> str:

@@ -179,6 +179,15 @@ class OutputBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+class MessageStreamOptions(Struct, forbid_unknown_fields=True):
+    """How a stream is sent. Anthropic's own API has no such options."""
+
+    resumable: Annotated[
+        bool | None,
+        described("Give events ids, and keep the stream: `GET /v1/streams/{id}` goes on after any event.", True),
+    ] = None
+
+
 class PromptBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both bodies have in common: all that becomes the prompt."""
 
@@ -220,6 +229,9 @@ class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
         described("Texts before which the answer ends.", ["END"]),
     ] = None
     stream: Annotated[bool | None, described("Send the answer as server-sent events.", True)] = None
+    stream_options: Annotated[MessageStreamOptions | None, described("How a stream is sent; only with `stream`.")] = (
+        None
+    )
     output_config: Annotated[
         OutputBody | None, described("What is asked of the answer as a whole.", {"format": _FORMAT})
     ] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -93,15 +93,17 @@ _EMPTY: dict[str, dict[str, Any]] = {
 }
 
 
-def tool_use(name: str) -> dict[str, Any]:
-    """Return the block of a call whose arguments follow."""
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": {}}
+def tool_use(name: str, digits: str) -> dict[str, Any]:
+    """Return the block of a call whose arguments follow, with an id of these digits."""
+    return {"type": "tool_use", "id": f"toolu_{digits}", "name": name, "input": {}}
 
 
 class BlockEvents:
     """Events of the blocks of a stream. One block is open at a time, and each has a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, digits: Callable[[int], str]) -> None:
+        """Begin without blocks; `digits` are those of the id of the block with a number."""
+        self._digits = digits
         self._index = -1
         self._open: str | None = None
 
@@ -115,7 +117,7 @@ class BlockEvents:
 
     def call(self, name: str) -> bytes:
         """Return the events of a call that begins."""
-        return self.close() + self._start(tool_use(name))
+        return self.close() + self._start(tool_use(name, self._digits(self._index + 1)))
 
     def arguments(self, text: str) -> bytes:
         """Return the event of more of a call's arguments."""
@@ -144,7 +146,9 @@ class BlockEvents:
 class BlockList:
     """Collects the blocks of a whole message."""
 
-    def __init__(self) -> None:
+    def __init__(self, digits: Callable[[int], str]) -> None:
+        """Begin without blocks; `digits` are those of the id of the block with a number."""
+        self._digits = digits
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []
 
@@ -159,7 +163,7 @@ class BlockList:
     def call(self, name: str) -> None:
         """Learn that a call begins."""
         self._complete()
-        self._blocks.append(tool_use(name))
+        self._blocks.append(tool_use(name, self._digits(len(self._blocks))))
 
     def arguments(self, text: str) -> None:
         """Take more of a call's arguments."""

@@ -29,6 +29,7 @@ class MessagesEndpoint(Endpoint):
     path = "/v1/messages"
     name = "messages"
     dialect = ANTHROPIC
+    is_logged = True
     parse = staticmethod(parse_messages)
 
     def whole_answer(self, asked: Asked) -> Answer:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from gateway.anthropic.dialect import BlockEvents, BlockList, event
+from gateway.anthropic.dialect import ANTHROPIC, BlockEvents, BlockList, event
 from gateway.api.answer import Answer, EventAnswer
 from gateway.api.chat_answers import CONTEXT_FULL, is_context_full
 from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import UsageTotals
-from gateway.generation import PLAIN_READING, Generation, OutputReading
+from gateway.generation import PLAIN_READING, OutputReading
 from gateway.streams.event_stream import EventStream
 from shared.messages import Delta, Finish
 
@@ -56,10 +55,9 @@ class AnthropicEvent(Struct):
     ]
 
 
-def new_message(model: str, prompt_tokens: int = 0) -> AnthropicMessage:
-    """Return a message without content that has not stopped."""
-    message_id = f"msg_{secrets.token_hex(12)}"
-    return AnthropicMessage(message_id, "message", "assistant", model, [], None, None, usage(prompt_tokens, 0, 0))
+def new_message(model: str, token: str, prompt_tokens: int = 0) -> AnthropicMessage:
+    """Return a message without content that has not stopped; `token` is that of its answer."""
+    return AnthropicMessage(f"msg_{token}", "message", "assistant", model, [], None, None, usage(prompt_tokens, 0, 0))
 
 
 def usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> AnthropicUsage:
@@ -137,13 +135,14 @@ class WholeMessage(Answer):
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked.exchange, asked.generation, asked.head)
         self._model = asked.generation.model
-        self._blocks = BlockList()
+        self._token = asked.stamp.token
+        self._blocks = BlockList(asked.stamp.derived)
         self._choice = MessageChoice(self, asked.generation.reading, self._blocks)
         self.sinks = [self._choice]
 
     def _complete(self) -> None:
         told = {"content": self._blocks.blocks(), **self._choice.stop_fields(), "usage": usage_of(self.usage)}
-        self._respond(msgspec.json.encode(msgspec.structs.replace(new_message(self._model), **told)))
+        self._respond(msgspec.json.encode(msgspec.structs.replace(new_message(self._model, self._token), **told)))
 
 
 class StreamedMessage(EventAnswer):
@@ -152,8 +151,12 @@ class StreamedMessage(EventAnswer):
     def __init__(self, asked: Asked, parts: StreamParts) -> None:
         generation = asked.generation
         super().__init__(asked.exchange, generation, asked.head, parts.flusher, parts.limits, parts.now)
-        self._choice = _StreamedChoice(self, self._stream, generation)
+        self._choice = _StreamedChoice(self, self._stream, asked)
         self.sinks = [self._choice]
+
+    def open(self) -> None:
+        """Send a ping; the message itself begins with the length of its prompt, which is not known yet."""
+        self._stream.send_now(ANTHROPIC.keep_alive)
 
     def _complete(self) -> None:
         delta = {"type": "message_delta", "delta": self._choice.stop_fields(), "usage": usage_of(self.usage)}
@@ -161,11 +164,12 @@ class StreamedMessage(EventAnswer):
 
 
 class _StreamedChoice(MessageChoice):
-    def __init__(self, answer: Answer, stream: EventStream, generation: Generation) -> None:
-        self._events_of_blocks = BlockEvents()
-        super().__init__(answer, generation.reading, self._events_of_blocks)
+    def __init__(self, answer: Answer, stream: EventStream, asked: Asked) -> None:
+        self._events_of_blocks = BlockEvents(asked.stamp.derived)
+        super().__init__(answer, asked.generation.reading, self._events_of_blocks)
         self._stream = stream
-        self._model = generation.model
+        self._model = asked.generation.model
+        self._token = asked.stamp.token
         self._has_begun = False
 
     def delivered(self, finish: Finish | None) -> None:
@@ -174,7 +178,7 @@ class _StreamedChoice(MessageChoice):
         is_first = not self._has_begun
         if is_first:
             self._has_begun = True
-            message = new_message(self._model, self.prompt_tokens)
+            message = new_message(self._model, self._token, self.prompt_tokens)
             self.events.insert(0, event({"type": "message_start", "message": message}))
         if finish is not None:
             self.events.append(self._events_of_blocks.close())

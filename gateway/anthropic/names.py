@@ -21,6 +21,7 @@ from gateway.anthropic.body import (
     CountTokensBody,
     MessageBody,
     MessagesBody,
+    MessageStreamOptions,
     OutputBody,
     PromptBody,
     SourceBody,
@@ -185,6 +186,7 @@ class Anthropic(Kind):
     SOURCE = "The source of a block of /v1/messages"
     OUTPUT_CONFIG = "output_config of /v1/messages"
     THINKING = "thinking of /v1/messages"
+    STREAM_OPTIONS = "stream_options of /v1/messages"
 
 
 _BLOCK_TYPES = frozenset(
@@ -227,6 +229,7 @@ _ROWS = (
             ("top_k", 40),
             ("stop_sequences", ["END"]),
             ("stream", True),
+            ("stream_options", {"resumable": True}),
             ("output_config", {"effort": "low"}),
             ("output_format", _FORMAT),
         )
@@ -263,6 +266,7 @@ ANTHROPIC_NAMES = ParameterTable(
         Anthropic.SOURCE: SourceBody,
         Anthropic.OUTPUT_CONFIG: OutputBody,
         Anthropic.THINKING: ThinkingBody,
+        Anthropic.STREAM_OPTIONS: MessageStreamOptions,
     },
     _ROWS,
     {Anthropic.BLOCK: OtherTypes(_BLOCK_TYPES, read_hosted_block)},

@@ -50,6 +50,7 @@ def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
         tools=tools.use,
         may_reason=may_reason(_variables(parsed)),
         includes_reasoning=parsed.thinking is None or parsed.thinking.display != "omitted",
+        is_resumable=_is_resumable(parsed),
     )
 
 
@@ -65,6 +66,14 @@ def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, Tok
     prompt = _prompt(parsed, message_tools(parsed).template)
     call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
     return checked_model(parsed.model), call
+
+
+def _is_resumable(body: MessagesBody) -> bool:
+    if body.stream_options is None or not body.stream_options.resumable:
+        return False
+    if not body.stream:
+        raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+    return True
 
 
 def _prompt(body: PromptBody, tools: str | None) -> Prompt:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
+from os import urandom
+
+from msgspec import Struct
 
 from gateway.api.output_reading import naming_field
 from gateway.api.request_observer import RequestRecord
@@ -22,6 +26,7 @@ from gateway.generation import Generation
 from gateway.http1.exchange import Exchange, Headers
 from gateway.streams.dialect import OPENAI, Dialect
 from gateway.streams.event_stream import EVENT_STREAM_HEADERS, EventStream, EventStreamLimits, Flusher
+from gateway.streams.numbered import NumberedEventStream
 from shared.messages import Finish
 
 
@@ -34,6 +39,22 @@ class Outcome(enum.Enum):
     SLOW_READER = "slow_reader"
 
 
+class AnswerStamp(Struct, frozen=True, array_like=True):
+    """What is new in each answer: the token from which its ids are made, and its time in Unix seconds."""
+
+    token: str
+    created: int
+
+    @classmethod
+    def new(cls) -> AnswerStamp:
+        """Return a stamp that no other answer has."""
+        return cls(urandom(12).hex(), int(time.time()))
+
+    def derived(self, *place: int) -> str:
+        """Return 24 digits for the id of a part of the answer. An answer that is told again has the same ids."""
+        return hashlib.sha256(f"{self.token}/{place}".encode()).hexdigest()[:24]
+
+
 class ResponseHead:
     """A request as the door of the port knows it, and the headers of its answer.
 
@@ -41,6 +62,7 @@ class ResponseHead:
         request_id: The answer's `x-request-id`.
         started: `time.perf_counter()` when the request arrived.
         dialect: How errors are told.
+        first_event: Number of the first event that the client wants; None for a stream without numbers.
         limits: The `x-ratelimit-*` headers, once they are known.
         model: Which the path names, as Azure's clients do; None for any other path.
         route: Our own name of the route, once it is found; by it the answer is counted.
@@ -48,12 +70,13 @@ class ResponseHead:
         record: Where a generation is noted for the log and for traces.
     """
 
-    __slots__ = ("dialect", "limits", "model", "record", "request_id", "route", "started", "status")
+    __slots__ = ("dialect", "first_event", "limits", "model", "record", "request_id", "route", "started", "status")
 
     def __init__(self, request_id: str, started: float, dialect: Dialect = OPENAI) -> None:
         self.request_id = request_id
         self.started = started
         self.dialect = dialect
+        self.first_event: int | None = None
         self.limits: Mapping[str, str] = {}
         self.model: str | None = None
         self.route = ""
@@ -101,6 +124,25 @@ class Answer(ABC):
 
     def make_ready(self) -> None:  # noqa: B027 - most have nothing to do
         """Prepare the first output while the generation, just dispatched, is on its way."""
+
+    def open(self) -> None:  # noqa: B027 - only streams whose events have ids begin before there is output
+        """Send the events that need no output, so that a client knows the ids before the first token."""
+
+    def break_off(self, error: ApiError) -> None:
+        """End this answer, not its generation, with an error."""
+        self.fail(error)
+
+    def check_position(self) -> None:  # noqa: B027 - only streams whose events have ids have positions
+        """Refuse a client that wants an event that does not exist yet.
+
+        Raises:
+            ApiError: 400; it names how many there are.
+        """
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client has enough unread bytes for now."""
+        return self._exchange.paused_since is not None
 
     @property
     def has_begun(self) -> bool:
@@ -180,12 +222,29 @@ class EventAnswer(Answer):
         """Prepare the stream. `now` is loop time."""
         super().__init__(exchange, generation, head)
         cut = partial(self.end, Outcome.SLOW_READER)
-        self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect, cut)
+        self._numbered: NumberedEventStream | None = None
+        if head.first_event is None:
+            self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect, cut)
+        else:
+            self._stream = self._numbered = NumberedEventStream(
+                exchange, flusher, limits, self._headers, now, head.dialect, cut, head.first_event, super()._report
+            )
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""
         super().close()
         self._stream.close()
+
+    def break_off(self, error: ApiError) -> None:
+        """End this answer, not its generation, with an error, which is no event of the answer."""
+        if self._numbered is not None and not self.done.done():
+            self._numbered.has_ids = False
+        self.fail(error)
+
+    def check_position(self) -> None:
+        """Refuse a client that wants an event that does not exist yet."""
+        if self._numbered is not None and self._numbered.is_behind and not self.done.done():
+            raise self._numbered.beyond()
 
     def tick(self, now: float) -> None:
         """Let the stream react to silence and slowness. `now` is loop time."""
@@ -196,7 +255,10 @@ class EventAnswer(Answer):
         return self._head.headers(EVENT_STREAM_HEADERS)
 
     def _report(self, error: ApiError) -> None:
-        if self._stream.is_open:
+        numbered = self._numbered
+        # An error of the generation is an event of the answer, whoever is told it later.
+        is_event = numbered is not None and numbered.has_ids and numbered.num_events > 0
+        if self._stream.is_open or is_event:
             self._stream.end(self._head.dialect.error_event(error))
         else:
             super()._report(error)

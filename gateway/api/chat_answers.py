@@ -8,14 +8,12 @@ lists for completions.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Iterable, Sequence
-from os import urandom
 from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.api.answer import AnswerStamp
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import ChatBody, CompletionBody
 from gateway.api.usage import UsageTotals
@@ -244,12 +242,20 @@ class AnswerIdentity(Struct, frozen=True):
     model: str
     created: int
     fingerprint: str | None = None
+    stamp: AnswerStamp = AnswerStamp("", 0)
 
     @classmethod
-    def new(cls, generation: Generation, fingerprint: str | None = None) -> AnswerIdentity:
-        """Identify a new answer; its id has the prefix that its endpoint's clients know."""
+    def new(
+        cls, generation: Generation, fingerprint: str | None = None, stamp: AnswerStamp | None = None
+    ) -> AnswerIdentity:
+        """Identify an answer, a new one without a stamp; its id has the prefix that its endpoint's clients know."""
         prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
-        return cls(prefix + urandom(12).hex(), generation.kind, generation.model, int(time.time()), fingerprint)
+        stamp = stamp or AnswerStamp.new()
+        return cls(prefix + stamp.token, generation.kind, generation.model, stamp.created, fingerprint, stamp)
+
+    def call_id(self, choice: int, call: int) -> str:
+        """Return the id of a call of a choice, which the client names when it gives the call's result."""
+        return "call_" + self.stamp.derived(choice, call)
 
     def whole(self, choices: list[Any], usage: UsageAnswer) -> ChatCompletion | Completion:
         """Return the whole answer of choices of its kind."""
@@ -269,16 +275,6 @@ class AnswerIdentity(Struct, frozen=True):
 
 
 CONTEXT_FULL: StopReason = "model_context_window_exceeded"
-
-
-def new_call_id() -> str:
-    """Return the id of a call, which the client names when it gives the call's result."""
-    return "call_" + secrets.token_hex(12)
-
-
-def tool_call(name: str, arguments: str) -> ToolCallAnswer:
-    """Return one call, with a new id."""
-    return ToolCallAnswer(new_call_id(), "function", CalledFunction(name, arguments))
 
 
 def finish_reason(reason: str, num_calls: int, is_function_call: bool) -> FinishReason:

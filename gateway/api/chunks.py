@@ -133,8 +133,9 @@ class ChoiceChunks:
         self._reasoning = self._reasoning or self._template(_reasoning(_MARKER))
         return encode_text(text).join(self._reasoning)
 
-    def call(self, index: int, call_id: str, name: str, logprobs: Entries) -> bytes:
+    def call(self, index: int, name: str, logprobs: Entries) -> bytes:
         """Return the chunk that opens a call."""
+        call_id = self._identity.call_id(self._index, index)
         if self.details is None:
             self._arguments.append(self._template(self._call_delta(ToolCallDelta(index), _MARKER)))
         return self._delta(self._call_delta(ToolCallDelta(index, call_id, "function"), "", name), logprobs)

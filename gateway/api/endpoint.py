@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
-from gateway.api.answer import Answer, ResponseHead
+from gateway.api.answer import Answer, AnswerStamp, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LargeBodies
@@ -37,6 +37,7 @@ class Asked(Struct, frozen=True):
         head: The answer's headers.
         principal: Who asks.
         fingerprint: Names the files of the model that answers; None where no worker has told.
+        stamp: What is new in the answer.
     """
 
     exchange: Exchange
@@ -44,6 +45,7 @@ class Asked(Struct, frozen=True):
     head: ResponseHead
     principal: Principal
     fingerprint: str | None = None
+    stamp: AnswerStamp = field(default_factory=AnswerStamp.new)
 
 
 class GenerationStart(Struct, frozen=True):
@@ -81,6 +83,7 @@ class Endpoint(ABC):
         dialect: How it tells errors and ends streams.
         parse: Makes a generation of a body by the rules of `BodyReader.read`; raises `ApiError`.
         is_repeatable: The body alone decides the generation, which is started as this class does.
+        is_logged: The answer follows from the generation and its deltas alone, so it can be told again from a log.
     """
 
     path: str
@@ -88,6 +91,7 @@ class Endpoint(ABC):
     parse: Callable[[bytes, BodyRules], Generation]
     dialect: Dialect = OPENAI
     is_repeatable: bool = False
+    is_logged: bool = False
 
     def __init__(self, bodies: LargeBodies) -> None:
         self._bodies = bodies
@@ -119,13 +123,14 @@ class Endpoint(ABC):
 
 class _OpenAiEndpoint(Endpoint):
     is_repeatable = True
+    is_logged = True
 
     def whole_answer(self, asked: Asked) -> Answer:
-        identity = AnswerIdentity.new(asked.generation, asked.fingerprint)
+        identity = AnswerIdentity.new(asked.generation, asked.fingerprint, asked.stamp)
         return WholeAnswer(asked.exchange, asked.generation, identity, asked.head)
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
-        identity = AnswerIdentity.new(asked.generation, asked.fingerprint)
+        identity = AnswerIdentity.new(asked.generation, asked.fingerprint, asked.stamp)
         return StreamedAnswer(
             asked.exchange, asked.generation, identity, asked.head, parts.flusher, parts.limits, parts.now
         )

@@ -16,12 +16,13 @@ from msgspec import Struct
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
-from gateway.admission.limits import reserved_output, reserved_tokens
+from gateway.admission.limits import Lease, reserved_output, reserved_tokens
 from gateway.admission.shedding import Shedder
 from gateway.api.answer import Answer, Outcome, ResponseHead
 from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
+from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
@@ -32,9 +33,12 @@ from gateway.errors import ApiError, model_not_found
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
+from gateway.http1.head import REQUEST_ID
 from gateway.streams.event_stream import EventStreamLimits, Flusher
 
 TICK_S = 0.25
+# As Stripe's API tells it.
+_REPLAYED = (b"idempotent-replayed", b"true")
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class _Visit(Struct):
 
     Attributes:
         body: Until its generation has started.
+        key: Lets repeated requests have the same answer.
     """
 
     endpoint: Endpoint
@@ -52,11 +57,12 @@ class _Visit(Struct):
     record: RequestRecord
     principal: Principal
     body: bytes
+    key: IdempotencyKey | None = None
 
     @property
     def is_repeatable(self) -> bool:
         """Whether all that is read of the request follows from its bytes."""
-        return self.endpoint.is_repeatable and self.head.model is None
+        return self.endpoint.is_repeatable and self.head.model is None and self.key is None
 
 
 class GenerationService:
@@ -70,6 +76,7 @@ class GenerationService:
         starter: GenerationStarter,
         repeated: RepeatedRequests,
         observer: RequestObserver,
+        logged: GenerationLog,
     ) -> None:
         """Serve with these parts; `tick_forever` must run beside."""
         config = services.config
@@ -79,6 +86,7 @@ class GenerationService:
         self._starter = starter
         self._repeated = repeated
         self._observer = observer
+        self._logged = logged
         self._metrics = services.metrics
         self._reading = ModelReading()
         self._loop = asyncio.get_running_loop()
@@ -118,7 +126,8 @@ class GenerationService:
         services = self._services
         principal = services.keys.authenticate(exchange.head.headers, exchange.head.notes)
         body = await exchange.read_body(services.config.max_body_bytes, principal.body_owner, services.bodies)
-        visit = _Visit(endpoint, exchange, head, head.record, principal, body)
+        key = idempotency_key(exchange.head.headers, endpoint.name, body) if endpoint.is_logged else None
+        visit = _Visit(endpoint, exchange, head, head.record, principal, body, key)
         # The body is the visit's alone, which lets go of it: a stream may last for minutes.
         del body
         place = self._take_place(principal.key_id)
@@ -148,25 +157,57 @@ class GenerationService:
         rules = self._services.body_rules(visit.principal, visit.head.model)
         return await visit.endpoint.generation(visit.body, visit.principal, rules)
 
+    async def show(
+        self, endpoint: Endpoint, logged: LoggedGeneration, exchange: Exchange, head: ResponseHead, principal: Principal
+    ) -> int:
+        """Answer with a generation that was begun by another request, and return the status for metrics.
+
+        Raises:
+            ApiError: The key has read enough for now; or the generation cannot be shown.
+        """
+        answer = self._new_answer(endpoint, logged.asked(exchange, head, principal))
+        self._streamed.add(answer)
+        try:
+            (await self._services.limiter.admit_read(principal)).release(1)
+            await logged.join(answer)
+            outcome = await answer.done
+        except ApiError as error:
+            answer.fail(error)
+            return error.status
+        finally:
+            self._logged.leave(logged, answer)
+            self._streamed.discard(answer)
+            answer.close()
+        return self._status_of(answer, outcome)
+
     async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
         """Admit a generation to its key's limits, let its answer flow to its end, and return its status for metrics."""
+        if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
+            return await self._repeat(visit, kept)
         load = self._dispatcher.fleet.reported_load(generation.model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)
+        is_lent = False
         try:
             visit.head.limits = lease.headers
             if load is None:
                 raise model_not_found(generation.model)
             if known is None:
                 generation = await self._reading.read(generation, load)
-            answer = self._new_answer(visit, generation, load)
+            visit.head.first_event = 0 if generation.is_resumable else None
+            asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
+            answer = self._new_answer(visit.endpoint, asked)
             tokens_used = None
             try:
-                membership = await self._start(visit, answer, generation, load, known)
+                membership = await self._start(visit, asked, answer, load, known, lease)
+                is_lent = membership.is_counted
                 outcome = await self._ended(visit, answer, membership, is_streamed=generation.stream)
                 tokens_used = _tokens_used(answer, membership, outcome)
                 return self._note(visit, generation, answer, membership, outcome)
+            except RepeatedError as repeated:
+                tokens_used = 0
+                return await self._repeat(visit, repeated.generation)
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
                 tokens_used = 0
@@ -177,35 +218,54 @@ class GenerationService:
                 self._streamed.discard(answer)
                 answer.close()
         finally:
-            lease.release(tokens_used)
+            if not is_lent:
+                lease.release(tokens_used)
 
-    def _new_answer(self, visit: _Visit, generation: Generation, load: FleetLoad) -> Answer:
-        asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
-        if not generation.stream:
-            return visit.endpoint.whole_answer(asked)
-        parts = StreamParts(self._flusher, self._stream_limits, self._loop.time())
-        return visit.endpoint.streamed_answer(asked, parts)
+    async def _repeat(self, visit: _Visit, kept: LoggedGeneration) -> int:
+        """Answer a repeated request with what its idempotency key stands for, under the name of the first one."""
+        exchange, head = visit.exchange, visit.head
+        visit.body = b""
+        names = {REQUEST_ID, *head.dialect.id_headers}
+        others = [header for header in exchange.more_headers if header[0] not in names]
+        exchange.more_headers = [*others, *((name, kept.request_id.encode()) for name in names), _REPLAYED]
+        asked = kept.asked(exchange, head, visit.principal)
+        head.first_event = 0 if asked.generation.is_resumable else None
+        return await self.show(visit.endpoint, kept, exchange, head, visit.principal)
+
+    def _new_answer(self, endpoint: Endpoint, asked: Asked) -> Answer:
+        if not asked.generation.stream:
+            return endpoint.whole_answer(asked)
+        return endpoint.streamed_answer(asked, StreamParts(self._flusher, self._stream_limits, self._loop.time()))
 
     async def _start(
         self,
         visit: _Visit,
+        asked: Asked,
         answer: Answer,
-        generation: Generation,
         load: FleetLoad,
         known: RepeatedAnswer | None,
+        lease: Lease,
     ) -> Membership:
         """Let the deltas of a generation flow to its answer."""
         if known is not None:
             return self._starter.repeat(known, answer.sinks)
-        principal, headers, endpoint = visit.principal, visit.exchange.head.headers, visit.endpoint
-        request_id, span = visit.head.request_id, visit.record.traceparent
-        caller = Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span)
+        generation, endpoint = asked.generation, visit.endpoint
+        is_logged = endpoint.is_logged and (generation.is_resumable or visit.key is not None)
         # A random answer is never shared, so none is kept that could be passed by.
-        is_fresh = generation.deterministic and _wants_fresh(headers)
-        membership = await endpoint.start(self._starter, GenerationStart(generation, load, answer, caller, is_fresh))
+        is_fresh = generation.deterministic and _wants_fresh(visit.exchange.head.headers)
+        start = GenerationStart(generation, load, answer, self._caller(visit), is_fresh)
+        if is_logged:
+            return await self._logged.start_logged(endpoint.name, start, asked, lease, visit.key)
+        membership = await endpoint.start(self._starter, start)
         if visit.is_repeatable and membership.cache_key is not None:
-            self._repeated.keep(endpoint.name, principal.tenant, visit.body, generation, membership.cache_key, load)
+            tenant = visit.principal.tenant
+            self._repeated.keep(endpoint.name, tenant, visit.body, generation, membership.cache_key, load)
         return membership
+
+    def _caller(self, visit: _Visit) -> Caller:
+        principal, headers = visit.principal, visit.exchange.head.headers
+        request_id, span = visit.head.request_id, visit.record.traceparent
+        return Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span)
 
     async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
         """Look after an answer that is admitted until it has ended, and leave its generation."""
@@ -252,13 +312,17 @@ class GenerationService:
         is_complete = outcome is Outcome.COMPLETED
         # A refused request has no answer to count; its client may have made the model's name up.
         is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0
-        if is_answered and not membership.is_of_job and not visit.principal.is_probe:
+        if is_answered and not membership.is_counted_elsewhere and not visit.principal.is_probe:
             count_answer(metrics, generation, record.tenant or "", usage, head.started, is_complete=is_complete)
+        return self._status_of(answer, outcome)
+
+    def _status_of(self, answer: Answer, outcome: Outcome) -> int:
+        """Count a client that has left or was too slow, and return the status that an answer stands for."""
         if outcome is Outcome.DISCONNECTED:
-            metrics.disconnects += 1
+            self._metrics.disconnects += 1
             return CLIENT_LEFT
         if outcome is Outcome.SLOW_READER:
-            metrics.slow_readers += 1
+            self._metrics.slow_readers += 1
             return 408
         return 200 if answer.error is None else answer.error.status
 

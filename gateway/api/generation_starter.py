@@ -30,7 +30,7 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.background_tasks import BackgroundTasks
-from shared.messages import Delta
+from shared.messages import Delta, Request
 
 # Prompts of which a step computes all; beside the time for a longer prompt, that for a question to Redis is nothing.
 MAX_SPECULATIVE_TOKENS = 256
@@ -45,6 +45,7 @@ class Membership(Struct, frozen=True):
         prediction: The shedder's, if the generation is new.
         cache_key: Of the answer that was repeated, if it came from the cache.
         num_reserved: Tokens that its job may use; 0 if delivered tokens are counted.
+        is_counted: Somebody else counts its tokens when the generation has ended, which may be later than the answer.
     """
 
     leave: Callable[[], None]
@@ -52,11 +53,12 @@ class Membership(Struct, frozen=True):
     prediction: Prediction | None = None
     cache_key: CacheKey | None = None
     num_reserved: int = 0
+    is_counted: bool = False
 
     @property
-    def is_of_job(self) -> bool:
-        """Whether the answer says that there is a job. A worker counts what the job has used, as one request."""
-        return self.num_reserved > 0
+    def is_counted_elsewhere(self) -> bool:
+        """Whether the answer's tokens are counted by others: by the worker that has its job, or by a log."""
+        return self.num_reserved > 0 or self.is_counted
 
     def tokens_used(self) -> int:
         """Return the tokens that an unfinished answer counts against its key's limit per minute."""
@@ -119,6 +121,22 @@ class GenerationStarter:
             shared.join(sinks)
         delivered = partial(_delivered_of_shared, shared, generation.n)
         return Membership(partial(shared.leave, sinks), delivered, expected, key if shared.is_repeated else None)
+
+    async def start_own(
+        self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request]
+    ) -> tuple[Prediction, SequenceWindow]:
+        """Admit and dispatch a generation that is neither shared nor repeated, as these requests, one per sequence.
+
+        Raises:
+            ApiError: As `start`.
+        """
+        return await self._dispatch(generation, caller, sinks, requests)
+
+    def requests(self, generation: Generation, caller: Caller) -> list[Request]:
+        """Return the wire requests of a generation."""
+        timeout_s, dispatcher = generation.timeout_s or self._timeout_s, self._dispatcher
+        names, now = (caller.request_id, caller.traceparent), dispatcher.clock.now()
+        return wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, now)
 
     async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         """Return a generation that its model's workers can compute, with a grammar that can be obeyed.
@@ -195,16 +213,15 @@ class GenerationStarter:
         return prediction, window
 
     async def _dispatch(
-        self, generation: Generation, caller: Caller, sinks: Sequence[Sink]
+        self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request] | None = None
     ) -> tuple[Prediction, SequenceWindow]:
         """Admit a generation to the fleet, whose load is that of this moment, and publish its sequences."""
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         await shedder.recall(dispatcher.fleet.reported_load(generation.model), generation, caller)
         load, share = dispatcher.fleet.load(generation.model), dispatcher.share(generation.model, caller.tenant)
         prediction = shedder.admit(load, generation, caller, share)
-        names = (caller.request_id, caller.traceparent)
         expires_at = asyncio.get_running_loop().time() + timeout_s
-        requests = wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, dispatcher.clock.now())
+        wire = self.requests(generation, caller) if requests is None else requests
 
         def submit(index: int, sink: Sink) -> Flight:
             prompt, choice = divmod(index, generation.n)
@@ -212,7 +229,7 @@ class GenerationStarter:
             tokens = 0 if choice else generation.prompts[prompt].estimated_tokens
             if load is not None:
                 tokens = int(load.prompt_tokens(tokens))
-            return dispatcher.submit(requests[index], sink, tokens, expires_at)
+            return dispatcher.submit(wire[index], sink, tokens, expires_at)
 
         window = SequenceWindow(submit, dispatcher.cancel, sinks, generation.num_at_once)
         window.begin()

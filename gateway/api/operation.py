@@ -28,7 +28,7 @@ class Operation:
     """A method of a path.
 
     Attributes:
-        answer: Of status 200: a struct, or a union of types.
+        answer: Of status 200: a struct, or a union of types; None where it is always streamed.
         event: The data of each event, where the answer may be streamed.
         error: Of any other status.
         has_key: Only those who have a key may call it.

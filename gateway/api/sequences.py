@@ -22,6 +22,9 @@ from shared.messages import Delta, Request
 
 # Seeds are 64-bit signed integers on the wire.
 _SEED_VALUES = 2**64
+# Random bytes of an id, before the number of the sequence, and the characters that they take.
+_BASE_BYTES = 12
+_BASE_CHARACTERS = 16
 
 
 class SequenceWindow:
@@ -126,7 +129,7 @@ def wire_requests(
         now: Unix seconds at the server; this machine's if not given.
     """
     now = time.time() if now is None else now
-    base = urlsafe_b64encode(urandom(12)).decode()
+    base = urlsafe_b64encode(urandom(_BASE_BYTES)).decode()
     whole = Request(
         id=base,
         model=generation.model,
@@ -149,6 +152,17 @@ def wire_requests(
     )
     choices = itertools.product(generation.prompts, range(generation.n))
     return [_of_choice(whole, number, prompt, choice) for number, (prompt, choice) in enumerate(choices)]
+
+
+def numbered_requests(firsts: Iterable[Request], n: int) -> list[Request]:
+    """Return the requests of all choices: `n` for each of these, which are the first choices of their prompts."""
+    requests: list[Request] = []
+    for first in firsts:
+        base = first.id[:_BASE_CHARACTERS]
+        for choice in range(n):
+            sampling = msgspec.structs.replace(first.sampling, seed=_wrapped(first.sampling.seed + choice))
+            requests.append(msgspec.structs.replace(first, id=f"{base}-{len(requests)}", sampling=sampling))
+    return requests
 
 
 def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Request:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.api.answer import Answer, EventAnswer, ResponseHead
-from gateway.api.chat_answers import AnswerIdentity, finish_reason, new_call_id, stop_reason, usage_answer
+from gateway.api.chat_answers import AnswerIdentity, finish_reason, stop_reason, usage_answer
 from gateway.api.chunks import ChoiceChunks, encode_json, encode_text, usage_event
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.read_choice import ReadChoice
@@ -30,6 +30,11 @@ class StreamedChoice(ReadChoice):
         self._has_begun = self._has_written = self._is_plain = False
         self._events: list[bytes] = []
 
+    def opening(self) -> bytes:
+        """Return the event that opens the choice, which is not sent again."""
+        self._has_begun = True
+        return self._chunks.opening() or self._chunks.text("", ())
+
     def deliver(self, delta: Delta) -> None:
         """Turn a delta into events. The first branch runs once per token and stream: it is the hot path."""
         if self._is_plain and delta.finish is None and delta.logprobs is None:
@@ -51,7 +56,7 @@ class StreamedChoice(ReadChoice):
 
     def call_started(self, index: int, name: str) -> None:
         """Add a chunk with the call's id and name."""
-        self._add(self._chunks.call(index, new_call_id(), name, self.take_logprobs()), None)
+        self._add(self._chunks.call(index, name, self.take_logprobs()), None)
 
     def call_arguments(self, index: int, text: str) -> None:
         """Add a chunk."""
@@ -109,6 +114,7 @@ class StreamedAnswer(EventAnswer):
         """Encode nothing yet. `now` is loop time."""
         super().__init__(exchange, generation, head, flusher, limits, now)
         self._chunks: list[ChoiceChunks] = []
+        self._choices: list[StreamedChoice] = []
         self._identity = identity
         self._include_usage = generation.include_usage
         self.sinks = [self._sink(generation, index) for index in range(generation.num_sequences)]
@@ -117,6 +123,15 @@ class StreamedAnswer(EventAnswer):
         """Encode the templates of all choices."""
         for chunks in self._chunks:
             chunks.prepare()
+
+    def open(self) -> None:
+        """Send the event that opens each choice."""
+        self._stream.send_now(b"".join(choice.opening() for choice in self._choices))
+
+    def close(self) -> None:
+        """Let go of what refers back to the answer."""
+        super().close()
+        self._choices = []
 
     def _sink(self, generation: Generation, index: int) -> Sink:
         wanted = generation.details
@@ -131,7 +146,9 @@ class StreamedAnswer(EventAnswer):
             self._identity, index, self._include_usage, details, is_function_call=reading.is_function_call
         )
         self._chunks.append(chunks)
-        return StreamedChoice(self, self._stream, chunks, index, reading)
+        choice = StreamedChoice(self, self._stream, chunks, index, reading)
+        self._choices.append(choice)
+        return choice
 
     def _complete(self) -> None:
         is_wanted = self._include_usage

@@ -13,16 +13,16 @@ from gateway.api.chat_answers import (
     CalledFunction,
     ChatChoice,
     CompletionChoice,
+    ToolCallAnswer,
     chat_logprobs,
     completion_logprobs,
     finish_reason,
     stop_reason,
-    tool_call,
     usage_answer,
 )
 from gateway.api.details import ChoiceDetails, DetailedSink, RankedSink, likeliest
 from gateway.api.read_choice import ReadChoice
-from gateway.generation import PLAIN_READING, Generation, Kind, OutputReading
+from gateway.generation import PLAIN_READING, Generation, OutputReading
 from gateway.http1.exchange import Exchange
 from shared.messages import Delta, Finish
 
@@ -70,30 +70,33 @@ class WholeChoice(ReadChoice):
         """Keep why the choice ended."""
         self._finish = finish
 
-    def told(self, kind: Kind) -> ChatChoice | CompletionChoice:
+    def told(self, identity: AnswerIdentity) -> ChatChoice | CompletionChoice:
         """Return the choice as the endpoint tells it; it has ended."""
         finish = self._finish
         assert finish is not None, "the choice has ended"
         reason = finish_reason(finish.reason, self.num_calls, self._reading.is_function_call)
         stop = stop_reason(finish, self._answer.max_tokens)
         entries = self.take_logprobs() if self._has_logprobs else None
-        if kind == "chat":
+        if identity.kind == "chat":
             logprobs = None if entries is None else chat_logprobs(entries)
-            return ChatChoice(self._index, self._message(), logprobs, reason, stop)
+            return ChatChoice(self._index, self._message(identity), logprobs, reason, stop)
         found = None if entries is None else completion_logprobs(entries, 0, self.first_token)
         return CompletionChoice(self._index, "".join(self._contents), found, reason, stop)
 
-    def _message(self) -> AssistantMessage:
+    def _message(self, identity: AnswerIdentity) -> AssistantMessage:
         """Return the message. Its content is null where there are only calls."""
         content = "".join(self._contents)
         message = AssistantMessage("assistant", None if self._calls and not content else content)
         if self._reasonings:
             message.reasoning_content = message.reasoning = "".join(self._reasonings)
-        calls = [(name, "".join(arguments)) for name, arguments in self._calls]
+        calls = [CalledFunction(name, "".join(arguments)) for name, arguments in self._calls]
         if calls and self._reading.is_function_call:
-            message.function_call = CalledFunction(*calls[0])
+            message.function_call = calls[0]
         elif calls:
-            message.tool_calls = [tool_call(name, arguments) for name, arguments in calls]
+            ids = [identity.call_id(self._index, number) for number in range(len(calls))]
+            message.tool_calls = [
+                ToolCallAnswer(call_id, "function", call) for call_id, call in zip(ids, calls, strict=True)
+            ]
         return message
 
 
@@ -137,7 +140,7 @@ class WholeAnswer(Answer):
     def _complete(self) -> None:
         answer = self._identity.whole([], usage_answer(self.usage))
         for index, place in enumerate(self._returned_places()):
-            choice = self._choices[place].told(self._identity.kind)
+            choice = self._choices[place].told(self._identity)
             choice.index = index
             if self._details:
                 self._details[place].report(answer, choice)

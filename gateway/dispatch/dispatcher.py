@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Literal
 
+import msgspec
 from nats.js import JetStreamContext
 
 from gateway.dispatch.frames import FrameReceiver
@@ -199,6 +200,39 @@ class Dispatcher:
         if expires_at is None and request.deadline is not None:
             expires_at = now + request.deadline - self.clock.now()
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
+        return self._submit(flight, now)
+
+    def take_over(
+        self, request: Request, sink: Sink, estimated_tokens: int, epoch: int, deltas: Iterable[Delta]
+    ) -> Flight:
+        """Go on with a request of a gateway that has died; see `submit`.
+
+        Args:
+            request: As it was first published.
+            sink: Gets what follows `deltas`.
+            estimated_tokens: Of its prompt.
+            epoch: Higher than any that the other gateway can have used: its attempts are stopped.
+            deltas: What its client has.
+
+        Raises:
+            ApiError: It cannot be queued.
+        """
+        if self.nats_watch.refuses:
+            raise queue_unavailable()
+        now = self._loop.time()
+        expires_at = None if request.deadline is None else now + request.deadline - self.clock.now()
+        request = msgspec.structs.replace(request, reply=self.reply)
+        flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
+        flight.epoch, flight.has_begun = epoch, True
+        for delta in deltas:
+            flight.emitted += delta.token_ids
+            flight.prompt_tokens = delta.prompt_tokens or flight.prompt_tokens
+            flight.has_prompt_output |= bool(delta.text or delta.prompt_logprobs)
+        flight.start = len(flight.emitted)
+        self._revoker.cancel(request.model, request.id, epoch - 1)
+        return self._submit(flight, now)
+
+    def _submit(self, flight: Flight, now: float) -> Flight:
         is_suspect = self._recovery.is_suspect(flight)
         self._flights.add(flight)
         if is_suspect:
@@ -219,6 +253,14 @@ class Dispatcher:
         for flight in flights:
             if self._take_back(flight):
                 self._counts.ended(flight, "cancelled", None)
+
+    def let_go(self, flights: Iterable[Flight]) -> None:
+        """Leave requests to another gateway: only the attempts that this one has made are stopped."""
+        for flight in flights:
+            if self._flights.remove(flight):
+                self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
+                if flight.worker is None and flight.stream_seq is not None:
+                    self._revoker.delete(flight.stream_seq)
 
     def complete(self, flight: Flight, delta: Delta) -> None:
         """Deliver a flight's last delta."""

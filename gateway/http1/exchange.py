@@ -166,8 +166,9 @@ class Exchange(_WritePath):
         """Send a whole response in one write."""
         if self.closed or not self._begin(status):
             return
-        length = (b"content-length", b"%d" % len(body))
-        head = head_bytes(status, [*self._headers(headers), length, *self._connection_header()])
+        # A 204 has no body, and must not say how long it is.
+        length = [] if status == 204 else [(b"content-length", b"%d" % len(body))]
+        head = head_bytes(status, [*self._headers(headers), *length, *self._connection_header()])
         self._transport.write(head if self.head.method == "HEAD" else head + body)
         self._complete()
 

@@ -56,6 +56,7 @@ class InfillEndpoint(Endpoint):
     path = "/infill"
     name = "infill"
     dialect = _DIALECT
+    is_logged = True
 
     async def generation(self, body: bytes, principal: Principal, rules: BodyRules = STRICT) -> Generation:
         """Parse the body as a completion's."""
@@ -165,6 +166,10 @@ class _StreamedInfill(EventAnswer):
             self._stream.send_now(event)
         else:
             self._stream.send(event)
+
+    def open(self) -> None:
+        """Send an event without text."""
+        self._stream.send_now(server_sent_event(_told(self._model, "", None)))
 
     def _complete(self) -> None:
         self._stream.end()

@@ -30,6 +30,7 @@ from gateway.pooling import endpoints as pooling
 from gateway.pooling.bodies import POOLED_NAMES
 from gateway.responses import draft as responses
 from gateway.responses.names import RESPONSE_NAMES
+from gateway.resumable import routes as resumable
 
 # What becomes of the names in the bodies of each API.
 TABLES = (OPENAI_NAMES, RESPONSE_NAMES, POOLED_NAMES, ANTHROPIC_NAMES)
@@ -42,6 +43,7 @@ OPERATIONS = (
     *pooling.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,
+    *resumable.OPERATIONS,
     *shared.OPERATIONS,
     *llama_cpp.OPERATIONS,
 )
@@ -105,8 +107,10 @@ def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
 
 
 def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
-    is_json = operation.media_type == "application/json"
-    content: Json = {operation.media_type: {"schema": schemas[operation.answer]} if is_json else {}}
+    content: Json = {}
+    if operation.answer is not None:
+        is_json = operation.media_type == "application/json"
+        content[operation.media_type] = {"schema": schemas[operation.answer]} if is_json else {}
     if operation.event is not None:
         content["text/event-stream"] = {"schema": schemas[operation.event]}
     error = {"description": "An error.", "content": {"application/json": {"schema": schemas[operation.error]}}}
@@ -114,7 +118,10 @@ def _operation(operation: Operation, schemas: dict[Any, Json]) -> Json:
         "summary": operation.summary,
         "operationId": _name(operation),
         "security": [{"bearer": []}, {"key": []}] if operation.has_key else [],
-        "responses": {"200": {"description": _first_line(operation.answer), "content": content}, "default": error},
+        "responses": {
+            "200": {"description": _first_line(operation.answer or operation.event), "content": content},
+            "default": error,
+        },
     }
     if operation.body is not None:
         described["requestBody"] = {

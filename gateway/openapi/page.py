@@ -15,6 +15,20 @@ What a gateway answers, path by path. For programs the same is [openapi.json](op
 
 `/v1` may be left out of a path, and a slash may stand at its end. A key is shown as `Authorization: Bearer <key>` or as
 `x-api-key: <key>`; what everyone may ask is marked so.
+
+**A stream that survives its gateway.** `stream_options: {"resumable": true}` in `/v1/chat/completions`,
+`/v1/completions`, `/v1/messages` and `/infill` gives every event an `id`, counted from 0; the first one comes before
+any token. `GET /v1/streams/{id}`, whose id is the answer's `x-request-id`, tells the events again from any gateway,
+with the same bytes: all of them, those after `Last-Event-ID: n` (which a browser's `EventSource` sends by itself), or
+those from `?from=n` on. Who has them all gets a 204. Several clients may read one stream. An error without an `id` is
+about the connection alone. The generation goes on without a client for the operator's grace period (60 s) and is then
+cancelled; `DELETE` stops it at once; `GET /v1/streams` lists the running ones of the key. A stream is kept for the
+operator's time (600 s) after its end. Each reading counts as a read of the key.
+
+**Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
+not, lets a repeated POST have the same generation: while it runs it is joined, afterwards its answer is told again,
+with `idempotent-replayed: true`. Keys belong to a tenant and an endpoint. The same key with another body is a 422. An
+answer that failed is not kept.
 """
 
 _ENDING = "This page is made from the description: `python -m gateway.openapi.page > ops/docs/api.md`.\n"
@@ -45,8 +59,13 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
         rest = [name for name, field in fields if name not in required and not _is_ignored(field)]
         lines.append(f"Body: {_names(required) or 'nothing'} required; {_names(rest) or 'nothing'} optional.")
     content = operation["responses"]["200"]["content"]
-    shown = [_shown(each["schema"]) if "schema" in each else f"`{kind}`" for kind, each in content.items()]
-    lines.append(f"Answer: {shown[0]}.")
+    shown = [
+        _shown(each["schema"]) if "schema" in each else f"`{kind}`"
+        for kind, each in content.items()
+        if kind != "text/event-stream"
+    ]
+    if shown:
+        lines.append(f"Answer: {shown[0]}.")
     if "text/event-stream" in content:
         lines.append(f"Each event of a stream: {_link(content['text/event-stream']['schema'])}.")
     return "\n\n".join(lines) + "\n"

@@ -59,6 +59,9 @@ from gateway.responses.log import ResponseLog
 from gateway.responses.reasoning_seal import ReasoningSeals
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponses
+from gateway.resumable.hub import StreamHub
+from gateway.resumable.owner import StreamLimits
+from gateway.resumable.routes import StreamRoutes
 from shared.direct_client import DirectClient
 from shared.grammar.checker import GrammarChecker
 from shared.messages import BOUND_SEALS
@@ -122,12 +125,15 @@ async def assemble(
         metrics=metrics,
     )
     repeated = RepeatedRequests(dispatcher.fleet, cache)
-    service = GenerationService(services, dispatcher, shedder, starter, repeated, observer)
+    streams = StreamHub(nats, dispatcher, starter, metrics, _stream_limits(config))
+    await streams.start()
+    stack.push_async_callback(streams.close)
+    service = GenerationService(services, dispatcher, shedder, starter, repeated, observer, streams)
     responses = _responses(stack, services, nats, dispatcher)
     batches = None
     if config.files is not None:
         batches = await batch_routes(stack, config.files, services, nats, dispatcher, responses.jobs.kept, tasks)
-    application = public_app(service, services, responses, observer, batches)
+    application = public_app(service, services, responses, streams, observer, batches)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     handler, count = AsgiHandler(application, config.max_body_bytes), metrics.count_connections
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
@@ -142,7 +148,7 @@ async def assemble(
     await stack.enter_async_context(running(tasks, metrics.usage.flush_forever(js), "usage of tenants"))
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
-    return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses))
+    return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses, streams))
 
 
 def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:
@@ -176,9 +182,15 @@ def _starter(
     return GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
 
 
-def _cut(dispatcher: Dispatcher, responses: ResponseStore) -> None:
+def _stream_limits(config: GatewayConfig) -> StreamLimits:
+    return StreamLimits(config.resume_grace_s, config.resume_keep_s, config.resume_stream_bytes)
+
+
+def _cut(dispatcher: Dispatcher, responses: ResponseStore, streams: StreamHub) -> None:
     """End the streams that still run, and say why."""
     error = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+    # Before the others: these go on at other gateways.
+    streams.hand_over(error)
     dispatcher.fail_all(error)
     responses.cut_followers(error)
 
@@ -288,6 +300,7 @@ def public_app(
     service: GenerationService,
     services: RouteServices,
     responses: ResponseStore,
+    streams: StreamHub,
     observer: RequestObserver | None,
     batches: Iterable[KeyRoute] | None = None,
 ) -> Application:
@@ -309,9 +322,11 @@ def public_app(
         ScoreEndpoint(bodies),
         InfillEndpoint(bodies),
     ]
+    logged = {endpoint.name: endpoint for endpoint in endpoints if endpoint.is_logged}
     routes: list[KeyRoute] = [
         count_tokens_route(services),
         input_tokens_route(services, responses_endpoint),
+        *StreamRoutes(streams, service, logged, services.config.allow_unknown_parameters).routes(),
         *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
         *LlamaCppRoutes(services).routes(),
         *(unserved_routes() if batches is None else batches),

@@ -47,6 +47,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
     include_usage: Annotated[bool | None, described("End the stream with a chunk that counts tokens.", True)] = None
     continuous_usage_stats: Annotated[bool | None, described("Count tokens in every chunk.", True)] = None
+    resumable: Annotated[
+        bool | None,
+        described("Give events ids, and keep the stream: `GET /v1/streams/{id}` goes on after any event.", True),
+    ] = None
 
 
 class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=True):
@@ -178,11 +182,16 @@ def check_stream_options(body: CommonBody) -> bool:
         ApiError: 400; it asks for something in an answer that is not a stream.
     """
     options = body.stream_options
-    if options is None or not (options.include_usage or options.continuous_usage_stats):
+    if options is None or not (options.include_usage or options.continuous_usage_stats or options.resumable):
         return False
     if not body.stream:
         raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
     return bool(options.include_usage)
+
+
+def is_resumable(options: StreamOptions | None) -> bool:
+    """Whether a stream can be resumed."""
+    return options is not None and bool(options.resumable)
 
 
 def check_sequences(num_prompts: int, n: int) -> None:

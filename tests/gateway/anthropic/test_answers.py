@@ -198,7 +198,7 @@ async def test_failure_before_and_in_the_stream_is_told_in_anthropics_form() -> 
 
 @pytest.mark.parametrize("arguments", ['{"a":' * 5000 + "1" + "}" * 5000, "[" * 5000, '{"a": 1', ""])
 def test_call_whose_arguments_cannot_be_read_has_an_empty_input(arguments: str) -> None:
-    blocks = BlockList()
+    blocks = BlockList(str)
     blocks.call("f")
     blocks.arguments(arguments)
     assert [block["input"] for block in blocks.blocks()] == [{}]

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from gateway.api.answer import AnswerStamp
 from gateway.api.chat_answers import (
     CONTEXT_FULL,
     AnswerIdentity,
     finish_reason,
-    new_call_id,
     stop_reason,
-    tool_call,
     usage_answer,
 )
 from gateway.api.usage import UsageTotals
@@ -53,13 +52,16 @@ def test_answer_is_named_as_its_clients_know_it(kind: Kind, prefix: str, whole: 
     assert AnswerIdentity.new(generation).chunk([]).system_fingerprint is None
 
 
-def test_call_has_an_id_of_its_own_and_its_parts() -> None:
-    call_id = new_call_id()
-    assert re.fullmatch("call_[0-9a-f]{24}", call_id)
-    assert new_call_id() != call_id
-    call = msgspec.to_builtins(tool_call("f", "{}"))
-    assert re.fullmatch("call_[0-9a-f]{24}", call.pop("id"))
-    assert call == {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+def test_calls_have_ids_of_their_own_that_an_answer_keeps_when_it_is_told_again() -> None:
+    generation = Generation("chat", "m", (Prompt(1, text="x"),), 1, Sampling(), deterministic=False)
+    stamp = AnswerStamp.new()
+    first, again, other = (AnswerIdentity.new(generation, None, each) for each in (stamp, stamp, AnswerStamp.new()))
+    places = [(choice, call) for choice in range(12) for call in range(12)]
+    ids = [identity.call_id(*place) for identity in (first, other) for place in places]
+    assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)
+    assert len(set(ids)) == len(ids)
+    assert [again.call_id(*place) for place in places] == ids[: len(places)]
+    assert first == again
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Requests:
         self.kept: list[str] = []
         self.answers: list[Answered] = []
         self.failures: dict[str, Exception] = {}
-        self.is_repeatable = False
+        self.is_repeatable = self.is_logged = False
         self.name = "e"
         self.load: object = SimpleNamespace(fingerprint=None)
         principal = Principal("k", "t", frozenset({"m"}))
@@ -79,7 +79,7 @@ class Requests:
         dispatcher = SimpleNamespace(nats_watch=watch, fleet=SimpleNamespace(reported_load=lambda model: self.load))
         record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
         observer = SimpleNamespace(begin=lambda *of: record)
-        parts: list[Any] = [services, dispatcher, None, None, repeated, observer]
+        parts: list[Any] = [services, dispatcher, None, None, repeated, observer, None]
         self.service = GenerationService(*parts)
         self.service._reading = cast("Any", SimpleNamespace(read=self._read))
 
@@ -105,7 +105,9 @@ class Requests:
         if (failure := self.failures.get("start")) is not None:
             raise failure
         counts = {"tokens_used": lambda: 3, "delivered": lambda: (0, 0)}
-        return SimpleNamespace(leave=self._leave, cache_key="key", prediction=None, is_of_job=False, **counts)
+        return SimpleNamespace(
+            leave=self._leave, cache_key="key", prediction=None, is_counted_elsewhere=False, is_counted=False, **counts
+        )
 
     def _leave(self) -> None:
         self.num_left += 1

@@ -43,7 +43,7 @@ class _Stream:
 class _Endpoint:
     """Asks for streams that are admitted when the test says so."""
 
-    name, is_repeatable = "e", False
+    name, is_repeatable, is_logged = "e", False, False
 
     def __init__(self, ticked: list[str]) -> None:
         self.answer = _Stream("new", False, ticked)
@@ -57,7 +57,7 @@ class _Endpoint:
 
     async def start(self, *arguments: object) -> object:
         await self.is_admitted.wait()
-        return SimpleNamespace(leave=lambda: None, cache_key=None)
+        return SimpleNamespace(leave=lambda: None, cache_key=None, is_counted=False)
 
 
 async def _at_once(*arguments: object) -> Any:
@@ -77,7 +77,7 @@ def _service(watch: SimpleNamespace) -> GenerationService:
     dispatcher = SimpleNamespace(nats_watch=watch, fleet=SimpleNamespace(reported_load=lambda model: load))
     record = SimpleNamespace(traceparent=None, parsed=lambda *read: None)
     observer = SimpleNamespace(begin=lambda *of: record)
-    parts: list[Any] = [services, dispatcher, None, None, None, observer]
+    parts: list[Any] = [services, dispatcher, None, None, None, observer, None]
     service = GenerationService(*parts)
     service._reading = cast("Any", SimpleNamespace(read=_at_once))
     return service

@@ -23,6 +23,7 @@ STREAMS = {
     "HR_BATCHES",
     "HR_ENDS",
     "HR_USAGE",
+    "HR_STREAMS",
 }
 
 

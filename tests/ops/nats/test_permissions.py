@@ -47,6 +47,12 @@ JOBS = {
             "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
             "hr.usage.t.m.interactive.requests",
             "$JS.API.STREAM.MSG.GET.HR_USAGE",
+            # The log of resumable streams, and calls to those that generate them.
+            "hr.stream.t.s.w.0",
+            "hr.fence.w",
+            "hr.owner.w",
+            "$JS.API.STREAM.MSG.GET.HR_STREAMS",
+            "$JS.API.STREAM.PURGE.HR_STREAMS",
         ],
         "subscribe": [
             "hr.tok.g",
@@ -54,6 +60,7 @@ JOBS = {
             "hr.gateway.*",
             "hr.progress.t.r",
             "hr.stored.t.r",
+            "hr.owner.w",
             "_INBOX_gateway.x",
         ],
     },
@@ -118,8 +125,11 @@ FORBIDDEN = {
             "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c", "$JS.API.STREAM.MSG.DELETE.HR_RESPONSES",
             "$JS.API.STREAM.MSG.DELETE.HR_PROGRESS", "hr.stored.t.r", "$JS.API.STREAM.PURGE.HR_BATCH_default",
             "$JS.API.STREAM.PURGE.HR_ENDS", "$JS.API.STREAM.MSG.DELETE.HR_ENDS", "$JS.API.CONSUMER.CREATE.HR_ENDS.c",
+            "$JS.API.STREAM.MSG.DELETE.HR_STREAMS", "$JS.API.CONSUMER.CREATE.HR_STREAMS.c",
+            "$JS.API.STREAM.DELETE.HR_STREAMS",
         ],
         "subscribe": [
+            "hr.stream.>", "hr.fence.>",
             "hr.req.>", "hr.response.>", "hr.result.>", "hr.dead.>", "hr.cancel.m", "_INBOX_worker.>", "_INBOX.>",
             "$JS.ACK.>", ">",
         ],
@@ -140,8 +150,13 @@ FORBIDDEN = {
             "$JS.API.CONSUMER.CREATE.HR_ENDS.c.hr.end.t.r", "$JS.API.CONSUMER.MSG.NEXT.HR_ENDS.c",
             "$JS.API.STREAM.MSG.DELETE.HR_ENDS", "$JS.API.STREAM.PURGE.HR_BATCH_default",
             "$JS.API.STREAM.PURGE.HR_RESPONSES",
+            "hr.stream.t.s.w.0", "hr.fence.w", "hr.owner.w", "$JS.API.STREAM.MSG.GET.HR_STREAMS",
+            "$JS.API.STREAM.PURGE.HR_STREAMS", "$JS.API.CONSUMER.CREATE.HR_STREAMS.c",
         ],
-        "subscribe": ["hr.tok.>", "hr.req.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", "_INBOX.>", ">"],
+        "subscribe": [
+            "hr.stream.>", "hr.fence.>", "hr.owner.w",
+            "hr.tok.>", "hr.req.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", "_INBOX.>", ">",
+        ],
     },
     "batch": {
         "publish": [
@@ -149,6 +164,7 @@ FORBIDDEN = {
             "hr.end.default.r", "hr.kept.default",
             "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
             "hr.response.default.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES", "$JS.API.STREAM.PURGE.HR_RESPONSES",
+            "hr.stream.default.s.w.0", "hr.fence.w", "hr.owner.w", "$JS.API.STREAM.MSG.GET.HR_STREAMS",
             "hr.req.m.batch.t", "hr.req.m.batch.*", "hr.reply.default.x", "hr.result.default.r", "hr.stored.default.r",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.DIRECT.GET.HR_RESULTS", "$JS.API.INFO",
             "$JS.API.STREAM.INFO.HR_BATCH_default", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.MSG.GET.HR_RESULTS",

@@ -74,6 +74,7 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Anthropic.SOURCE: parse_messages,
     Anthropic.OUTPUT_CONFIG: parse_messages,
     Anthropic.THINKING: parse_messages,
+    Anthropic.STREAM_OPTIONS: parse_messages,
 }
 RESPONSES = {
     Responses.RESPONSE,
@@ -92,6 +93,7 @@ ANTHROPIC = {
     Anthropic.SOURCE,
     Anthropic.OUTPUT_CONFIG,
     Anthropic.THINKING,
+    Anthropic.STREAM_OPTIONS,
 }
 # Served, and without influence on what is generated.
 CHECKED_ONLY = {"user"}
@@ -167,6 +169,8 @@ def anthropic_body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     if kind is not Anthropic.COUNT_TOKENS:
         # Without it every request has a seed of its own.
         prompt |= {"max_tokens": 5, "temperature": 0}
+    if kind is Anthropic.STREAM_OPTIONS:
+        prompt |= {"stream": True, "stream_options": fields}
     if kind is Anthropic.OUTPUT_CONFIG:
         prompt["output_config"] = fields
     if kind is Anthropic.THINKING:

@@ -1,0 +1,99 @@
+"""Calls between gateways about the streams that one of them owns: whether it is there, that a stream is read, its end.
+
+NATS says at once that nobody listens on the subject of an owner that has died. One that is frozen does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from gateway.resumable.record import StreamHead
+from shared.direct_client import DirectClient
+from shared.nats_connection import SEND_ERRORS
+from shared.subjects import owner_subject
+
+TIMEOUT_S = 1.0
+# Calls until an owner counts as dead: after a restart of NATS it may be there a moment later.
+NUM_UNHEARD = 3
+NUM_UNANSWERED = 2
+_AGAIN_S = 0.15
+_YES, _NO = b"1", b"0"
+
+Action = Literal["watch", "stop"]
+
+
+class OwnerCall(Struct, frozen=True, array_like=True):
+    """Note that a stream is read elsewhere, or end it."""
+
+    action: Action
+    tenant: str
+    stream_id: str
+
+
+_decode = msgspec.msgpack.Decoder(OwnerCall).decode
+
+
+class OwnerCalls:
+    """Calls owners, and answers for one."""
+
+    def __init__(self, nats: DirectClient, answer: Callable[[OwnerCall], bool]) -> None:
+        """Call over `nats`; `answer` says whether a call is about a stream that this process owns, and obeys it."""
+        self._nats = nats
+        self._answer = answer
+        self._subscription: Subscription | None = None
+
+    async def serve(self, writer: str) -> None:
+        """Answer for a writer of this process, and for no earlier one.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`.
+        """
+        await self.close()
+        self._subscription = await self._nats.subscribe_direct(owner_subject(writer), self._receive)
+
+    async def close(self) -> None:
+        """Answer nothing more: others take the streams over."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(*SEND_ERRORS):
+                await subscription.unsubscribe()
+
+    async def ask(self, head: StreamHead, action: Action) -> bool | None:
+        """Return whether the owner of a stream has it; None if the owner is dead.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`; NATS does not answer.
+        """
+        payload = msgspec.msgpack.encode(OwnerCall(action, head.tenant, head.id))
+        num_unheard = num_unanswered = 0
+        while num_unheard < NUM_UNHEARD and num_unanswered < NUM_UNANSWERED:
+            try:
+                reply = await self._nats.request(owner_subject(head.owner), payload, timeout=TIMEOUT_S)
+            except NoRespondersError:
+                num_unheard += 1
+                await asyncio.sleep(_AGAIN_S if num_unheard < NUM_UNHEARD else 0)
+            except NatsTimeoutError:
+                if not self._nats.is_connected:
+                    raise
+                num_unanswered += 1
+            else:
+                return reply.data == _YES
+        return None
+
+    def _receive(self, message: Msg) -> None:
+        try:
+            is_known = self._answer(_decode(message.data))
+        except msgspec.MsgspecError:
+            is_known = False
+        with contextlib.suppress(*SEND_ERRORS):
+            self._nats.send(message.reply, _YES if is_known else _NO)

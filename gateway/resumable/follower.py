@@ -1,0 +1,119 @@
+"""Follows a stream that another gateway generates, until it has ended, or takes it over when that gateway is dead.
+
+Entries are read before the fence of their writer. If the fence still stands, they were logged before anybody revoked
+it, so whoever takes the stream over has them too, and they may be shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gateway.errors import ApiError
+from gateway.resumable.calls import OwnerCalls
+from gateway.resumable.live import LiveStream
+from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, unavailable
+from gateway.resumable.owner import StreamOwner
+from gateway.resumable.reader import LogReader
+from gateway.resumable.writer import OUTAGE_S
+
+MIN_POLL_S = 0.02
+MAX_POLL_S = 0.25
+# Polls of one process are this far apart at least: hundreds of streams are followed at once only after a death.
+POLL_OF_EACH_S = 0.001
+_GROWTH = 1.3
+CALL_INTERVAL_S = 0.25
+# After so many calls an owner that does not know its stream will not note its end any more.
+_MAX_DENIALS = 8
+
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Follows one stream."""
+
+    def __init__(self, log: StreamLog, calls: OwnerCalls, owner: StreamOwner, stream: LiveStream) -> None:
+        self._log = log
+        self._calls = calls
+        self._owner = owner
+        self._stream = stream
+        self._reader = LogReader(log, stream)
+        self._loop = asyncio.get_running_loop()
+        self._called_at: float | None = None
+        self._num_denials = 0
+
+    async def follow(self, num_followed: set[LiveStream]) -> None:
+        """Show what is logged until the stream has ended, or belongs to this process; `num_followed` are all."""
+        stream, wait_s, failing_since = self._stream, MIN_POLL_S, self._loop.time()
+        while not stream.ended.done() and not stream.is_owned:
+            try:
+                wait_s = MIN_POLL_S if await self._advance() else min(wait_s * _GROWTH, MAX_POLL_S)
+                failing_since = self._loop.time()
+            except ApiError as error:
+                if error.status != 503 or self._loop.time() - failing_since > OUTAGE_S:
+                    stream.abort(error)
+            except ERRORS as error:
+                if self._loop.time() - failing_since > OUTAGE_S:
+                    _log.warning("the log of streams cannot be read: %r", error)
+                    stream.abort(unavailable())
+            if not stream.is_owned:
+                await asyncio.sleep(max(wait_s, POLL_OF_EACH_S * len(num_followed)))
+
+    async def _advance(self) -> bool:
+        """Read what is new, and look after the owner; return whether there was something new."""
+        stream = self._stream
+        if stream.head.ended is not None:
+            await self._read_end()
+            return True
+        num_known = len(stream.entries)
+        await self._reader.read()
+        has_new = len(stream.entries) > num_known
+        if has_new or not stream.caught_up.is_set():
+            fence = await self._log.fence(stream.head.owner)
+            if fence is None or not fence.is_own:
+                del stream.entries[stream.num_shown :]
+                await self._look_again(is_dead=fence is not None)
+                return has_new
+            stream.show(len(stream.entries))
+        now = self._loop.time()
+        if self._called_at is None or (not has_new and now - self._called_at > CALL_INTERVAL_S):
+            self._called_at = now
+            answer = await self._calls.ask(stream.head, "watch")
+            if answer is not True:
+                await self._look_again(is_dead=answer is None)
+        if not stream.is_owned:
+            stream.caught_up.set()
+        return has_new
+
+    async def _read_end(self) -> None:
+        stream = self._stream
+        await self._reader.read()
+        if not stream.has_last_entry:
+            raise no_longer_kept(stream.head.id)
+        stream.show(len(stream.entries))
+
+    async def _look_again(self, *, is_dead: bool) -> None:
+        """Read the head again, whose owner does not have the stream any more; take it over if the owner is dead."""
+        stream = self._stream
+        found = await self._log.find(stream.head.tenant, stream.head.id)
+        if found is None or found.head.is_cut:
+            raise unavailable() if found is None else no_longer_kept(stream.head.id)
+        is_same = found.head.owner == stream.head.owner and found.head.ended is None
+        stream.head, stream.seq = found
+        if not is_same:
+            self._num_denials, self._called_at = 0, None
+            return
+        self._num_denials += not is_dead
+        if is_dead or self._num_denials > _MAX_DENIALS:
+            await self._take_over()
+
+    async def _take_over(self) -> None:
+        stream = self._stream
+        _log.warning("stream %s is taken over from a gateway that is gone", stream.head.id)
+        await self._log.revoke(stream.head.owner)
+        await self._reader.read()
+        if stream.has_last_entry:
+            # Nobody writes any more: what is there is all.
+            stream.show(len(stream.entries))
+        else:
+            await self._owner.take_over(stream)

@@ -1,0 +1,318 @@
+"""The streams of this process: begun here, followed because another gateway generates them, or taken over from one.
+
+The gateway that begins a stream owns it: it dispatches its sequences, moves them when workers die, and writes what they
+deliver into the log. Another gateway that is asked for the stream follows the log, as long as the owner answers its
+calls. If the owner does not, the follower revokes its fence, reads what it has logged, and compares-and-sets the head;
+then it owns the stream and dispatches its sequences again, behind the tokens of the log and in a later epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gateway.admission.auth import Principal
+from gateway.admission.limits import Lease
+from gateway.api.answer import Answer
+from gateway.api.endpoint import Asked, GenerationStart
+from gateway.api.generation_starter import GenerationStarter, Membership
+from gateway.api.logged import IdempotencyKey, LoggedGeneration, RepeatedError
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.errors import ApiError
+from gateway.metrics import GatewayMetrics
+from gateway.resumable.calls import OwnerCall, OwnerCalls
+from gateway.resumable.follower import Follower
+from gateway.resumable.live import LiveStream
+from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, not_found, unavailable
+from gateway.resumable.owner import StreamLimits, StreamOwner
+from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, encode_requests
+from shared.background_tasks import BackgroundTasks
+from shared.direct_client import DirectClient
+
+# Of the head that belongs to an idempotency key, when another gateway is about to write it.
+_HEAD_WAIT_S = 3.0
+_HEAD_POLL_S = 0.05
+
+
+class StreamHub:
+    """Keeps and shows logged generations (`gateway.api.logged.GenerationLog`)."""
+
+    def __init__(
+        self,
+        nats: DirectClient,
+        dispatcher: Dispatcher,
+        starter: GenerationStarter,
+        metrics: GatewayMetrics,
+        limits: StreamLimits,
+    ) -> None:
+        """Know no stream; `start` must be called once connected."""
+        self._log = StreamLog(nats)
+        self._dispatcher = dispatcher
+        self._starter = starter
+        self._limits = limits
+        self._calls = OwnerCalls(nats, self._answer_call)
+        self._owner = StreamOwner(
+            self._log, dispatcher, metrics, limits, self._disowned, lambda: self._calls.serve(self._owner.writer.name)
+        )
+        self._streams: dict[tuple[str, str], LiveStream] = {}
+        self._followed: set[LiveStream] = set()
+        self._tasks = BackgroundTasks()
+        self._is_closing = False
+
+    async def start(self) -> None:
+        """Answer the calls of other gateways."""
+        await self._calls.serve(self._owner.writer.name)
+
+    def hand_over(self, error: ApiError) -> None:
+        """Leave all streams to other gateways; answers here end with an error, and their clients go on there."""
+        self._is_closing = True
+        self._tasks.spawn(self._calls.close(), "end of calls about streams")
+        self._owner.hand_over(error)
+        for stream in list(self._streams.values()):
+            stream.abort(error)
+
+    async def close(self) -> None:
+        """Stop."""
+        if not self._is_closing:
+            self.hand_over(ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0))
+        await self._calls.close()
+        await self._owner.close()
+        for stream in list(self._followed):
+            stream.end()
+        await self._tasks.wait()
+        await self._log.close()
+
+    async def open(self, tenant: str, stream_id: str) -> LiveStream:
+        """Return a stream, wherever it is generated.
+
+        Raises:
+            ApiError: 404, there is none; 410, it is no longer kept; 503, the log does not answer.
+        """
+        known = self._streams.get((tenant, stream_id))
+        if known is None:
+            try:
+                found = await self._log.find(tenant, stream_id)
+            except ERRORS as error:
+                raise unavailable() from error
+            if found is None:
+                raise not_found(stream_id)
+            # Another request may have opened it meanwhile.
+            known = self._streams.get((tenant, stream_id))
+            if known is None:
+                if found.head.is_cut or self._is_over(found.head):
+                    raise no_longer_kept(stream_id)
+                known = LiveStream(found.head, found.head.form.generation(found.head.model), time.perf_counter())
+                known.seq = found.seq
+                self._streams[tenant, stream_id] = known
+                self._follow(known)
+        if known.is_cut:
+            raise no_longer_kept(stream_id)
+        return known
+
+    async def head(self, tenant: str, stream_id: str) -> StreamHead:
+        """Return the head of a stream.
+
+        Raises:
+            ApiError: 404, there is none; 503, the log does not answer.
+        """
+        known = self._streams.get((tenant, stream_id))
+        if known is not None:
+            return known.head
+        try:
+            found = await self._log.find(tenant, stream_id)
+        except ERRORS as error:
+            raise unavailable() from error
+        if found is None:
+            raise not_found(stream_id)
+        return found.head
+
+    async def stop(self, head: StreamHead) -> None:
+        """End a stream and forget it.
+
+        Raises:
+            ApiError: 404, there is none; 503, the log does not answer.
+        """
+        stream = self._streams.get((head.tenant, head.id))
+        if stream is not None and stream.is_owned and not stream.ended.done():
+            self._owner.stop(stream)
+            await stream.ended
+            return
+        try:
+            found = await self._log.find(head.tenant, head.id)
+            if found is None:
+                raise not_found(head.id)
+            if found.head.ended is None and not await self._calls.ask(found.head, "stop"):
+                # Its owner is dead, or has just noted its end.
+                await self._log.revoke(head.owner)
+            if found.head.ended is not None or stream is None:
+                await self._log.delete(found.head)
+        except ERRORS as error:
+            raise unavailable() from error
+
+    async def running(self, principal: Principal) -> list[StreamHead]:
+        """Return the streams of a key that are generated, the oldest first.
+
+        Raises:
+            ApiError: 503; the log does not answer.
+        """
+        try:
+            heads = await self._log.list(principal.tenant)
+        except ERRORS as error:
+            raise unavailable() from error
+        own = [head for head in heads if head.key_id == principal.key_id and head.form.has_ids and head.ended is None]
+        return sorted(own, key=lambda head: head.created)
+
+    async def repeated(self, principal: Principal, key: IdempotencyKey) -> LoggedGeneration | None:
+        """Return the generation that a key stands for, or None if it is new."""
+        try:
+            return (await self._find_key(principal.tenant, key))[0]
+        except ERRORS as error:
+            raise unavailable() from error
+
+    async def _find_key(self, tenant: str, key: IdempotencyKey) -> tuple[LiveStream | None, int]:
+        """Return the stream that a key stands for, if it stands for one, and the number of its message.
+
+        Raises:
+            ApiError: As `repeated`.
+            Exception: One of `ERRORS`.
+        """
+        while True:
+            found = await self._log.find_key(tenant, key.digest)
+            if found is None:
+                return None, 0
+            record, seq = found
+            if record.request_digest != key.request_digest:
+                message = (
+                    "This 'Idempotency-Key' was used for another request. Send a new key with a new request, and the "
+                    "same body with the same key."
+                )
+                raise ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+            try:
+                head = await self.head(tenant, record.stream_id)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                head = None
+            if head is not None:
+                return None if self._is_over(head) else await self.open(tenant, record.stream_id), seq
+            if self._dispatcher.clock.now() - record.created > _HEAD_WAIT_S:
+                # Its gateway died before it began, or its stream is no longer kept.
+                return None, seq
+            await asyncio.sleep(_HEAD_POLL_S)
+
+    async def start_logged(
+        self, endpoint: str, asked: GenerationStart, stamped: Asked, lease: Lease, key: IdempotencyKey | None
+    ) -> Membership:
+        """Let a generation begin (`gateway.api.logged.GenerationLog`)."""
+        caller, answer = asked.caller, asked.answer
+        generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
+        self._owner.check_room(caller.tenant)
+        if key is not None:
+            await self._claim(key, caller.tenant, caller.request_id)
+        requests = self._starter.requests(generation, caller)
+        kept = encode_requests(requests, generation.n)
+        head = StreamHead(
+            id=caller.request_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=generation.model,
+            form=StreamForm.of(generation, endpoint),
+            stamp=stamped.stamp,
+            fingerprint=stamped.fingerprint,
+            owner=self._owner.writer.name,
+            num_request_pieces=len(kept),
+            created=self._dispatcher.clock.now(),
+            key_digest=None if key is None else key.digest,
+        )
+        stream = LiveStream(head, generation, stamped.head.started)
+        stream.requests = kept
+        self._owner.begin(stream)
+        try:
+            prediction, stream.window = await self._starter.start_own(
+                generation, caller, self._owner.sinks(stream), requests
+            )
+            seq = await self._log.create(head, kept)
+        except BaseException:
+            if stream.window is not None:
+                stream.window.cancel()
+            self._owner.give_up(stream)
+            if key is not None:
+                self._tasks.spawn(self._log.release_key(caller.tenant, key.digest), "release of an idempotency key")
+            raise
+        stream.lease = lease
+        self._streams[head.tenant, head.id] = stream
+        self._owner.opened(stream, seq)
+        await stream.join(answer)
+        return Membership(lambda: self.leave(stream, answer), stream.delivered, prediction, is_counted=True)
+
+    def leave(self, stream: LoggedGeneration, answer: Answer) -> None:
+        """Show a stream to an answer no more. One that nobody reads goes on for the grace period."""
+        assert isinstance(stream, LiveStream)
+        stream.leave(answer)
+        if stream.has_views:
+            return
+        if stream.is_owned:
+            self._owner.review_grace(stream)
+        elif stream in self._followed and not stream.is_held:
+            stream.end()
+            self._drop(stream)
+
+    async def _claim(self, key: IdempotencyKey, tenant: str, stream_id: str) -> None:
+        """Let a key stand for a new stream.
+
+        Raises:
+            RepeatedError: It stands for one.
+            ApiError: As `start_logged`.
+        """
+        try:
+            for _ in range(2):
+                other, seq = await self._find_key(tenant, key)
+                if other is not None:
+                    raise RepeatedError(other)
+                record = KeyRecord(stream_id, key.request_digest, self._dispatcher.clock.now())
+                if await self._log.claim_key(tenant, key.digest, record, seq):
+                    return
+        except ERRORS as error:
+            raise unavailable() from error
+        message = "A request with this 'Idempotency-Key' is just beginning. Try again shortly."
+        raise ApiError(409, message, param="Idempotency-Key", code="idempotency_conflict", retry_after_s=1.0)
+
+    def _is_over(self, head: StreamHead) -> bool:
+        """Whether a stream has ended for so long that it is no longer kept."""
+        return head.ended is not None and self._dispatcher.clock.now() > head.ended + self._limits.keep_s
+
+    def _follow(self, stream: LiveStream) -> None:
+        self._followed.add(stream)
+        self._tasks.spawn(self._follow_to_end(stream), f"follow stream {stream.head.id}")
+
+    async def _follow_to_end(self, stream: LiveStream) -> None:
+        try:
+            await Follower(self._log, self._calls, self._owner, stream).follow(self._followed)
+        finally:
+            self._followed.discard(stream)
+            if not stream.is_owned:
+                stream.end()
+                self._drop(stream)
+
+    def _disowned(self, stream: LiveStream) -> None:
+        """Follow a stream that another process owns now, if somebody reads it here; drop one that has ended."""
+        if stream.ended.done() or self._is_closing or not stream.has_views:
+            stream.end()
+            self._drop(stream)
+        else:
+            self._follow(stream)
+
+    def _drop(self, stream: LiveStream) -> None:
+        key = (stream.head.tenant, stream.head.id)
+        if self._streams.get(key) is stream:
+            del self._streams[key]
+
+    def _answer_call(self, call: OwnerCall) -> bool:
+        stream = self._streams.get((call.tenant, call.stream_id))
+        if stream is None or not stream.is_owned or stream.is_held or stream.ended.done():
+            return False
+        if call.action == "stop":
+            self._owner.stop(stream)
+        else:
+            self._owner.review_grace(stream)
+        return True

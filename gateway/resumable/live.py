@@ -1,0 +1,254 @@
+"""A stream as this process has it: its entries, the answers that show them, and whether this process generates it.
+
+Only what the log has is shown: entries that come from workers wait until the log has confirmed them (`LogWriter`). So
+whoever takes the stream over has everything that a client has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from gateway.admission.auth import Principal
+from gateway.admission.limits import Lease
+from gateway.api.answer import Answer, ResponseHead
+from gateway.api.endpoint import Asked
+from gateway.api.output_reading import naming_field
+from gateway.api.sequences import SequenceWindow
+from gateway.api.usage import UsageTotals
+from gateway.errors import ApiError
+from gateway.generation import Generation
+from gateway.http1.exchange import Exchange
+from gateway.resumable.record import Entry, Failure, PieceWriter, StreamHead
+from shared.messages import Delta
+
+# Entries of a long stream that are told at once: others come in between.
+_ENTRIES_AT_ONCE = 256
+_PAUSE_S = 0.02
+
+_logger = logging.getLogger(__name__)
+
+
+class LiveStream:
+    """One stream.
+
+    Attributes:
+        head: As it was last read or written; `seq` is the number of its message, 0 before there is one.
+        generation: How it is answered.
+        entries: Of the log, and behind `num_shown` those that it has not confirmed yet.
+        pieces: Writes the entries of a stream that this process owns; None for any other.
+        window: The sequences of a stream that this process owns.
+        lease: Its share of its key's limits, until it has ended.
+        started: `time.perf_counter()` when its request arrived here, or when it was taken over.
+        ended: Resolves when nothing follows.
+        requests: Its requests as they are kept, while this process owns it.
+        caught_up: Set once all is there that the log had when it was asked first.
+        is_held: Another process may own it: what is written is not shown yet.
+        usage: Tokens of the sequences that have ended.
+        is_deleted: It is to be forgotten when it has ended.
+        is_cut: Its log became too large: what follows is shown without being kept.
+    """
+
+    def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
+        """Have no entries yet."""
+        self.head = head
+        self.seq = 0
+        self.generation = generation
+        self.entries: list[Entry] = []
+        self.num_shown = 0
+        self.pieces: PieceWriter | None = None
+        self.window: SequenceWindow | None = None
+        self.lease: Lease | None = None
+        self.started = started
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.requests: list[bytes] = []
+        self.caught_up = asyncio.Event()
+        self.is_deleted = self.is_cut = self.is_held = False
+        self.usage = UsageTotals(generation.n)
+        self._prompts: dict[int, int] = {}
+        self._num_generated = 0
+        self._views: list[Answer] = []
+        self._num_joining = 0
+        self._num_unfinished = generation.num_sequences
+        self._failure: ApiError | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The `x-request-id` of its first answer."""
+        return self.head.id
+
+    def asked(self, exchange: Exchange, head: ResponseHead, principal: Principal) -> Asked:
+        """Return what an answer of it is made of."""
+        return Asked(exchange, self.generation, head, principal, self.head.fingerprint, self.head.stamp)
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether this process generates it."""
+        return self.pieces is not None
+
+    @property
+    def has_views(self) -> bool:
+        """Whether somebody reads it here."""
+        return bool(self._views) or self._num_joining > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that is shown ends the answer well."""
+        return self._num_unfinished == 0
+
+    @property
+    def failure(self) -> ApiError | None:
+        """How it failed, if it did."""
+        return self._failure
+
+    def deltas(self) -> list[list[Delta]]:
+        """Return what there is of each sequence."""
+        found: list[list[Delta]] = [[] for _ in range(self.generation.num_sequences)]
+        for index, delta, _ in self.entries:
+            if delta is not None:
+                found[index].append(delta)
+        return found
+
+    def delivered(self) -> tuple[int, int]:
+        """Return prompt and generated tokens so far, each prompt counted once."""
+        return sum(self._prompts.values()), self._num_generated
+
+    def show(self, up_to: int) -> None:
+        """Show the entries before number `up_to`, which the log has."""
+        if self.ended.done():
+            return
+        new, self.num_shown = self.entries[self.num_shown : up_to], max(self.num_shown, up_to)
+        for entry in new:
+            for answer in self._views:
+                _tell(answer, entry)
+            index, delta, failure = entry
+            if delta is not None:
+                self._num_generated += len(delta.token_ids)
+                if delta.prompt_tokens is not None and index % self.generation.n == 0:
+                    self._prompts[index] = delta.prompt_tokens
+                if delta.finish is not None:
+                    self._num_unfinished -= 1
+                    self.usage.add(index, delta.finish.usage)
+            elif failure is not None:
+                self._failure = failure.error()
+        if self._failure is not None or self.is_complete:
+            self.end()
+
+    def end(self) -> None:
+        """Note that nothing follows."""
+        self.caught_up.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def abort(self, error: ApiError) -> None:
+        """End it here with an error that the log does not have."""
+        self._failure = self._failure or error
+        for answer in list(self._views):
+            answer.break_off(error)
+        self.end()
+
+    async def join(self, answer: Answer) -> None:
+        """Tell an answer everything so far, and from then on what is shown.
+
+        Raises:
+            ApiError: Its client wants an event that does not exist yet; or the stream could not be read.
+        """
+        self._num_joining += 1
+        try:
+            await self.caught_up.wait()
+            if self._failure is not None and not self.num_shown:
+                raise self._failure
+            answer.open()
+            position = 0
+            while position < self.num_shown and not answer.done.done():
+                stop = min(position + _ENTRIES_AT_ONCE, self.num_shown)
+                for entry in self.entries[position:stop]:
+                    _tell(answer, entry)
+                position = stop
+                await asyncio.sleep(_PAUSE_S if answer.is_paused else 0)
+            answer.check_position()
+            if self.ended.done() and not answer.done.done():
+                # It ended without an entry that says so.
+                answer.break_off(self._failure or _broken())
+            elif not answer.done.done():
+                self._views.append(answer)
+        finally:
+            self._num_joining -= 1
+
+    def leave(self, answer: Answer) -> None:
+        """Tell an answer nothing more."""
+        self._views = [each for each in self._views if each is not answer]
+
+    def cut_views(self, error: ApiError) -> None:
+        """End the answers of this process with an error; the stream goes on elsewhere."""
+        for answer in list(self._views):
+            answer.break_off(error)
+
+    def disown(self) -> None:
+        """Belong to another process: what the log has not confirmed was never shown."""
+        del self.entries[self.num_shown :]
+        self.window = self.pieces = None
+        self.requests = []
+        self.is_held = False
+
+    @property
+    def has_last_entry(self) -> bool:
+        """Whether the entries, shown or not, hold the end."""
+        num_finished = sum(delta is not None and delta.finish is not None for _, delta, _ in self.entries)
+        is_failed = bool(self.entries) and self.entries[-1][2] is not None
+        return is_failed or num_finished == self.generation.num_sequences
+
+
+class LoggedSink:
+    """The sink of one sequence of a stream that this process generates."""
+
+    __slots__ = ("_index", "_on_entry", "_stream")
+
+    def __init__(self, stream: LiveStream, index: int, on_entry: Callable[[LiveStream], None]) -> None:
+        """Put entries into `stream`, and call `on_entry`."""
+        self._stream = stream
+        self._index = index
+        self._on_entry = on_entry
+
+    def deliver(self, delta: Delta) -> None:
+        """Keep a piece. This runs once per token and stream."""
+        stream = self._stream
+        stream.entries.append((self._index, delta, None))
+        self._on_entry(stream)
+
+    def fail(self, error: ApiError) -> None:
+        """Keep that the generation has failed."""
+        fail(self._stream, error)
+        self._on_entry(self._stream)
+
+
+def fail(stream: LiveStream, error: ApiError) -> None:
+    """End the generation of a stream with an error, which becomes its last entry."""
+    if stream.window is not None:
+        stream.window.cancel()
+    if not stream.entries or stream.entries[-1][2] is None:
+        error = naming_field(error, stream.head.form.grammar_field)
+        stream.entries.append((-1, None, Failure.of(error)))
+
+
+def unfinished(deltas: Sequence[Sequence[Delta]]) -> list[int]:
+    """Return the numbers of the sequences that have not ended."""
+    return [index for index, each in enumerate(deltas) if not each or each[-1].finish is None]
+
+
+def _tell(answer: Answer, entry: Entry) -> None:
+    index, delta, failure = entry
+    try:
+        if delta is not None:
+            answer.sinks[index].deliver(delta)
+        elif failure is not None:
+            answer.fail(failure.error())
+    except Exception:
+        # It must not keep the entry from the other answers.
+        _logger.exception("an entry of a stream could not be told")
+        answer.break_off(ApiError(500, "The answer could not be delivered.", code="internal_error"))
+
+
+def _broken() -> ApiError:
+    return ApiError(500, "The stream ended without an end.", code="internal_error")

@@ -1,0 +1,323 @@
+"""The log of resumable streams in JetStream: heads, requests, pieces of entries, idempotency keys, and fences.
+
+It lies in memory, as the queue of interactive requests does, each tenant for itself. Pieces are messages of at most 4
+kB (one with a large entry apart), so the number of a tenant's messages bounds their bytes: beyond `TENANT_MESSAGES` its
+oldest are dropped. A stream that has lost a piece is gone. Age and total size are bounds of the JetStream stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from gateway.errors import ApiError
+from gateway.resumable.record import KeyRecord, StreamHead, decode_head, decode_key, encode
+from shared.background_tasks import BackgroundTasks
+from shared.direct_client import DirectClient
+from shared.errors import DependencyError
+from shared.log_limit import LogLimit
+from shared.nats_connection import SEND_ERRORS
+from shared.result_shares import WRONG_LAST_SEQUENCE
+from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
+from shared.subjects import fence_subject, stream_subject, streams_filter
+
+# A quarter of the stream: a tenant that keeps as much as it can leaves room for three others that do.
+TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // (4 << 10)
+# A tenant may exceed its bound by this many messages for each gateway.
+MESSAGES_BETWEEN_PURGES = 512
+# Pieces that are asked for at once.
+READ_AHEAD = 8
+# Heads that one list reads.
+MAX_LISTED = 1000
+_TIMEOUT_S = 3.0
+ERRORS: tuple[type[Exception], ...] = (APIError, DependencyError, *SEND_ERRORS)
+
+_log = logging.getLogger(__name__)
+
+
+class Stored(NamedTuple):
+    """A head, and the number of its message: who replaces it must know the last one."""
+
+    head: StreamHead
+    seq: int
+
+
+class Fence(NamedTuple):
+    """The last message of a fence: whether its writer has written it, and its number."""
+
+    is_own: bool
+    seq: int
+
+
+class StreamLog:
+    """Reads and writes the log. Keeps only how many messages of each tenant were written since the last purge."""
+
+    def __init__(self, nats: DirectClient, limits: StreamLimits | None = None) -> None:
+        """Work over an open connection."""
+        self._nats = nats
+        self._limits = limits or StreamLimits()
+        self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self._written: Counter[str] = Counter()
+        self._tasks = BackgroundTasks()
+        self._log_limit = LogLimit(_log)
+
+    async def ensure(self) -> None:
+        """Make the JetStream stream if it is missing.
+
+        Raises:
+            DependencyError: That is not possible.
+        """
+        await ensure_streams_stream(self._js, self._limits)
+
+    async def create(self, head: StreamHead, requests: Sequence[bytes]) -> int:
+        """Store a new stream, its head last; return the number of that.
+
+        Raises:
+            ApiError: 409, there is a stream of this id; 503, the log cannot be written.
+        """
+        try:
+            try:
+                stored = await self._create(head, requests)
+            except NoStreamResponseError:
+                # The first stream since NATS has started.
+                await self.ensure()
+                stored = await self._create(head, requests)
+        except ERRORS as error:
+            raise unavailable() from error
+        if stored is None:
+            message = (
+                f"There is a resumable stream '{head.id[:128]}' already. Send another 'x-request-id', or none, and the "
+                "gateway chooses one."
+            )
+            raise ApiError(409, message, param="x-request-id", code="stream_exists")
+        self.count(head.tenant, len(requests) + 2)
+        return stored
+
+    async def find(self, tenant: str, stream_id: str) -> Stored | None:
+        """Return the head of a stream, or None if there is none.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        found = await self._last(stream_subject(tenant, stream_id, "head"))
+        if found is None:
+            return None
+        try:
+            head = decode_head(found[0])
+        except msgspec.MsgspecError as error:
+            self._log_limit.warning(tenant, "the head of a stream cannot be read: %s", error)
+            return None
+        return Stored(head, found[1]) if (head.tenant, head.id) == (tenant, stream_id) else None
+
+    async def replace(self, head: StreamHead, seq: int) -> int | None:
+        """Store a head if its last message is `seq`; return the new number, or None if another was faster.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        return await self._publish_expecting(_head_subject(head), encode(head), seq)
+
+    async def requests(self, head: StreamHead) -> list[bytes]:
+        """Return the pieces of a stream's requests.
+
+        Raises:
+            ApiError: 410; some are no longer kept.
+            Exception: One of `ERRORS`.
+        """
+        subjects = [stream_subject(head.tenant, head.id, "req", number) for number in range(head.num_request_pieces)]
+        found = await asyncio.gather(*map(self._last, subjects))
+        present = [each[0] for each in found if each is not None]
+        if len(present) < len(found):
+            raise no_longer_kept(head.id)
+        return present
+
+    async def pieces(self, head: StreamHead, first: int, num_ahead: int = READ_AHEAD) -> list[bytes]:
+        """Return the pieces of a stream from number `first` on, as far as they are there.
+
+        `num_ahead` of them are asked for at once. They are read one by one: one that is read early may lack entries
+        that are before those of the next.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        pieces: list[bytes] = []
+        while True:
+            numbers = range(first + len(pieces), first + len(pieces) + num_ahead)
+            subjects = [stream_subject(head.tenant, head.id, head.owner, number) for number in numbers]
+            for found in await asyncio.gather(*map(self._last, subjects)):
+                if found is None:
+                    return pieces
+                pieces.append(found[0])
+
+    def send(self, tenant: str, stream_id: str, *place: str | int, payload: bytes) -> None:
+        """Write a part of a stream without waiting; a later message that is acknowledged says that it is stored.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`.
+        """
+        self._nats.send(stream_subject(tenant, stream_id, *place), payload)
+
+    async def list(self, tenant: str) -> list[StreamHead]:
+        """Return the heads of a tenant's streams, `MAX_LISTED` at most.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        try:
+            info = await self._js.stream_info(STREAMS_STREAM, subjects_filter=streams_filter(tenant, "*.head"))
+        except NotFoundError:
+            return []
+        subjects = list(info.state.subjects or {})[:MAX_LISTED]
+        heads: list[StreamHead] = []
+        for start in range(0, len(subjects), READ_AHEAD):
+            found = await asyncio.gather(*map(self._last, subjects[start : start + READ_AHEAD]))
+            heads += [decode_head(each[0]) for each in found if each is not None]
+        return heads
+
+    async def delete(self, head: StreamHead) -> None:
+        """Forget a stream, and the idempotency key that stands for it.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        await self._purge(stream_subject(head.tenant, head.id, ">"))
+        if head.key_digest is not None:
+            await self._purge(stream_subject(head.tenant, head.key_digest, "key"))
+
+    async def delete_pieces(self, head: StreamHead) -> None:
+        """Forget the pieces of a stream that its owner has written.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        await self._purge(stream_subject(head.tenant, head.id, head.owner, "*"))
+
+    async def find_key(self, tenant: str, digest: str) -> tuple[KeyRecord, int] | None:
+        """Return what an idempotency key stands for, and the number of that message.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        found = await self._last(stream_subject(tenant, digest, "key"))
+        return None if found is None else (decode_key(found[0]), found[1])
+
+    async def claim_key(self, tenant: str, digest: str, record: KeyRecord, seq: int) -> bool:
+        """Let an idempotency key stand for a stream if its last message is `seq`; False if another was faster.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        subject = stream_subject(tenant, digest, "key")
+        try:
+            stored = await self._publish_expecting(subject, encode(record), seq)
+        except NoStreamResponseError:
+            await self.ensure()
+            stored = await self._publish_expecting(subject, encode(record), seq)
+        return stored is not None
+
+    async def release_key(self, tenant: str, digest: str) -> None:
+        """Let an idempotency key stand for nothing.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        await self._purge(stream_subject(tenant, digest, "key"))
+
+    async def write_fence(self, writer: str, seq: int) -> int | None:
+        """Write a writer's fence, whose last message is `seq`; None if it is another one.
+
+        Everything that this connection has sent before is stored when this returns a number.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        return await self._publish_expecting(fence_subject(writer), writer.encode(), seq)
+
+    async def revoke(self, writer: str) -> None:
+        """Keep a writer from showing what it writes from now on.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        await self._js.publish(fence_subject(writer), b"revoked")
+
+    async def fence(self, writer: str) -> Fence | None:
+        """Return the fence of a writer; a JetStream stream that was made anew has none.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        found = await self._last(fence_subject(writer))
+        return None if found is None else Fence(found[0] == writer.encode(), found[1])
+
+    def count(self, tenant: str, num_messages: int) -> None:
+        """Count messages that a tenant keeps more than before; now and then, drop its oldest ones."""
+        self._written[tenant] += num_messages
+        if self._written[tenant] >= MESSAGES_BETWEEN_PURGES:
+            del self._written[tenant]
+            self._tasks.spawn(self._bound(tenant), f"purge of streams of {tenant}")
+
+    async def close(self) -> None:
+        """Wait for purges under way."""
+        await self._tasks.wait()
+
+    async def _bound(self, tenant: str) -> None:
+        try:
+            await self._js.purge_stream(STREAMS_STREAM, subject=streams_filter(tenant), keep=TENANT_MESSAGES)
+        except ERRORS as error:
+            self._log_limit.warning(tenant, "old streams not dropped: %r", error)
+
+    async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
+        for number, piece in enumerate(requests):
+            self.send(head.tenant, head.id, "req", number, payload=piece)
+        return await self._publish_expecting(_head_subject(head), encode(head), 0)
+
+    async def _purge(self, subject: str) -> None:
+        await self._js.purge_stream(STREAMS_STREAM, subject=subject)
+
+    async def _last(self, subject: str) -> tuple[bytes, int] | None:
+        try:
+            message = await self._js.get_last_msg(STREAMS_STREAM, subject)
+        except NotFoundError:
+            return None
+        return message.data or b"", message.seq or 0
+
+    async def _publish_expecting(self, subject: str, payload: bytes, seq: int) -> int | None:
+        """Store a message if the last one of its subject is `seq`, 0 for none; return its number or None."""
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(seq)}
+        try:
+            return (await self._js.publish(subject, payload, headers=headers)).seq
+        except APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+            return None
+
+
+def _head_subject(head: StreamHead) -> str:
+    return stream_subject(head.tenant, head.id, "head")
+
+
+def unavailable() -> ApiError:
+    """Return the error of a log that cannot be read or written now."""
+    message = "The log of resumable streams does not answer at the moment. Try again shortly."
+    return ApiError(503, message, code="stream_log_unavailable", retry_after_s=2.0)
+
+
+def no_longer_kept(stream_id: str) -> ApiError:
+    """Return the error of a stream of which a part is gone."""
+    message = (
+        f"The stream '{stream_id[:128]}' is no longer kept: streams are dropped after their time, when they are too "
+        "large, and when their tenant keeps too much. Ask again."
+    )
+    return ApiError(410, message, param="id", code="stream_expired")
+
+
+def not_found(stream_id: str) -> ApiError:
+    """Return the error of a stream that there is not, or that belongs to another tenant."""
+    return ApiError(404, f"Stream with id '{stream_id[:128]}' not found.", param="id", code="stream_not_found")

@@ -1,0 +1,57 @@
+"""Reads the log of one stream that another gateway writes, or has written."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.resumable.live import LiveStream
+from gateway.resumable.log import READ_AHEAD, StreamLog, no_longer_kept
+from gateway.resumable.record import decode_piece
+
+_MAX_GAPS = 100
+
+
+class LogReader:
+    """Takes entries into a stream; shows none of them."""
+
+    def __init__(self, log: StreamLog, stream: LiveStream) -> None:
+        """Read into `stream`, whose head says whose pieces count."""
+        self._log = log
+        self._stream = stream
+        self._owner = ""
+        # Number of the last piece that was read, which may have grown.
+        self._number = 0
+        self._has_read = False
+
+    async def read(self) -> None:
+        """Take the entries that the log has more than the stream.
+
+        Raises:
+            ApiError: 410; pieces are no longer kept.
+            Exception: One of `ERRORS`.
+        """
+        head = self._stream.head
+        if head.owner != self._owner:
+            self._owner, self._number, self._has_read = head.owner, 0, False
+        for _ in range(_MAX_GAPS):
+            # Once it is read to its end, there is seldom more than the next piece.
+            pieces = await self._log.pieces(head, self._number, 2 if self._has_read else READ_AHEAD)
+            if not pieces and (self._stream.entries or head.term or head.ended is not None):
+                raise no_longer_kept(head.id)
+            if all(self._take(number, piece) for number, piece in enumerate(pieces, self._number)):
+                self._has_read = True
+                return
+        raise no_longer_kept(head.id)
+
+    def _take(self, number: int, piece: bytes) -> bool:
+        """Take the new entries of a piece; False if it begins behind them, and nothing was taken."""
+        try:
+            start, entries = decode_piece(piece)
+        except msgspec.MsgspecError:
+            raise no_longer_kept(self._stream.head.id) from None
+        num_known = len(self._stream.entries)
+        if start > num_known:
+            return False
+        self._stream.entries += entries[num_known - start :]
+        self._number = number
+        return True

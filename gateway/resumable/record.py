@@ -1,0 +1,221 @@
+"""What is kept of a resumable generation: its head, the requests of its sequences, and the entries of its log.
+
+An answer follows from its head and its entries alone, so every gateway tells it with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from gateway.api.answer import AnswerStamp
+from gateway.api.output_reading import NO_TOOLS, reading_of
+from gateway.api.sequences import numbered_requests
+from gateway.errors import ApiError
+from gateway.generation import Details, Generation, Kind, Prompt, Ranking, ToolUse
+from shared.messages import Delta, Request
+from shared.sampling import Sampling
+
+
+class Failure(Struct, frozen=True, array_like=True):
+    """How a generation failed: the fields of an `ApiError`."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, error: ApiError) -> Failure:
+        """Return an error as it is kept."""
+        return cls(error.status, error.message, error.param, error.code, error.retry_after_s)
+
+    def error(self) -> ApiError:
+        """Return the error."""
+        return ApiError(self.status, self.message, param=self.param, code=self.code, retry_after_s=self.retry_after_s)
+
+
+# The number of a sequence and a piece of it, or how all of them failed.
+Entry = tuple[int, Delta | None, Failure | None]
+
+
+class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer needs to know of its generation.
+
+    Attributes:
+        endpoint: Name of the endpoint that answers.
+        prompt_tokens: Estimated tokens of each prompt.
+        num_at_once: As in `Generation`.
+        has_ids: Events have ids, so that the stream can be resumed.
+        chat_format: Format of the text; None where all of it is content.
+        grammar_field: Which field a fault of the grammar is told of.
+    """
+
+    endpoint: str
+    kind: Kind
+    n: int
+    prompt_tokens: tuple[int, ...]
+    num_at_once: int
+    stream: bool = False
+    has_ids: bool = False
+    include_usage: bool = False
+    max_tokens: int | None = None
+    details: Details | None = None
+    ranking: Ranking | None = None
+    chat_format: str | None = None
+    tools: ToolUse | None = None
+    includes_reasoning: bool = True
+    grammar_field: str = "tools"
+
+    @classmethod
+    def of(cls, generation: Generation, endpoint: str) -> StreamForm:
+        """Return what is kept of a generation that `endpoint` answers."""
+        asked, reading = generation.structured_output, generation.reading
+        return cls(
+            endpoint=endpoint,
+            kind=generation.kind,
+            n=generation.n,
+            prompt_tokens=tuple(prompt.estimated_tokens for prompt in generation.prompts),
+            num_at_once=generation.num_at_once,
+            stream=generation.stream,
+            has_ids=generation.is_resumable,
+            include_usage=generation.include_usage,
+            max_tokens=generation.sampling.max_tokens,
+            details=generation.details,
+            ranking=generation.ranking,
+            chat_format=None if reading is None else reading.format_name,
+            tools=None if reading is None else generation.tools,
+            includes_reasoning=generation.includes_reasoning,
+            grammar_field="tools" if asked is None else asked.field,
+        )
+
+    def generation(self, model: str) -> Generation:
+        """Return a generation that is answered in the same way; its prompts are empty."""
+        reading = None
+        if self.chat_format is not None:
+            reading = reading_of(self.chat_format, self.tools or NO_TOOLS, self.includes_reasoning)
+        return Generation(
+            kind=self.kind,
+            model=model,
+            prompts=tuple(Prompt(tokens) for tokens in self.prompt_tokens),
+            n=self.n,
+            sampling=Sampling(max_tokens=self.max_tokens),
+            deterministic=False,
+            stream=self.stream,
+            include_usage=self.include_usage,
+            details=self.details,
+            ranking=self.ranking,
+            tools=self.tools,
+            includes_reasoning=self.includes_reasoning,
+            reading=reading,
+            is_resumable=self.has_ids,
+        )
+
+
+class StreamHead(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="stream_1"):
+    """What is known of a stream before its first token, who generates it, and how it ended.
+
+    Attributes:
+        id: The `x-request-id` of its first answer.
+        key_id: Name of the key that asked for it.
+        owner: Under whose name its log is written.
+        term: How often it was taken over.
+        num_request_pieces: In how many pieces its requests are kept.
+        created: Unix seconds by the clock of NATS.
+        ended: The same, of its end; None while it is generated.
+        is_cut: Its log became too large, and was dropped.
+        key_digest: Digest of the idempotency key that stands for it.
+    """
+
+    id: str
+    tenant: str
+    key_id: str
+    model: str
+    form: StreamForm
+    stamp: AnswerStamp
+    fingerprint: str | None
+    owner: str
+    num_request_pieces: int
+    created: float
+    term: int = 0
+    ended: float | None = None
+    is_cut: bool = False
+    key_digest: str | None = None
+
+
+class KeyRecord(Struct, frozen=True, array_like=True, tag="stream_key_1"):
+    """Which stream an idempotency key stands for, and the digest of the request that it came with."""
+
+    stream_id: str
+    request_digest: str
+    created: float
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_head = msgspec.msgpack.Decoder(StreamHead).decode
+decode_key = msgspec.msgpack.Decoder(KeyRecord).decode
+decode_piece = msgspec.msgpack.Decoder(tuple[int, list[Entry]]).decode
+_decode_requests = msgspec.msgpack.Decoder(list[Request]).decode
+
+# A piece is one message of NATS, which is written anew while it grows. Reading a stream takes a round trip for each.
+PIECE_BYTES = 4 << 10
+MAX_PIECE_ENTRIES = 0xFFFF
+
+
+def encode_requests(requests: Sequence[Request], n: int) -> list[bytes]:
+    """Return the requests of a generation in pieces: of each prompt that of the first of `n` choices."""
+    payload = encode(requests[::n])
+    return [payload[start : start + PIECE_BYTES] for start in range(0, len(payload), PIECE_BYTES)]
+
+
+def decode_requests(pieces: Iterable[bytes], n: int) -> list[Request]:
+    """Return the requests of all choices.
+
+    Raises:
+        msgspec.MsgspecError: The pieces are not whole.
+    """
+    return numbered_requests(_decode_requests(b"".join(pieces)), n)
+
+
+class PieceWriter:
+    """Puts entries into pieces. Every gateway that owns a stream writes all of its pieces under its own name.
+
+    Attributes:
+        has_begun: Pieces were written, at least an empty one.
+        num_entries: Entries that were put in.
+        num_bytes: Their encoded size.
+    """
+
+    def __init__(self) -> None:
+        self._number = self._first = 0
+        self._content = bytearray()
+        self._num_in_piece = 0
+        self.has_begun = False
+        self.num_entries = 0
+        self.num_bytes = 0
+
+    def put(self, entries: Iterable[Entry]) -> list[tuple[int, bytes]]:
+        """Add entries; return the pieces that changed, with their numbers."""
+        changed: list[tuple[int, bytes]] = []
+        self.has_begun = True
+        for entry in entries:
+            encoded = encode(entry)
+            is_full = len(self._content) + len(encoded) > PIECE_BYTES or self._num_in_piece == MAX_PIECE_ENTRIES
+            if is_full and self._num_in_piece:
+                changed.append((self._number, self._piece()))
+                self._number, self._first, self._num_in_piece = self._number + 1, self.num_entries, 0
+                self._content.clear()
+            self._content += encoded
+            self._num_in_piece += 1
+            self.num_entries += 1
+            self.num_bytes += len(encoded)
+        changed.append((self._number, self._piece()))
+        return changed
+
+    def _piece(self) -> bytes:
+        # In msgpack: a pair of the number of the first entry, 32 bits, and an array with a length of 16 bits.
+        head = b"\x92\xce" + self._first.to_bytes(4, "big") + b"\xdc" + self._num_in_piece.to_bytes(2, "big")
+        return head + self._content

@@ -1,0 +1,174 @@
+"""The routes of resumable streams: list a key's running ones, go on reading one, and stop one.
+
+Every part of a stream is found by its tenant alone: the stream of another tenant is as unknown as one that there is
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission.auth import Principal
+from gateway.api.door import exchange_of, head_of
+from gateway.api.endpoint import Endpoint
+from gateway.api.generation_service import GenerationService
+from gateway.api.operation import Operation
+from gateway.api.routes import KeyRoute, json_response
+from gateway.api.schemas.checks import invalid_value, unknown_parameter
+from gateway.errors import ApiError
+from gateway.http1.head import REQUEST_ID
+from gateway.resumable.hub import StreamHub
+from gateway.resumable.log import not_found
+from gateway.resumable.record import StreamHead
+from gateway.streams.numbered import MAX_EVENT
+from shared.bounds import MAX_NAME_BYTES
+
+_PATH = "/v1/streams/{stream_id:path}"
+_LAST_EVENT_ID = "last-event-id"
+_MAX_DIGITS = len(str(MAX_EVENT))
+
+
+class StreamInfo(Struct, forbid_unknown_fields=True):
+    """A stream that is generated. Its id is the `x-request-id` of its first answer."""
+
+    id: str
+    object: Literal["stream"]
+    created: int
+    model: str
+    endpoint: str
+
+
+class StreamEvent(Struct):
+    """An event as the endpoint that began the stream sends it, with an id."""
+
+
+class StreamList(Struct, forbid_unknown_fields=True):
+    """The running streams of a key, the oldest first."""
+
+    object: Literal["list"]
+    data: list[StreamInfo]
+
+
+class DeletedStream(Struct, forbid_unknown_fields=True):
+    """A stream that is generated no more, and no longer kept."""
+
+    id: str
+    object: Literal["stream"]
+    deleted: bool
+
+
+class StreamRoutes:
+    """Handles the routes. Keeps nothing."""
+
+    def __init__(
+        self, hub: StreamHub, service: GenerationService, endpoints: Mapping[str, Endpoint], allow_unknown: bool = False
+    ) -> None:
+        """Show streams of `hub` as their endpoints answer, by name; ignore unknown parameters if `allow_unknown`."""
+        self._hub = hub
+        self._service = service
+        self._endpoints = endpoints
+        self._allow_unknown = allow_unknown
+
+    def routes(self) -> list[KeyRoute]:
+        """Return the routes; each is for those who have a key."""
+        return [
+            KeyRoute("GET", "/v1/streams", self._list),
+            KeyRoute("GET", _PATH, self._read),
+            KeyRoute("DELETE", _PATH, self._delete),
+        ]
+
+    async def _list(self, request: Request, principal: Principal) -> Response:
+        heads = await self._hub.running(principal)
+        streams = [StreamInfo(head.id, "stream", int(head.created), head.model, head.form.endpoint) for head in heads]
+        return json_response(StreamList("list", streams))
+
+    async def _read(self, request: Request, principal: Principal) -> Response:
+        for name in request.query_params:
+            if name != "from" and not self._allow_unknown:
+                raise unknown_parameter(name)
+        first_event = _first_event(request)
+        head = await self._found(request, principal)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        endpoint = self._endpoints[head.form.endpoint]
+        return _StreamResponse(self._service, endpoint, self._hub, head, principal, first_event)
+
+    async def _delete(self, request: Request, principal: Principal) -> Response:
+        head = await self._found(request, principal)
+        await self._hub.stop(head)
+        return json_response(DeletedStream(head.id, "stream", True))
+
+    async def _found(self, request: Request, principal: Principal) -> StreamHead:
+        stream_id: str = request.path_params["stream_id"]
+        if not 1 <= len(stream_id.encode(errors="replace")) <= MAX_NAME_BYTES or "\0" in stream_id:
+            raise not_found(stream_id)
+        head = await self._hub.head(principal.tenant, stream_id)
+        form = head.form
+        if not form.has_ids or form.endpoint not in self._endpoints or not principal.can_use(head.model):
+            raise not_found(stream_id)
+        return head
+
+
+class _StreamResponse(Response):
+    """The events of a stream, written through the exchange of its request."""
+
+    def __init__(
+        self,
+        service: GenerationService,
+        endpoint: Endpoint,
+        hub: StreamHub,
+        stream: StreamHead,
+        principal: Principal,
+        first_event: int,
+    ) -> None:
+        super().__init__()
+        self._service = service
+        self._endpoint = endpoint
+        self._hub = hub
+        self._stream = stream
+        self._principal = principal
+        self._first_event = first_event
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        exchange, head = exchange_of(scope), head_of(scope)
+        head.dialect, head.first_event = self._endpoint.dialect, self._first_event
+        # A client that goes on later names the stream as before.
+        others = [header for header in exchange.more_headers if header[0] != REQUEST_ID]
+        exchange.more_headers = [*others, (REQUEST_ID, self._stream.id.encode())]
+        stream = await self._hub.open(self._stream.tenant, self._stream.id)
+        head.status = await self._service.show(self._endpoint, stream, exchange, head, self._principal)
+
+
+def _first_event(request: Request) -> int:
+    """Return the number of the first event that the client wants.
+
+    Raises:
+        ApiError: 400; it is none.
+    """
+    last, first = request.headers.get(_LAST_EVENT_ID), request.query_params.get("from")
+    if last is not None and first is not None:
+        raise invalid_value("from", "Give either 'from' or the header 'Last-Event-ID'.")
+    if last is not None:
+        return _number(last, "Last-Event-ID") + 1
+    return 0 if first is None else _number(first, "from")
+
+
+def _number(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or int(text) > MAX_EVENT:
+        message = f"'{name}' must be a whole number from 0 to {MAX_EVENT}, the id of an event."
+        raise ApiError(400, message, param=name, code="invalid_value")
+    return int(text)
+
+
+OPERATIONS = (
+    Operation("get", "/v1/streams", "List the running resumable streams of the key.", StreamList),
+    Operation("get", "/v1/streams/{stream_id}", "Go on reading a resumable stream.", None, event=StreamEvent),
+    Operation("delete", "/v1/streams/{stream_id}", "Stop a resumable stream, and forget it.", DeletedStream),
+)

@@ -1,0 +1,206 @@
+"""Writes the logs of the streams that this process generates, in rounds: pieces first, then the fence.
+
+A round takes what came since the one before, so that one acknowledgement stands for the tokens of all streams. The
+fence is a message that names this writer, written only if it is still the last one of its subject. Whoever takes
+streams over writes to it first. Then no round of the old owner ends well, and it shows nothing that the new owner has
+not read. A new round begins at once when nothing is under way, else no sooner than the last one took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+
+from nats.js.errors import NoStreamResponseError
+
+from gateway.resumable.live import LiveStream
+from gateway.resumable.log import ERRORS, StreamLog
+from gateway.resumable.record import PieceWriter
+from shared.background_tasks import BackgroundTasks
+from shared.log_limit import LogLimit
+
+MIN_ROUND_S = 0.01
+MAX_ROUND_S = 0.1
+_RETRY_S = 0.1
+# NATS that is replaced, or elects a leader, is back by then.
+OUTAGE_S = 20.0
+
+_log = logging.getLogger(__name__)
+
+
+class LogWriter:
+    """Writes under one name.
+
+    Attributes:
+        name: Its name, which no other process has and none has had.
+        owned: The streams that it writes.
+        is_revoked: Another process has taken its streams over.
+    """
+
+    def __init__(
+        self,
+        log: StreamLog,
+        max_stream_bytes: int,
+        on_revoked: Callable[[], None],
+        on_silent: Callable[[LiveStream], None],
+        on_lost: Callable[[LiveStream], None],
+        on_large: Callable[[LiveStream], None],
+    ) -> None:
+        """Write to `log`.
+
+        Args:
+            log: The log.
+            max_stream_bytes: Of one stream's entries.
+            on_revoked: Called once, when another process has taken the streams over.
+            on_silent: Called with each stream that has waited for `OUTAGE_S`.
+            on_lost: Called with each stream when the log was lost with NATS; its head has to be written again.
+            on_large: Called with a stream that has more entries than it may.
+        """
+        self.name = secrets.token_hex(8)
+        self.owned: dict[LiveStream, None] = {}
+        self.is_revoked = False
+        self._log = log
+        self._max_stream_bytes = max_stream_bytes
+        self._on_revoked = on_revoked
+        self._on_silent = on_silent
+        self._on_lost = on_lost
+        self._on_large = on_large
+        self._seq = 0
+        self._dirty: dict[LiveStream, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
+        self._failing_since: float | None = None
+        self._waiting: dict[LiveStream, asyncio.Future[bool]] = {}
+        self._log_limit = LogLimit(_log)
+
+    def own(self, stream: LiveStream) -> None:
+        """Write a stream from its first entry on."""
+        self.owned[stream] = None
+        stream.pieces = PieceWriter()
+
+    def disown(self, stream: LiveStream) -> None:
+        """Write nothing more of a stream."""
+        self.owned.pop(stream, None)
+        self._dirty.pop(stream, None)
+        self._settled(stream, False)
+
+    def note(self, stream: LiveStream) -> None:
+        """Write the new entries of a stream in the next round. This runs once per token."""
+        self._dirty[stream] = None
+        if self._task is None and not self.is_revoked:
+            self._task = self._tasks.spawn(self._run(), "log of streams")
+
+    async def settle(self, stream: LiveStream) -> bool:
+        """Wait until the log has the entries that a stream has now; False if that does not become true."""
+        waiting = self._waiting.setdefault(stream, asyncio.get_running_loop().create_future())
+        self.note(stream)
+        return await waiting
+
+    async def close(self) -> None:
+        """Write nothing more."""
+        self.is_revoked = True
+        if self._task is not None:
+            self._task.cancel()
+        await self._tasks.wait()
+        for stream in list(self._waiting):
+            self._settled(stream, False)
+
+    async def _run(self) -> None:
+        try:
+            while self._dirty and not self.is_revoked:
+                began = time.monotonic()
+                streams, self._dirty = list(self._dirty), {}
+                is_done = await self._round(streams)
+                if not is_done:
+                    self._dirty.update({stream: None for stream in streams if stream in self.owned})
+                    self._give_up_silent()
+                took = time.monotonic() - began
+                await asyncio.sleep(min(MAX_ROUND_S, max(MIN_ROUND_S, took)) if is_done else _RETRY_S)
+        finally:
+            self._task = None
+
+    async def _round(self, streams: Iterable[LiveStream]) -> bool:
+        """Write the new entries of streams, and show them when the log has them; False if it does not answer."""
+        try:
+            written = [(stream, self._write(stream)) for stream in streams if stream in self.owned]
+            seq = await self._log.write_fence(self.name, self._seq)
+            if seq is None:
+                return await self._explain()
+        except NoStreamResponseError:
+            await self._begin_anew()
+            return False
+        except ERRORS as error:
+            self._log_limit.warning("", "the log of streams could not be written: %r", error)
+            self._failing_since = self._failing_since or time.monotonic()
+            # What was sent may be lost, with the connection for example.
+            self._rewrite()
+            return False
+        self._seq, self._failing_since = seq, None
+        for stream, up_to in written:
+            if not stream.is_held:
+                stream.show(up_to)
+            self._settled(stream, True)
+        return True
+
+    def _settled(self, stream: LiveStream, is_done: bool) -> None:
+        waiting = self._waiting.pop(stream, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(is_done)
+
+    def _write(self, stream: LiveStream) -> int:
+        pieces, head = stream.pieces, stream.head
+        assert pieces is not None
+        up_to = len(stream.entries)
+        if stream.is_cut or (pieces.has_begun and up_to == pieces.num_entries):
+            return up_to
+        changed = pieces.put(stream.entries[pieces.num_entries : up_to])
+        for number, payload in changed:
+            self._log.send(head.tenant, head.id, head.owner, number, payload=payload)
+        if len(changed) > 1:
+            self._log.count(head.tenant, len(changed) - 1)
+        if pieces.num_bytes > self._max_stream_bytes:
+            self._on_large(stream)
+        return up_to
+
+    async def _explain(self) -> bool:
+        """Find out why the fence is another one: somebody has revoked it, or the log is a new one."""
+        found = await self._log.fence(self.name)
+        if found is None:
+            await self._begin_anew()
+        elif found.is_own:
+            # The acknowledgement of the last round was lost.
+            self._seq = found.seq
+        else:
+            self.is_revoked = True
+            for stream in list(self._waiting):
+                self._settled(stream, False)
+            self._on_revoked()
+        return False
+
+    async def _begin_anew(self) -> None:
+        """Fill a log that was lost with NATS."""
+        try:
+            await self._log.ensure()
+        except ERRORS as error:
+            self._log_limit.warning("", "the log of streams could not be made: %r", error)
+            self._failing_since = self._failing_since or time.monotonic()
+            return
+        self._seq = 0
+        self._rewrite()
+        for stream in list(self.owned):
+            self._on_lost(stream)
+
+    def _rewrite(self) -> None:
+        """Write all entries once more, in pieces of the same numbers."""
+        for stream in self.owned:
+            stream.pieces = PieceWriter()
+            self._dirty[stream] = None
+
+    def _give_up_silent(self) -> None:
+        if self._failing_since is None or time.monotonic() - self._failing_since < OUTAGE_S:
+            return
+        for stream in list(self.owned):
+            self._on_silent(stream)
