@@ -124,10 +124,8 @@ async def assemble(
         tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
         metrics=metrics,
     )
+    streams = await _streams(stack, config, nats, dispatcher, starter, metrics)
     repeated = RepeatedRequests(dispatcher.fleet, cache)
-    streams = StreamHub(nats, dispatcher, starter, metrics, _stream_limits(config))
-    await streams.start()
-    stack.push_async_callback(streams.close)
     service = GenerationService(services, dispatcher, shedder, starter, repeated, observer, streams)
     responses = _responses(stack, services, nats, dispatcher)
     batches = None
@@ -139,13 +137,12 @@ async def assemble(
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
     operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry)
-    operator_app = create_operator_app(operator_services)
-    operator_limits = ConnectionLimits(max_connections=OPERATOR_CONNECTIONS)
-    operator = HttpServer(AsgiHandler(operator_app, config.max_body_bytes), operator_limits, tasks=tasks, tls=tls)
+    operator_handler = AsgiHandler(create_operator_app(operator_services), config.max_body_bytes)
+    operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
-    js = nats.jetstream()
-    stack.push_async_callback(metrics.usage.flush, js, is_last=True)
-    await stack.enter_async_context(running(tasks, metrics.usage.flush_forever(js), "usage of tenants"))
+    usage, js = metrics.usage, nats.jetstream()
+    stack.push_async_callback(usage.flush, js, is_last=True)
+    await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses, streams))
@@ -182,8 +179,20 @@ def _starter(
     return GenerationStarter(dispatcher, shedder, cache, grammars, metrics, config.default_timeout_s)
 
 
-def _stream_limits(config: GatewayConfig) -> StreamLimits:
-    return StreamLimits(config.resume_grace_s, config.resume_keep_s, config.resume_stream_bytes)
+async def _streams(
+    stack: contextlib.AsyncExitStack,
+    config: GatewayConfig,
+    nats: DirectClient,
+    dispatcher: Dispatcher,
+    starter: GenerationStarter,
+    metrics: GatewayMetrics,
+) -> StreamHub:
+    """Return the hub of resumable streams, which leaves them to other gateways when this one stops."""
+    limits = StreamLimits(config.resume_grace_s, config.resume_keep_s, config.resume_stream_bytes)
+    streams = StreamHub(nats, dispatcher, starter, metrics, limits)
+    await streams.start()
+    stack.push_async_callback(streams.close)
+    return streams
 
 
 def _cut(dispatcher: Dispatcher, responses: ResponseStore, streams: StreamHub) -> None:

@@ -135,6 +135,11 @@ class LiveStream:
         if self._failure is not None or self.is_complete:
             self.end()
 
+    def show_unkept(self) -> None:
+        """Show all entries, and keep none: nobody is told them again."""
+        self.show(len(self.entries))
+        self.entries, self.num_shown = [], 0
+
     def end(self) -> None:
         """Note that nothing follows."""
         self.caught_up.set()

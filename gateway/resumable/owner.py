@@ -193,9 +193,7 @@ class StreamOwner:
     def _note(self, stream: LiveStream) -> None:
         """Log new entries, once there is a head."""
         if stream.is_cut:
-            stream.show(len(stream.entries))
-            # Nobody is told them again.
-            stream.entries, stream.num_shown = [], 0
+            stream.show_unkept()
         elif stream.seq and stream in self.writer.owned:
             self.writer.note(stream)
 
@@ -259,6 +257,7 @@ class StreamOwner:
         head = stream.head
         _log.warning("the log of stream %s is larger than %d bytes: dropped", head.id, self._limits.max_bytes)
         stream.head = msgspec.structs.replace(head, is_cut=True)
+        stream.show_unkept()
         self._tasks.spawn(self._store_cut(stream), f"cut of stream {head.id}")
 
     async def _store_cut(self, stream: LiveStream) -> None:

@@ -140,7 +140,7 @@ class LogWriter:
             return False
         self._seq, self._failing_since = seq, None
         for stream, up_to in written:
-            if not stream.is_held:
+            if not (stream.is_held or stream.is_cut):
                 stream.show(up_to)
             self._settled(stream, True)
         return True

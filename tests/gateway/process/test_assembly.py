@@ -148,8 +148,10 @@ def test_streams_that_are_cut_and_those_who_follow_responses_are_told_to_return(
     told: list[tuple[str, ApiError]] = []
     dispatcher = SimpleNamespace(fail_all=lambda error: told.append(("streams", error)))
     responses = SimpleNamespace(cut_followers=lambda error: told.append(("followers", error)))
-    assembly._cut(cast("Any", dispatcher), cast("Any", responses))
-    assert [who for who, _ in told] == ["streams", "followers"]
+    streams = SimpleNamespace(hand_over=lambda error: told.append(("resumable", error)))
+    assembly._cut(cast("Any", dispatcher), cast("Any", responses), cast("Any", streams))
+    # Those that go on elsewhere first: their requests must not fail.
+    assert [who for who, _ in told] == ["resumable", "streams", "followers"]
     for _, error in told:
         assert (error.status, error.code, error.retry_after_s) == (503, "shutting_down", 1.0)
 
@@ -318,7 +320,7 @@ NOTHING = cast("Any", None)
 
 def made(service: Any = None, responses: Any = None, **settings: Any) -> Application:
     services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(**settings), metrics=None, keys=object()))
-    return public_app(service, services, responses, NOTHING)
+    return public_app(service, services, responses, NOTHING, NOTHING)
 
 
 def routes(app: Application) -> list[Route]:
