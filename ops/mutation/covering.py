@@ -14,6 +14,7 @@ _ELSEWHERE = {
     "gateway/errors.py": ["tests/gateway/test_errors.py"],
     "gpu_worker/engine": ["tests/gpu_worker/execution"],
     "gpu_worker/execution": ["tests/gpu_worker/engine"],
+    "gpu_worker/layers": ["tests/gpu_worker/models/test_logits.py", "tests/gpu_worker/models/test_recurrent_logits.py"],
     "gpu_worker/text/gguf_encoder": ["tests/gpu_worker/quantization/gguf/test_encoder_files.py"],
     "gpu_worker/text/template_sandbox.py": ["tests/security/test_chat_templates.py"],
 }

@@ -171,6 +171,8 @@ def test_unsupported_head_dim_is_refused() -> None:
     assert not can_run(torch.empty(1, 1, 584), torch.empty(1, 16, 1, 584), values)
     assert not can_run(torch.empty(1, 1, 576), keys, torch.empty(1, 16, 1, 520))
     assert not can_run(torch.empty(1, 1, 576, dtype=torch.float64), keys, values)
+    assert not can_run(torch.empty(1, 1, 576), keys.to(torch.uint8), values)
+    assert not can_run(torch.empty(1, 1, 576, device="meta"), keys, values)
 
 
 def test_layouts_that_the_kernel_does_not_read_are_refused() -> None:
