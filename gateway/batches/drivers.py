@@ -105,11 +105,14 @@ class BatchDrivers:
             revision, since = self._seen.get(batch_id, (0, now))
             if revision != stored.revision:
                 self._seen[batch_id] = (stored.revision, now)
-            if not stored.record.owner:
-                await self.take(stored)
-            elif revision == stored.revision and now - since >= STALE_S:
-                self._metrics.batches_taken_over += 1
-                await self.take(stored)
+            is_silent = revision == stored.revision and now - since >= STALE_S
+            if stored.record.owner and not is_silent:
+                continue
+            if await self._services.log.ended(tenant, batch_id) is not None:
+                await self._services.log.drop(stored.revision)
+                continue
+            self._metrics.batches_taken_over += is_silent
+            await self.take(stored)
         ids = {batch_id for _, batch_id in active}
         self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
 

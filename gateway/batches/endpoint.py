@@ -185,15 +185,15 @@ class BatchRoutes:
         found = OUTPUT_ID.fullmatch(file_id)
         if found is None:
             return None
-        stored = await _answered(self.log.active(tenant, f"batch_{found[1]}"))
+        record = await _answered(self.log.get(tenant, f"batch_{found[1]}"))
         kind = next(kind for kind in KINDS if kind == found[2])
-        return None if stored is None else growing_file(self.catalog, stored.record, kind)
+        return None if record is None or record.status in ENDED else growing_file(self.catalog, record, kind)
 
     async def _user_of(self, tenant: str, file_id: str) -> str | None:
         found = OUTPUT_ID.fullmatch(file_id)
         if found is not None:
-            own = await _answered(self.log.active(tenant, f"batch_{found[1]}"))
-            return None if own is None else own.record.id
+            own = await _answered(self.log.get(tenant, f"batch_{found[1]}"))
+            return None if own is None or own.status in ENDED else own.id
         for _, batch_id in await _answered(self.log.list_active(tenant)):
             stored = await _answered(self.log.active(tenant, batch_id))
             if stored is not None and stored.record.input_file_id == file_id:

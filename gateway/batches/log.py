@@ -1,12 +1,14 @@
 """The records of batches in NATS, stream `HR_BATCHES`: those that run, and those that have ended.
 
 `hr.batch.active.<tenant>.<id>` is replaced by compare-and-set, which is the fence between drivers. When a batch has
-ended, its last record is written to `hr.batch.ended.<tenant>.<id>` first and the active one is deleted after that.
+ended, its last record is written to `hr.batch.ended.<tenant>.<id>` first and the active one is deleted after that. It
+counts from then on: a NATS server that was killed may have an older active record back when it starts again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import NamedTuple
 
 import msgspec
@@ -46,8 +48,14 @@ class BatchLog:
 
     async def get(self, tenant: str, batch_id: str) -> BatchRecord | None:
         """Return a batch of a tenant; None if there is none."""
-        found = await self.active(tenant, batch_id) or await self._read("ended", tenant, batch_id)
+        found = await self.ended(tenant, batch_id) or await self.active(tenant, batch_id)
+        # It may have ended between the two reads.
+        found = found or await self.ended(tenant, batch_id)
         return None if found is None else found.record
+
+    async def ended(self, tenant: str, batch_id: str) -> Stored | None:
+        """Return a batch that has ended."""
+        return await self._read("ended", tenant, batch_id)
 
     async def active(self, tenant: str, batch_id: str) -> Stored | None:
         """Return a batch that runs."""
@@ -83,13 +91,12 @@ class BatchLog:
         """Keep the record of a batch that has ended, and take it from those that run; may be repeated."""
         kept = msgspec.structs.replace(record, done=b"", owner="")
         await self._js.publish(batch_subject("ended", record.tenant, record.id), msgspec.msgpack.encode(kept))
-        try:
+        await self.drop(revision)
+
+    async def drop(self, revision: int) -> None:
+        """Delete a record by its number, if it is still there."""
+        with contextlib.suppress(NotFoundError):
             await self._js.delete_msg(BATCHES_STREAM, revision)
-        except NotFoundError:
-            return
-        except APIError as error:
-            if await self.active(record.tenant, record.id) is not None:
-                raise error
 
     async def list_active(self, tenant: str | None = None) -> list[tuple[str, str]]:
         """Return tenant and id of every batch that runs, of one tenant or of all."""
@@ -110,9 +117,9 @@ class BatchLog:
         """Drop the oldest records of a tenant that has too many."""
         ids = sorted(batch_id for _, batch_id in await self._list("ended", tenant))
         for batch_id in ids[:-MAX_ENDED]:
-            found = await self._read("ended", tenant, batch_id)
+            found = await self.ended(tenant, batch_id)
             if found is not None:
-                await self._js.delete_msg(BATCHES_STREAM, found.revision)
+                await self.drop(found.revision)
 
     async def _list(self, state: str, tenant: str | None) -> list[tuple[str, str]]:
         info = await self._js.stream_info(BATCHES_STREAM, subjects_filter=batches_filter(state, tenant))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from gateway.batches.lease import Lease
-from gateway.batches.record import ENDED, KINDS, BatchRecord, Kind, Part, with_done
+from gateway.batches.record import ENDED, KINDS, BatchError, BatchRecord, Kind, Part, with_done
 from gateway.files.catalog import READ_BYTES, FileCatalog, PartialFile
 from gateway.files.object_store import MissingObjectError, StoreError, put
 from gateway.files.objects import FileRecord
@@ -116,9 +117,13 @@ class BatchOutput:
             LostLeaseError: The batch is another gateway's.
         """
         record = self._lease.record
-        for kind in KINDS:
-            if record.num_bytes(kind):
-                await patiently(self._catalog, lambda kind=kind: self._write_file(kind, now))  # type: ignore[misc]
+        try:
+            for kind in KINDS:
+                if record.num_bytes(kind):
+                    await patiently(self._catalog, partial(self._write_file, kind, now))
+        except MissingObjectError:
+            record.errors = [BatchError("output_lost", "The output is no longer in the store of files.")]
+            record.parts, record.ends_as = [], "failed"
         while record.status not in ENDED:
             record.enter(record.ends_as, now)
             await self._lease.save()
@@ -136,9 +141,7 @@ async def delete_parts(catalog: FileCatalog, record: BatchRecord) -> None:
     Raises:
         StoreError: They could not be deleted.
     """
-    folder = _folder(record)
-    for each in await catalog.store.objects(folder):
-        await catalog.store.delete(f"{folder}/{each.name}")
+    await catalog.store.delete_folder(_folder(record))
 
 
 def growing_file(catalog: FileCatalog, record: BatchRecord, kind: Kind) -> PartialFile | None:

@@ -47,7 +47,7 @@ class DirectoryStore:
         target = self._root / check_key(key)
 
         def create() -> None:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make(target.parent)
             temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
             temporary.write_bytes(data)
             try:
@@ -70,7 +70,7 @@ class DirectoryStore:
         temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
 
         def begin() -> int:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make(target.parent)
             return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
         return DirectoryWriter(self, await self.run(begin), temporary, target)
@@ -119,9 +119,24 @@ class DirectoryStore:
         path = self._root / check_key(key)
         await self.run(partial(path.unlink, missing_ok=True))
 
+    async def delete_folder(self, folder: str) -> None:
+        """Delete a directory with its files."""
+        path = self._root / check_key(folder)
+
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
+
+        await self.run(delete)
+
     async def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self, folder: Path) -> None:
+        """Make a directory and those above it, for nobody else to read."""
+        for each in [*reversed(folder.relative_to(self._root).parents), folder.relative_to(self._root)]:
+            (self._root / each).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work on the directory in a thread.

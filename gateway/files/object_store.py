@@ -129,6 +129,14 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def delete_folder(self, folder: str) -> None:
+        """Delete the objects right in a folder.
+
+        Raises:
+            StoreError: They could not be deleted.
+        """
+        ...
+
     async def close(self) -> None:
         """Let go of threads and connections."""
         ...

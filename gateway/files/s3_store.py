@@ -93,6 +93,11 @@ class S3Store:
         except MissingObjectError:
             return
 
+    async def delete_folder(self, folder: str) -> None:
+        """Delete what begins with the folder."""
+        for each in await self.objects(folder):
+            await self.delete(f"{folder}/{each.name}")
+
     async def close(self) -> None:
         """Do nothing: connections end with the object."""
 

@@ -1,4 +1,4 @@
-"""`headrace batch`: list and cancel jobs of the batch lane that have not ended."""
+"""`headrace batch`: batches of OpenAI's API, and the jobs of the batch lane that have not ended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.admin import QueueAccess, admin_client
+from ops.cli.batch_api import BATCH_ID
+from ops.cli.batch_files import COMMANDS, ApiAccess
 from ops.cli.batch_list import list_jobs
 from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
@@ -20,22 +22,26 @@ if TYPE_CHECKING:
 
 _INSTEAD = {
     "Did you mean 'cancel'?": "stop delete remove rm del drop abort kill",
-    "Jobs are published by `headrace publish`.": "create add new submit run publish start",
-    "Did you mean 'list'?": "ls show status get",
+    "Did you mean 'submit'? Single jobs are published by `headrace publish`.": "create add new run publish start",
+    "Did you mean 'watch'?": "status progress follow wait",
+    "Did you mean 'results'?": "result output download get",
+    "Did you mean 'list'?": "ls show",
 }
 
 
 @click.group("batch", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
-    """List and cancel batch jobs.
+    """Submit, watch and cancel batches; list and cancel jobs.
 
-    Needs an administrator's credentials. `headrace publish` publishes jobs.
+    A batch is a file of OpenAI's Batch API: submit, watch and results use the HTTP API and its key. The jobs of all
+    batches and publishers are in one queue a tenant: to list and cancel them needs an administrator's credentials.
     """
     ctx.obj = resolve_settings(QueueAccess, values)
 
 
-command.add_command(list_jobs)
+for _command in (list_jobs, *COMMANDS):
+    command.add_command(_command)
 
 
 @command.command()
@@ -45,7 +51,7 @@ command.add_command(list_jobs)
 @click.option("--all", "is_all", is_flag=True, help="All jobs that the filters select, without ids.")
 @click.pass_obj
 def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
-    """Cancel jobs that wait or run: each ends with what it has, and its result says `cancelled`.
+    """Cancel batches or jobs that wait or run: each ends with what it has, and its result says `cancelled`.
 
     Where no worker answers within two seconds, it ends with what was last saved of it. Prints one JSON object a job. A
     job that has ended keeps its result.
@@ -54,6 +60,13 @@ def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str
         raise click.UsageError("Give ids of jobs, or --all for everything that the filters select.")
     if not all(ids):
         raise click.UsageError("An id is empty; `headrace batch list` shows the ids.")
+    if batches := [each for each in ids if BATCH_ID.fullmatch(each)]:
+        if len(batches) < len(ids):
+            raise click.UsageError("Give ids of batches or ids of jobs, not both.")
+        api = resolve_settings(ApiAccess, {}).api()
+        for batch_id in batches:
+            click.echo(json.dumps(api.cancel(batch_id)))
+        return
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)
     wanted = frozenset(ids)

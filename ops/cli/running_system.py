@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,46 @@ class Endpoint:
         words = body[:80].decode(errors="replace")
         return ServerRefusedError(0, f"{self.url} answers, but is no server of OpenAI's API: it says {words!r}")
 
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Make a request and return the JSON object of its answer.
+
+        Raises:
+            ServerRefusedError: The server is not there or refuses.
+        """
+        answer = self._open(method, path, body).read()
+        try:
+            return dict(json.loads(answer))
+        except (ValueError, TypeError):
+            raise self._stranger(answer) from None
+
     def _open(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
+        payload = None if body is None else json.dumps(body).encode()
+        return self.open(method, path, payload, {"Content-Type": "application/json"})
+
+    def open(
+        self, method: str, path: str, payload: bytes | Iterable[bytes] | None, headers: Mapping[str, str]
+    ) -> http.client.HTTPResponse:
+        """Make a request and return its answer, which the caller reads.
+
+        Raises:
+            ServerRefusedError: The server is not there or refuses.
+        """
         place = urlsplit(self.url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname or "", place.port, timeout=CONNECT_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        own = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
             connection.connect()
             # A queued request may be silent for long; only connecting is hurried.
             connection.sock.settimeout(None)
             prefix = place.path.rstrip("/").removesuffix("/v1")
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, prefix + path, payload, {**headers, "Content-Type": "application/json"})
+            # A server that refuses a long body before its end says why in its answer.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, prefix + path, payload, {**own, **headers})
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise ServerRefusedError(0, f"{self.url} does not answer ({error}); is `headrace up` running?") from error
-        if response.status != http.client.OK:
+        if not http.client.OK <= response.status < http.client.MULTIPLE_CHOICES:
             raise ServerRefusedError(response.status, *_error_words(response.read()))
         return response
 

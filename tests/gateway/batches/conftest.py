@@ -32,7 +32,8 @@ class EchoWorker:
 
     Attributes:
         computed: Ids of the jobs in the order of their answers; a job that is answered twice stands here twice.
-        answer: Makes the result of a request; None leaves it unanswered.
+        answer: Makes the result of a request; None leaves it to a later delivery.
+        pause_s: Time that an answer takes.
     """
 
     nats: Client
@@ -40,6 +41,7 @@ class EchoWorker:
     tenant: str = "default"
     computed: list[str] = field(default_factory=list)
     answer: Callable[[Request], BatchResult | None] = field(default=lambda request: echo(request))
+    pause_s: float = 0.0
 
     async def work(self) -> None:
         js = self.nats.jetstream()
@@ -48,7 +50,7 @@ class EchoWorker:
         while True:
             messages = []
             with contextlib.suppress(Exception):
-                messages = await queue.fetch(64, timeout=0.5)
+                messages = await queue.fetch(16, timeout=0.5)
             for message in messages:
                 request = decode_request(message.data)
                 if await kept.end_of(self.tenant, request.id) is not None:
@@ -57,6 +59,7 @@ class EchoWorker:
                 result = self.answer(request)
                 if result is None:
                     continue
+                await asyncio.sleep(self.pause_s)
                 self.computed.append(request.id)
                 await kept.store(self.tenant, request.id, msgspec.json.encode(result), result.finish)
                 await message.ack()

@@ -61,6 +61,9 @@ async def test_object_appears_whole_is_read_in_ranges_and_replaced(store: Object
     await store.delete(KEY)
     assert [each.name for each in await store.objects("acme/files")] == ["file-2.json"]
     assert await store.objects("nobody/files") == []
+    await store.delete_folder("acme/batches/b")
+    await store.delete_folder("acme/batches/b")
+    assert await store.objects("acme/batches/b") == []
 
 
 async def test_what_is_aborted_never_appears(store: ObjectStore) -> None:
@@ -81,6 +84,7 @@ async def test_files_are_the_owners_and_abandoned_ones_are_deleted_after_a_day(t
     await put(store, KEY, b"x")
     path = tmp_path / KEY
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {stat.S_IMODE(each.stat().st_mode) for each in path.parents[:2]} == {0o700}
     for name, age_s in {".writing-old": 90_000, ".writing-new": 60}.items():
         path.with_name(name).write_bytes(b"y")
         os.utime(path.with_name(name), (time.time() - age_s,) * 2)
@@ -107,7 +111,7 @@ async def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="Not a directory"):
+    with pytest.raises(StoreError, match="File exists"):
         await identity(DirectoryStore(tmp_path / "file"))
 
 

@@ -1,0 +1,200 @@
+"""`headrace batch submit`, `watch` and `results`: batches of OpenAI's API from the terminal.
+
+A batch is computed by the system: whoever closes `watch` and calls it again sees where it has come to.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from ops.cli.batch_api import BATCH_ID, ENDED, BatchApi, endpoint_of
+from ops.cli.options import settings_command
+from ops.cli.running_system import ServerRefusedError, find_endpoint
+from shared.config import setting
+from shared.errors import HeadraceError
+
+_POLL_S = 0.5
+_AWAY_S = 2.0
+_TELL_EVERY_S = 5.0
+_BAR = 30
+_MAX_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAccess:
+    """Where the HTTP API is."""
+
+    url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
+    api_key: str | None = setting(None, "API key; found through the state directory if not given.", secret=True)
+
+    def api(self) -> BatchApi:
+        """Return the API; the state directory is that of `headrace batch`."""
+        return BatchApi(find_endpoint(self.url, self.api_key, click.get_current_context().obj.state_dir))
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitConfig(ApiAccess):
+    """What to submit, and for how long."""
+
+    completion_window: str = setting("24h", "Time after which lines that are not answered expire: 30m, 24h, 7d.")
+    watch: bool = setting(False, "Show the progress until the batch has ended.")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsConfig(ApiAccess):
+    """Which results, and where to."""
+
+    errors: bool = setting(False, "The lines that have no answer, instead of those that have.")
+    output: Path | None = setting(None, "File to write; one that exists is continued where it ends.")
+    follow: bool = setting(False, "Go on until the batch has ended.")
+
+
+def submit(config: SubmitConfig, file: Path) -> int:
+    """Upload FILE and have its lines computed.
+
+    FILE is JSON Lines of OpenAI's Batch API, up to 50,000 lines for one endpoint. Prints the batch as JSON.
+    """
+    api, bar = config.api(), _Bar("uploaded", "MB")
+    size = max(1, file.stat().st_size if file.exists() else 0)
+    endpoint = endpoint_of(file)
+    file_id = api.upload(file, lambda num: bar.show(num >> 20, size >> 20, num == size))
+    bar.end()
+    batch = api.create(file_id, endpoint, config.completion_window)
+    print(json.dumps(batch), flush=True)
+    return _watch(api, batch["id"]) if config.watch else 0
+
+
+def watch(config: ApiAccess, batch_id: str) -> int:
+    """Show the progress of a batch until it has ended; may be closed and called again.
+
+    Exits with 0 if every line has an answer. Wrong lines of a batch that failed are listed.
+    """
+    return _watch(config.api(), _checked(batch_id))
+
+
+def results(config: ResultsConfig, batch_id: str) -> int:
+    """Print the lines of output of a batch, in the order of their completion, also while it runs.
+
+    With --output the file grows: called again, the command goes on where it ends.
+    """
+    api, kind = config.api(), "error" if config.errors else "output"
+    target: BinaryIO = sys.stdout.buffer if config.output is None else config.output.open("ab")
+    start = 0 if config.output is None else target.tell()
+    try:
+        while True:
+            batch = api.get(_checked(batch_id))
+            file_id = batch[f"{kind}_file_id"] or batch[f"partial_{kind}_file_id"]
+            if file_id is not None:
+                start += api.download(file_id, start, target)
+                target.flush()
+            if not config.follow or batch["status"] in ENDED:
+                return 0
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if config.output is not None:
+            target.close()
+
+
+def _checked(batch_id: str) -> str:
+    if BATCH_ID.fullmatch(batch_id) is None:
+        raise HeadraceError(f"{batch_id[:64]!r} is no id of a batch, which `headrace batch submit` prints")
+    return batch_id
+
+
+def _watch(api: BatchApi, batch_id: str) -> int:
+    bar = _Bar("answered", "lines")
+    try:
+        while True:
+            batch = _patiently(api, batch_id)
+            counts = batch["request_counts"]
+            num, failed = counts["completed"] + counts["failed"], counts["failed"]
+            has_ended = batch["status"] in ENDED
+            more = f", {failed} of them failed" if failed else ""
+            bar.show(num, counts["total"], has_ended, f"{batch['status']}{more}")
+            if has_ended:
+                break
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        bar.end()
+        _tell(f"the batch goes on; `headrace batch watch {batch_id}` shows it again")
+        return 130
+    bar.end()
+    for error in ((batch["errors"] or {}).get("data") or ())[:_MAX_TOLD]:
+        place = f"line {error['line']}: " if error["line"] else ""
+        _tell(f"{place}{error['message']} ({error['code']})")
+    _tell(f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer")
+    return 0 if batch["status"] == "completed" and not failed else 1
+
+
+def _patiently(api: BatchApi, batch_id: str) -> dict[str, Any]:
+    """Return a batch; a server that is away comes back."""
+    is_told = False
+    while True:
+        try:
+            return api.get(batch_id)
+        except ServerRefusedError as error:
+            if 0 < error.status < 500 and error.status != 429:
+                raise
+            if not is_told:
+                _tell(f"{error}; trying again")
+                is_told = True
+        time.sleep(_AWAY_S)
+
+
+class _Bar:
+    """A bar on a terminal, which is drawn again and again; elsewhere a line every few seconds."""
+
+    def __init__(self, verb: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._verb, self._unit, self._clock = verb, unit, clock
+        self._began = self._told_at = clock()
+        self._first: int | None = None
+        self._is_open = False
+
+    def show(self, num: int, total: int, is_last: bool, more: str = "") -> None:
+        """Show how much is done; the time that is left follows from what was done since the first call."""
+        now = self._clock()
+        self._first = num if self._first is None else self._first
+        is_terminal = sys.stderr.isatty()
+        if not is_terminal and not is_last and now - self._told_at < _TELL_EVERY_S:
+            return
+        self._told_at = now
+        speed = (num - self._first) / max(0.001, now - self._began)
+        left = f", about {(total - num) / speed:.0f} s to go" if speed and not is_last and num < total else ""
+        text = f"{num} of {total} {self._unit} {self._verb}{f', {more}' if more else ''}{left}"
+        if not is_terminal:
+            _tell(text)
+            return
+        full = _BAR * num // total if total else 0
+        sys.stderr.write(f"\r[{'#' * full}{' ' * (_BAR - full)}] {text}\x1b[K")
+        sys.stderr.flush()
+        self._is_open = True
+
+    def end(self) -> None:
+        """Leave the bar as it is."""
+        if self._is_open:
+            sys.stderr.write("\n")
+            self._is_open = False
+
+
+def _tell(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr)
+
+
+_ID = click.Argument(["batch_id"], metavar="ID")
+COMMANDS = (
+    settings_command(
+        SubmitConfig, "submit", submit, [click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))]
+    ),
+    settings_command(ApiAccess, "watch", watch, [_ID]),
+    settings_command(ResultsConfig, "results", results, [_ID]),
+)

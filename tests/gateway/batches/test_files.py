@@ -1,0 +1,200 @@
+"""Files through OpenAI's own client and through bodies that no client library would send."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import psutil
+import pytest
+
+from tests.gateway.batches.conftest import EchoWorker, Place
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.waiting import until
+
+LINE = b'{"custom_id": "a"}\n'
+HEADERS = {"authorization": f"Bearer {API_KEY}"}
+
+
+def form(data: bytes = LINE, purpose: str | None = "batch", filename: str = 'filename="a.jsonl"', **more: str) -> bytes:
+    fields = {**({} if purpose is None else {"purpose": purpose}), **more}
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n'.encode() for k, v in fields.items()]
+    head = f'--b\r\nContent-Disposition: form-data; name="file"; {filename}\r\n\r\n'.encode()
+    return b"".join([*parts, head, data, b"\r\n--b--\r\n"])
+
+
+async def post(gateway: GatewayProcess, content: Any, **headers: str) -> httpx2.Response:
+    headers = {"content-type": "multipart/form-data; boundary=b", **HEADERS, **headers}
+    async with httpx2.AsyncClient(timeout=60) as raw:
+        return await raw.post(f"{gateway.url}/v1/files", content=content, headers=headers)
+
+
+async def test_file_is_uploaded_listed_read_and_deleted(client: openai.AsyncOpenAI) -> None:
+    file = await client.files.create(
+        file=("dir/../ü in.jsonl", LINE), purpose="batch", expires_after={"anchor": "created_at", "seconds": 7200}
+    )
+    assert (file.object, file.bytes, file.purpose, file.status) == ("file", len(LINE), "batch", "processed")
+    assert file.filename == "ü in.jsonl"
+    assert file.expires_at == file.created_at + 7200
+    assert await client.files.retrieve(file.id) == file
+    assert (await client.files.content(file.id)).content == LINE
+    ids = [(await client.files.create(file=("b.jsonl", LINE), purpose="batch")).id for _ in range(4)]
+    assert [each.id async for each in client.files.list(limit=2)][:5] == [*ids[::-1], file.id]
+    assert (await client.files.list(limit=2, order="asc", after=file.id)).data[0].id == ids[0]
+    assert (await client.files.list(purpose="batch_output", limit=1)).data == []
+    deleted = await client.files.delete(file.id)
+    assert (deleted.id, deleted.deleted, deleted.object) == (file.id, True, "file")
+    for call in (client.files.retrieve(file.id), client.files.content(file.id), client.files.delete(file.id)):
+        with pytest.raises(openai.NotFoundError):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "code"),
+    [
+        (form(b""), {}, 400, "empty_file"),
+        (form(b"\x1f\x8b\x08\0more"), {}, 400, "invalid_file_format"),
+        (form(b"PK\x03\x04more"), {}, 400, "invalid_file_format"),
+        (form(purpose="fine-tune"), {}, 400, "invalid_value"),
+        (form(purpose=None), {}, 400, "missing_required_parameter"),
+        (form(nonsense="x"), {}, 400, "unknown_parameter"),
+        (form(**{"expires_after[seconds]": "9000"}), {}, 400, "invalid_value"),
+        (form(**{"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}), {}, 400, "invalid_value"),
+        (form(purpose="x" * 20_000), {}, 400, "invalid_value"),
+        (form()[:-12], {}, 400, "truncated_upload"),
+        (b"", {}, 400, "truncated_upload"),
+        (b"{}", {"content-type": "application/json"}, 400, "invalid_content_type"),
+        (form(), {"content-encoding": "gzip"}, 415, "unsupported_content_encoding"),
+        (form(), {"authorization": "Bearer wrong"}, 401, "invalid_api_key"),
+    ],
+)
+async def test_upload_that_is_no_file_of_a_batch_is_refused_with_its_reason(
+    gateway: GatewayProcess, place: Place, content: bytes, headers: dict[str, str], status: int, code: str
+) -> None:
+    before = sorted((place.directory / "files").rglob("*.data"))
+    answer = await post(gateway, content, **headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    assert sorted((place.directory / "files").rglob("*.data")) == before
+    assert list((place.directory / "files").rglob(".writing-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ('filename="../../etc/passwd"', "passwd"),
+        ('filename="C:\\\\x\\\\y.jsonl"', "y.jsonl"),
+        ('filename=""', "upload"),
+        ("x=y", "upload"),
+        ('filename="a\tb"', "ab"),
+    ],
+)
+async def test_name_of_a_file_leads_nowhere(gateway: GatewayProcess, sent: str, shown: str) -> None:
+    answer = await post(gateway, form(filename=sent))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["filename"] == shown
+
+
+@pytest.mark.parametrize("file_id", ["..%2f..%2fkeys.json", "file-..", "file-" + "0" * 32, "file-%00", "*", "x" * 900])
+async def test_unknown_file_is_not_found(gateway: GatewayProcess, file_id: str) -> None:
+    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+        for path in (file_id, f"{file_id}/content"):
+            assert (await raw.get(f"{gateway.url}/v1/files/{path}")).status_code == 404
+
+
+async def test_client_that_leaves_in_the_middle_leaves_nothing(gateway: GatewayProcess, place: Place) -> None:
+    async def cut() -> AsyncIterator[bytes]:
+        yield form(LINE * 100_000)[:1_500_000]
+        await until(lambda: list((place.directory / "files").rglob(".writing-*")))
+        raise RuntimeError("the client leaves")
+
+    with pytest.raises(RuntimeError):
+        await post(gateway, cut())
+    await until(lambda: not list((place.directory / "files").rglob(".writing-*")))
+    assert "failed" not in gateway.log
+
+
+async def test_quota_and_size_are_told_with_their_limits(place: Place) -> None:
+    with place.gateway("small", max_file_bytes=100_000, files_tenant_bytes=1 << 20) as gateway:
+        async with place.client(gateway, "acme") as client:
+            with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as caught:
+                await client.files.create(file=("a", b"x" * 200_000), purpose="batch")
+            assert caught.value.status_code == 413
+
+            async def chunked() -> AsyncIterator[bytes]:
+                yield form(b"x" * 150_000)
+
+            answer = await post(gateway, chunked())
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
+            files = [await client.files.create(file=("a", b"x" * 99_000), purpose="batch") for _ in range(10)]
+            with pytest.raises(openai.BadRequestError, match="1048576 bytes together") as refused:
+                await client.files.create(file=("a", b"x" * 99_000), purpose="batch")
+            assert refused.value.code == "file_quota_exceeded"
+            await client.files.delete(files[0].id)
+            await client.files.create(file=("a", b"x" * 99_000), purpose="batch")
+            for file in [each async for each in client.files.list()]:
+                await client.files.delete(file.id)
+
+
+@pytest.mark.parametrize("num_mb", [24, pytest.param(200, marks=pytest.mark.slow)])
+async def test_upload_and_download_take_constant_memory(place: Place, num_mb: int) -> None:
+    piece, digest, size = b"x" * 1023 + b"\n", hashlib.sha256(), 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal peak
+        head, end = form(b"SPLIT").split(b"SPLIT")
+        yield head
+        for number in range(num_mb << 6):
+            yield piece * 16
+            if number % 16 == 0:
+                peak = max(peak, process.memory_info().rss)
+        yield end
+
+    with place.gateway("memory") as gateway:
+        await post(gateway, form())
+        process = psutil.Process(gateway.process.pid)
+        before = peak = process.memory_info().rss
+        answer = await post(gateway, body())
+        assert (answer.status_code, answer.json()["bytes"]) == (200, num_mb << 20), answer.text
+        async with httpx2.AsyncClient(headers=HEADERS, timeout=60) as raw:
+            url = f"{gateway.url}/v1/files/{answer.json()['id']}/content"
+            async with raw.stream("GET", url) as download:
+                async for data in download.aiter_bytes():
+                    digest.update(data)
+                    size += len(data)
+                    peak = max(peak, process.memory_info().rss)
+            await raw.delete(url.removesuffix("/content"))
+    assert size == num_mb << 20
+    assert digest.hexdigest() == hashlib.sha256(piece * (num_mb << 10)).hexdigest()
+    assert peak - before < 16 << 20, f"{(peak - before) / (1 << 20):.1f} MB"
+
+
+async def test_file_that_was_changed_in_the_store_is_not_computed(
+    client: openai.AsyncOpenAI, place: Place, worker: EchoWorker
+) -> None:
+    file = await client.files.create(file=("a.jsonl", LINE), purpose="batch")
+    (path,) = (each for each in _files(place) if each.name == f"{file.id}.data")
+    path.write_bytes(LINE.replace(b"a", b"b"))
+    batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    async with asyncio.timeout(10):
+        while batch.status != "failed":
+            batch = await client.batches.retrieve(batch.id)
+            await asyncio.sleep(0.05)
+    assert json.loads(batch.model_dump_json())["errors"]["data"][0]["code"] == "damaged_file"
+
+
+def _files(place: Place) -> list[Path]:
+    return list((place.directory / "files").rglob("*.data"))
+
+
+async def test_gateway_without_a_store_says_so_and_serves_the_rest(place: Place) -> None:
+    with place.gateway("bare", files="") as gateway:
+        async with httpx2.AsyncClient(headers=HEADERS) as raw:
+            answer = await raw.get(f"{gateway.url}/v1/batches")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_not_served")
+            assert (await raw.get(f"{gateway.url}/v1/models")).status_code == 200
