@@ -44,13 +44,15 @@ for _command in (list_jobs, *COMMANDS):
     command.add_command(_command)
 
 
-@command.command()
+@command.command(params=options(ApiAccess))
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--tenant", default="default", show_default=True, callback=checked_name, help="Whose jobs.")
 @click.option("--model", callback=checked_name, help="Only jobs for this model.")
 @click.option("--all", "is_all", is_flag=True, help="All jobs that the filters select, without ids.")
 @click.pass_obj
-def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool) -> None:
+def cancel(
+    config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str | None, is_all: bool, **api: Any
+) -> None:
     """Cancel batches or jobs that wait or run: each ends with what it has, and its result says `cancelled`.
 
     Where no worker answers within two seconds, it ends with what was last saved of it. Prints one JSON object a job. A
@@ -63,9 +65,9 @@ def cancel(config: QueueAccess, /, ids: tuple[str, ...], tenant: str, model: str
     if batches := [each for each in ids if BATCH_ID.fullmatch(each)]:
         if len(batches) < len(ids):
             raise click.UsageError("Give ids of batches or ids of jobs, not both.")
-        api = resolve_settings(ApiAccess, {}).api()
+        client = resolve_settings(ApiAccess, api).api()
         for batch_id in batches:
-            click.echo(json.dumps(api.cancel(batch_id)))
+            click.echo(json.dumps(client.cancel(batch_id)))
         return
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)
