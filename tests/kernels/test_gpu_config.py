@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.gpu_config import GpuGeneration, generation_of
+from kernels.gpu_config import Gpu, GpuGeneration, generation_of
 from kernels.linear.dense.small_gemm import launch_table as small_gemm_table
 from kernels.linear.dense.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_launch
 from kernels.linear.product_launch import MIN_BLOCK_N
 from kernels.paged_attention import launch_table as attention_table
-from kernels.paged_attention.triton_config import SplitConfig, chunk_config, split_config
+from kernels.paged_attention.triton_attention import PagedAttentionBatch, _chunk_config
+from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, SplitConfig, chunk_config, split_config
 from kernels.sampling import launch_table as sampling_table
 from kernels.sampling.config import sampling_config
 
@@ -66,6 +67,27 @@ def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
             small_gemm_table.SMALL_GEMM[name][max_rows]["block_k"],
         )
     assert sampling_config(generation).tile == sampling_table.SAMPLING[name]["tile"]
+
+
+@pytest.mark.parametrize("generation", GpuGeneration)
+def test_latent_rows_have_a_launch_of_their_own_where_registers_hold_it(generation: GpuGeneration) -> None:
+    rows = torch.empty(4, 16, 1, 576, dtype=torch.bfloat16)
+    numbers = torch.zeros(2, dtype=torch.int32)
+
+    def launch(size: int = 512, dtype: torch.dtype = torch.bfloat16, **others: torch.Tensor) -> ChunkConfig:
+        keys = others.pop("keys", rows)
+        query = torch.empty(1, 16, keys.shape[3], dtype=dtype)
+        batch = PagedAttentionBatch(query, keys, rows[..., :size], numbers, numbers, numbers, **others)
+        return _chunk_config(batch, 512, None, Gpu(generation, 132))
+
+    others = [
+        launch(256),
+        launch(dtype=torch.float32),
+        launch(kv_scales=torch.empty(4, 16, 1, 2, dtype=torch.float16)),
+        launch(keys=rows.clone()),
+    ]
+    assert (launch() == LATENT_CHUNK) == (generation in (GpuGeneration.HOPPER, GpuGeneration.BLACKWELL))
+    assert LATENT_CHUNK not in others
 
 
 def test_product_that_was_not_measured_is_left_to_cublas() -> None:

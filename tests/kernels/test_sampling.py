@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.sampling import dispatch
 from kernels.sampling.config import SamplingConfig
 from kernels.sampling.cpu import apply_penalties_cpu, count_tokens_cpu, sample_tokens_cpu, score_tokens_cpu
 from kernels.sampling.parameters import INVALID_TOKEN
@@ -169,6 +170,22 @@ def test_penalties_equal_reference_and_count_what_is_drawn(draw: Draw, vocab_siz
     assert torch.equal(case.penalties.seen_bits, expected.penalties.seen_bits)
     num_counted = int((case.penalties.output_counts - penalties.output_counts).sum())
     assert num_counted == (0 if with_drafts else len(tokens))
+
+
+def test_without_compiled_kernels_the_reference_draws_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "cpu_library", lambda: None)
+    case = make_case(SAMPLINGS, make_logits(len(SAMPLINGS), 96, "peaked"))
+    case.penalties = make_penalties(case.slots, 96)
+    expected = case.to(CPU)
+    tokens = run(ReferenceOp(), expected)
+    dispatch.apply_penalties(case.logits, case.slots, case.penalties, None)
+    drawn = dispatch.sample_tokens(case.logits, case.slots, case.positions, case.parameters)
+    dispatch.count_tokens(case.penalties, case.slots, drawn)
+    assert drawn.tolist() == tokens
+    assert torch.equal(case.logits, expected.logits)
+    assert expected.penalties is not None
+    assert torch.equal(case.penalties.output_counts, expected.penalties.output_counts)
+    assert torch.equal(case.penalties.seen_bits, expected.penalties.seen_bits)
 
 
 @pytest.mark.parametrize("implementation", ["cpu", "triton"])

@@ -125,6 +125,9 @@ def check(case: Tensors, name: str, launch: ProductLaunch | None, device: torch.
     assert (result.cpu().double() - expected).norm() <= tolerance * expected.norm()
     counts = torch.bincount(case.ids.flatten(), minlength=case.gate_up.num_experts)
     assert torch.equal(experts.tokens_per_expert.cpu(), counts)
+    nothing = experts(*(each[:0] for each in inputs), launch)
+    assert (nothing.shape, nothing.dtype) == ((0, case.x.shape[1]), case.x.dtype)
+    assert torch.equal(experts.tokens_per_expert.cpu(), counts)
 
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
