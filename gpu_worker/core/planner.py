@@ -88,11 +88,10 @@ class Planner:
             None when one of the steps in flight has to land first.
         """
         running, budget = self._running, self._config.max_num_batched_tokens
-        is_behind = bool(self._live.in_flight)
-        decodes = running.decodes("interactive", is_behind=is_behind)
+        decodes = self._next_decodes("interactive")
         if not self._grow("interactive", decodes) or not self._admission.admit_interactive(now):
             return None
-        decodes = running.decodes("interactive", is_behind=is_behind)
+        decodes = self._next_decodes("interactive")
         prompts = running.ordered_catching_up("interactive")
         num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
@@ -129,6 +128,9 @@ class Planner:
         plan = self._writer.write(step, [control], 1, departed, 1, has_drafts=False)
         self._running.departed.append(control.sequence)
         return ScheduledStep(step, [control], 1, departed, 1, plan=plan)
+
+    def _next_decodes(self, lane: Lane) -> Collection[Sequence]:
+        return self._running.decodes(lane, is_behind=bool(self._live.in_flight), num_groups=self._config.num_groups)
 
     def _grow(self, lane: Lane, decodes: Collection[Sequence]) -> bool:
         """Give a lane's sequences the blocks for their new tokens, preempting the last in order while there are none.
@@ -190,7 +192,7 @@ class Planner:
         self, allowance: BatchAllowance, num_tokens_left: int, *, is_trial: bool
     ) -> Collection[Sequence]:
         """Return the batch sequences that decode in this step, the first in order; the others are paused."""
-        decodes = self._running.decodes("batch", is_behind=bool(self._live.in_flight))
+        decodes = self._next_decodes("batch")
         if is_trial:
             decodes = [sequence for sequence in decodes if sequence.is_on_trial]
         count = allowance.take_decodes(min(len(decodes), num_tokens_left))

@@ -10,7 +10,7 @@ A batch sequence that the planner leaves out of steps for a while is paused: it 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from gpu_worker.core.sequence import Sequence
@@ -108,15 +108,19 @@ class RunningSet:
         departed, self.departed = self.departed, []
         return list(dict.fromkeys(departed)) if departed else departed
 
-    def decodes(self, lane: Lane, *, is_behind: bool) -> Collection[Sequence]:
+    def decodes(self, lane: Lane, *, is_behind: bool, num_groups: int = 1) -> Collection[Sequence]:
         """Return the sequences of a lane that decode in a step.
 
         Args:
             lane: Of the sequences.
             is_behind: The step is planned behind one in flight. Sequences whose last token that one samples, and that
                 need it on the host, are left out.
+            num_groups: As `SchedulerConfig` has it.
         """
         decodes = self.decoding[lane].values()
+        if num_groups > 1:
+            group_size = -(-len(decodes) // num_groups)
+            return list(islice((sequence for sequence in decodes if not sequence.num_pending_tokens), group_size))
         if not is_behind or not self.num_needing_last_token:
             return decodes
         return [sequence for sequence in decodes if not (sequence.needs_last_token and sequence.num_pending_tokens)]

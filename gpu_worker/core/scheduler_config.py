@@ -49,6 +49,9 @@ class SchedulerConfig:
         batch_slowdown: How much longer batch work may make a step of interactive sequences, as a share of it.
         windows: Groups of layers that keep the last tokens, besides the group that keeps all: that of `num_blocks`.
         state: The group of recurrent layers, if there are any.
+        num_groups: Groups into which plans divide the running sequences. Of one group, a plan may compute the token
+            that a step in flight samples; of several, sequences wait for that step to land, while the other groups are
+            computed.
     """
 
     block_size: int
@@ -61,6 +64,7 @@ class SchedulerConfig:
     batch_slowdown: float = 0.05
     windows: tuple[WindowConfig, ...] = ()
     state: StateConfig | None = None
+    num_groups: int = 1
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:

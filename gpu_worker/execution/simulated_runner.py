@@ -12,10 +12,12 @@ import time
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Values
+from dataclasses import dataclass
 from hashlib import sha256
 
 from gpu_worker.core.batch_sequences import BatchSequences, Share
 from gpu_worker.core.constraint import ConstraintSource
+from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, StepResult
@@ -35,8 +37,6 @@ class SimulatedRunner:
     more than one step late) the schedule starts anew.
     """
 
-    max_steps_in_flight = 1
-
     def __init__(
         self,
         step_ms: float,
@@ -47,11 +47,13 @@ class SimulatedRunner:
         growth: float = DEFAULT_GROWTH,
         hidden_size: int = 1,
         constraints: ConstraintSource | None = None,
+        num_stages: int = 1,
     ) -> None:
         """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait.
 
         Vectors have `hidden_size` numbers, and depend on the prompt only. Sequences with a grammar have their
-        constraints from `constraints`.
+        constraints from `constraints`. Of several stages each takes its part of a step's time, and as many steps may
+        be in flight: each stage computes them one after another.
         """
         assert step_ms >= 0
         assert growth >= 0
@@ -62,17 +64,21 @@ class SimulatedRunner:
         self._hidden_size = hidden_size
         self._clock = clock
         self._sleep = sleep
-        self._due = -math.inf
+        self._due = [-math.inf] * num_stages
+        self.max_steps_in_flight = num_stages
         self._sampled = [SampledTokens((token_id,)) for token_id in token_ids]
         self._logprob = -math.log(len(token_ids))
 
-    def submit(self, plan: StepPlan) -> CompletedStep:
-        """Make one token for each sampling sequence, and return when the step is due."""
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Make one token for each sampling sequence; the result is there when the step is due."""
         self._sequences.apply(plan)
         sampled = [self._sample(item) for item in self._sequences.shares(plan)]
-        if self._step_s:
-            self._wait(self._step_s * (1.0 + self._growth * max(0, plan.num_tokens - 1)))
-        return CompletedStep(StepResult(plan.step, sampled))
+        result = StepResult(plan.step, sampled)
+        if not self._step_s:
+            return CompletedStep(result)
+        due = self._schedule(self._step_s * (1.0 + self._growth * max(0, plan.num_tokens - 1)))
+        pending = _TimedStep(result, due, self._clock, self._sleep)
+        return CompletedStep(pending.result()) if len(self._due) == 1 else pending
 
     def _sample(self, item: Share) -> SampledTokens:
         sequence = item.sequence
@@ -119,9 +125,29 @@ class SimulatedRunner:
         others = listed or [other.token_ids[0] for other in self._sampled[:num_top]]
         return LogprobEntry(token_id, self._logprob, tuple((other, self._logprob) for other in others))
 
-    def _wait(self, step_s: float) -> None:
-        now = self._clock()
-        is_late = now - self._due > step_s
-        self._due = (now if is_late else self._due) + step_s
-        if self._due > now:
-            self._sleep(self._due - now)
+    def _schedule(self, step_s: float) -> float:
+        """Return when a step is due that begins now, or when those before it allow."""
+        now, stage_s = self._clock(), step_s / len(self._due)
+        begin = -math.inf
+        for stage, due in enumerate(self._due):
+            # A stage of several waits for those before it: it cannot make up for time.
+            is_late = now - due > step_s or len(self._due) > 1
+            begin = self._due[stage] = max(begin, due, now if is_late else due) + stage_s
+        return begin
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedStep:
+    """A step whose result is there at a time, in seconds of the clock."""
+
+    step: StepResult
+    due: float
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        left = self.due - self.clock()
+        if left > 0:
+            self.sleep(left)
+        return self.step
