@@ -66,7 +66,7 @@ def build_runner(
         ConfigError: A setting cannot be used, or the memory is not enough.
     """
     start_up = start_up or StartUp()
-    plan = make_plan(config)
+    plan = make_plan(config, ranks.stage)
     if memory is None and plan.device.type == "cuda":
         memory = CudaMemory(plan.device)
     if memory is not None:
@@ -86,7 +86,7 @@ def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> To
         HeadraceError: The model cannot be loaded.
         ConfigError: A setting cannot be used.
     """
-    plan, is_cpu = make_plan(config), config.device == "cpu"
+    plan, is_cpu = make_plan(config, ranks.stage), config.device == "cpu"
     if is_cpu:
         _prepare_host(plan, ranks)
     model = _load(plan, StartUp(), ranks)
@@ -112,7 +112,7 @@ def check_fits(config: RunnerConfig) -> int | None:
 
 def _free_bytes(plan: BuildPlan) -> int:
     """Return a rank's part of the host's memory that nobody uses."""
-    return free_host_bytes() // plan.config.tensor_parallel_size
+    return free_host_bytes() // plan.config.num_ranks
 
 
 def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
@@ -178,14 +178,9 @@ def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
-def _agreed(num_blocks: int, ranks: Ranks) -> int:
-    """Return the least that any rank found: all have as many blocks."""
-    return num_blocks if ranks.size == 1 else int(ranks.gather(torch.tensor([[num_blocks]])).min())
-
-
 def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
     """Choose this process's threads and pages."""
-    num_threads = choose_num_threads(plan.config.num_threads, ranks.size)
+    num_threads = choose_num_threads(plan.config.num_threads, plan.config.num_ranks)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()
@@ -196,11 +191,11 @@ def _build_host_runner(
 ) -> TorchModelRunner:
     demand = plan.demand
     _prepare_host(plan, ranks)
-    if ranks.size == 1:
+    if plan.config.num_ranks == 1:
         # Of several, who comes late would count what the others have taken: that was checked before they were started.
         _check_host(plan)
     model = _load(plan, start_up, ranks)
-    num_blocks = _agreed(_host_num_blocks(plan, _free_bytes(plan)), ranks)
+    num_blocks = ranks.least(_host_num_blocks(plan, _free_bytes(plan)))
     cache = _allocate(plan, num_blocks)
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
@@ -231,7 +226,7 @@ def _build_device_runner(
     ):
         use = probe.measure(lambda: make_runner(least), demand.num_bytes(least), progress)
     use = dataclasses.replace(use, proposer=config.proposer_bytes)
-    num_blocks = _agreed(_device_num_blocks(plan, _budget(plan, probe, use)), ranks)
+    num_blocks = ranks.least(_device_num_blocks(plan, _budget(plan, probe, use)))
     with (
         reporting_out_of_memory(
             "HEADRACE_GPU_MEMORY_UTILIZATION", "for the KV cache and the graphs", memory, smaller_share(config)

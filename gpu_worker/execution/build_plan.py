@@ -14,8 +14,10 @@ from gpu_worker.execution.memory.kv_cache import fixed_num_blocks
 from gpu_worker.execution.memory.state_pool import slot_bytes, state_pool_bytes
 from gpu_worker.execution.memory.state_sizes import num_sure_slots
 from gpu_worker.execution.runner_config import RunnerConfig, choose_dtype, choose_kv_cache_dtype
+from gpu_worker.layers.cache_layout import ReadsLayer
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.layers.layer import LayerTraits
+from gpu_worker.layers.ranks import layers_of_stage
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.registry import read_model_config
@@ -82,8 +84,8 @@ class BuildPlan:
         return _dtype_name(stored if is_kept else self.dtype)
 
 
-def make_plan(config: RunnerConfig) -> BuildPlan:
-    """Read the model's configuration and settle what depends on it; nothing is loaded.
+def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
+    """Read the model's configuration and settle what depends on it, for a rank of a stage; nothing is loaded.
 
     Raises:
         HeadraceError: The model cannot be read.
@@ -91,13 +93,14 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     """
     device = torch.device(config.device)
     model_config = read_model_config(config.model)
-    own = _of_one_rank(model_config, config)
+    own = _of_stage(_of_one_rank(model_config, config), config, stage)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     layout = own.cache_layout.within(max_model_len)
-    is_in_one_call = is_fused(model_config, dtype, device, config.tensor_parallel_size)
-    if config.keeps_all_tokens or (is_in_one_call and not config.enable_expert_parallel):
+    may_be_fused = config.pipeline_parallel_size == 1 and not config.enable_expert_parallel
+    is_in_one_call = may_be_fused and is_fused(model_config, dtype, device, config.tensor_parallel_size)
+    if config.keeps_all_tokens or is_in_one_call:
         layout = layout.flat()
     shares = GroupShares(
         layout,
@@ -112,7 +115,7 @@ def make_plan(config: RunnerConfig) -> BuildPlan:
     weights = weights_bytes(
         config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
     )
-    weights //= config.tensor_parallel_size
+    weights //= config.num_ranks
     fixed = fixed_num_blocks(config, demand)
     return BuildPlan(config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights)
 
@@ -136,6 +139,44 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
     if problem is not None:
         raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}: {problem}")
     return dataclasses.replace(model, layers=layers)
+
+
+def _of_stage(model: ModelConfig, config: RunnerConfig, stage: int) -> ModelConfig:
+    """Return the model with the layers of a stage; all stages keep the same kinds of things of a sequence.
+
+    Raises:
+        ConfigError: It cannot be divided so.
+    """
+    count = config.pipeline_parallel_size
+    if count == 1:
+        return model
+    problem = None
+    if model.num_layers < count:
+        problem = f"the model has {model.num_layers} layers"
+    elif model.is_bidirectional or model.has_states or _has_other_inputs(model):
+        kinds = "recurrent layers, learned positions, inputs of each layer, or attention in both directions"
+        problem = f"models with {kinds} have one stage"
+    elif any(isinstance(memory, ReadsLayer) for memory in model.cache_layout.layers):
+        problem = "models whose layers attend to the keys and values of others have one stage"
+    elif config.max_draft_tokens or config.tapped_layers:
+        problem = "drafts (HEADRACE_SPECULATIVE) need a pipeline of one stage"
+    if problem is None:
+        stages = [_layers_of(model, number, count) for number in range(count)]
+        if len({tuple(group.window for group in each.cache_layout.groups) for each in stages}) == 1:
+            return stages[stage]
+        problem = "each stage must have layers with the same windows as the others"
+    raise ConfigError("HEADRACE_PIPELINE_PARALLEL_SIZE", f"is {count}: {problem}")
+
+
+def _has_other_inputs(model: ModelConfig) -> bool:
+    """Whether layers are given more than the embeddings of tokens."""
+    block = model.block
+    return not (block.layer_inputs is None and block.positions is None and block.embeddings is None)
+
+
+def _layers_of(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
+    own = layers_of_stage(model.num_layers, stage, num_stages)
+    return dataclasses.replace(model, layers=model.layers[own.start : own.stop], num_layers=len(own))
 
 
 def _divided(model: ModelConfig, config: RunnerConfig, size: int) -> tuple[LayerTraits, ...]:

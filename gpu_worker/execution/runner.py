@@ -24,10 +24,10 @@ import torch
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences
 from gpu_worker.core.constraint import ConstraintSource
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, Draft
-from gpu_worker.core.model_runner import InvalidLogitsError
+from gpu_worker.core.model_runner import InvalidLogitsError, PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
-from gpu_worker.core.step import SampledTokens
+from gpu_worker.core.step import CompletedStep, SampledTokens, StepResult
 from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
@@ -51,7 +51,7 @@ from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.step_head import StepHead
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.ranks import ALONE, Ranks, is_last
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 
@@ -103,6 +103,7 @@ class TorchModelRunner:
             ranks: Among which the model is divided.
         """
         self._captured = captured
+        self._ranks = ranks
         self._model = model
         self._cache = cache
         self._device = model.device
@@ -192,7 +193,7 @@ class TorchModelRunner:
         )
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> SubmittedStep:
+    def submit(self, plan: StepPlan) -> PendingStep:
         """Launch a step; the plan schedules at least one sequence."""
         if self._device.type != "cuda":
             return self._submit(plan)
@@ -263,7 +264,7 @@ class TorchModelRunner:
         self._graphs = graphs
         logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
-    def _submit(self, plan: StepPlan) -> SubmittedStep:
+    def _submit(self, plan: StepPlan) -> PendingStep:
         """Assemble the step, launch the model, and sample."""
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
@@ -272,7 +273,12 @@ class TorchModelRunner:
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
+        if not is_last(self._ranks):
+            self._head.tell_last(head, self._ranks)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged)
+        if not is_last(self._ranks):
+            # The last stage answers for all.
+            return CompletedStep(StepResult(plan.step, []))
         outputs = self._head.outputs(step, head, computed)
         land, drafting = None, self._drafting
         is_observed = drafting is not None and drafting.wants_hidden
@@ -347,7 +353,7 @@ class TorchModelRunner:
 
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)
-        return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits else None)
+        return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
 
     def _forward(self, step: DeviceStep, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""

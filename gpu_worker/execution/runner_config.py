@@ -39,8 +39,9 @@ class RunnerConfig:
         tapped_layers: Layers of the model that the proposer reads.
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
-        tensor_parallel_size: Ranks that the model is divided among.
+        tensor_parallel_size: Ranks that each layer is divided among.
         enable_expert_parallel: Each of them has some experts, not some features of each.
+        pipeline_parallel_size: Stages that layers are divided among, of so many ranks each.
     """
 
     model: Path
@@ -64,6 +65,12 @@ class RunnerConfig:
     keeps_all_tokens: bool = False
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    pipeline_parallel_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that have parts of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

@@ -15,9 +15,11 @@ from gpu_worker.execution.batch.graphs import ComputedRows
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.execution.pooling import PooledChunk, pool, pooled_chunks
+from gpu_worker.execution.sampling.grammar_mask import StagedGrammarMask
 from gpu_worker.execution.sampling.prompt_logprobs import PromptChunk, prompt_chunks, score_chunk
 from gpu_worker.execution.sampling.sampler import DrawnTokens, Sampler, StagedSampling
 from gpu_worker.execution.step import StepOutputs
+from gpu_worker.layers.ranks import Ranks
 from gpu_worker.models.decoder import CausalLM
 
 
@@ -68,6 +70,15 @@ class StepHead:
         targets = [upload.add(np.array(chunk.targets, dtype=np.int64)) for chunk in chunks]
         pooled = pooled_chunks(step.shares, step.layout.query_starts)
         return StagedHead(tiles, list(zip(chunks, targets, strict=True)), pooled)
+
+    def tell_last(self, staged: StagedHead, ranks: Ranks) -> None:
+        """Send the last stage what only rank 0 of the first knows: the masks of grammars."""
+        if ranks.stage > 0 or ranks.rank > 0:
+            return
+        masks = [feature for tile in staged.tiles for feature in tile.sampling.features]
+        for mask in masks:
+            if isinstance(mask, StagedGrammarMask):
+                ranks.tell_last(mask.fill())
 
     def outputs(self, step: AssembledStep, staged: StagedHead, computed: ComputedRows) -> StepOutputs:
         """Compute what the step gives from what was launched; the upload was sent. Logits are overwritten."""

@@ -182,12 +182,12 @@ class Vocabulary:
 
     def share(self, numbers: torch.Tensor) -> torch.Tensor:
         """Overwrite numbers by those of rank 0, and return them."""
-        return self._ranks.share(numbers) if self.is_divided else numbers
+        return self._ranks.share(numbers) if self.is_divided or self._ranks.num_stages > 1 else numbers
 
     @property
     def is_first(self) -> bool:
         """Whether this rank knows what the others are told: grammars."""
-        return self._ranks.rank == 0
+        return self._ranks.rank == 0 and self._ranks.stage == 0
 
     def _padded(self, own: torch.Tensor) -> torch.Tensor:
         """Return as many columns as each rank has."""

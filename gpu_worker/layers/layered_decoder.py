@@ -15,6 +15,7 @@ from gpu_worker.layers.layer_inputs import LayerInputs
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.linear import LayerParts
 from gpu_worker.layers.norms import NormWeights, make_norm
+from gpu_worker.layers.ranks import ReceivedStream
 from kernels.state_rows import StateRows
 
 
@@ -99,7 +100,7 @@ class LayeredDecoder:
 
     def __init__(
         self,
-        embedding: Embedding | NormedEmbedding,
+        embedding: Embedding | NormedEmbedding | ReceivedStream,
         layers: Iterable[LayerWeights],
         final_norm: NormWeights | None,
         parts: LayerParts,

@@ -43,11 +43,53 @@ class Ranks(Protocol):
         ...
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
-        """Overwrite `x` by what it is on rank 0, and return it."""
+        """Overwrite `x` by what it is on rank 0 of the group, and return it; only those of the last stage call it."""
+        ...
+
+    @property
+    def stage(self) -> int:
+        """Which layers it has: stages follow one another, and each has as many ranks."""
+        ...
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        ...
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Overwrite `x` by what this rank of the stage before has sent, and return it."""
+        ...
+
+    def send(self, x: torch.Tensor) -> None:
+        """Send this rank of the next stage what it receives; `x` is not changed any more."""
+        ...
+
+    def tell_last(self, x: torch.Tensor) -> None:
+        """Let those of the last stage share `x`, which may be overwritten then; rank 0 of the first stage calls it."""
+        ...
+
+    def least(self, number: int) -> int:
+        """Return the least of the numbers of all ranks of all stages."""
         ...
 
 
-class Alone:
+class OneStage:
+    """Ranks that have all layers."""
+
+    stage, num_stages = 0, 1
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Refuse: there is no stage before."""
+        raise AssertionError("there is one stage")
+
+    def send(self, x: torch.Tensor) -> None:
+        """Refuse: there is no stage behind."""
+        raise AssertionError("there is one stage")
+
+    tell_last = send
+
+
+class Alone(OneStage):
     """A process with the whole model."""
 
     rank, size, has_whole_experts, exchange = 0, 1, False, None
@@ -58,8 +100,38 @@ class Alone:
 
     gather = share = sum
 
+    def least(self, number: int) -> int:
+        """Return it as it is."""
+        return number
+
 
 ALONE: Ranks = Alone()
+
+
+def is_last(ranks: Ranks) -> bool:
+    """Whether a rank has the last layers, and the head: those draw tokens."""
+    return ranks.stage == ranks.num_stages - 1
+
+
+def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
+    """Return the layers of a stage: about as many each, the later ones fewer, since the head comes behind the last."""
+    ends = [-(-num_layers * number // num_stages) for number in range(num_stages + 1)]
+    return range(ends[stage], ends[stage + 1])
+
+
+class ReceivedStream:
+    """The residual stream from the stage before, in the place of the embeddings."""
+
+    __slots__ = ("_like", "_ranks")
+
+    def __init__(self, ranks: Ranks, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Receive vectors of this size and type."""
+        self._ranks = ranks
+        self._like = torch.empty(0, hidden_size, dtype=dtype, device=device)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return `[num_tokens, hidden_size]`."""
+        return self._ranks.receive(self._like.new_empty(len(token_ids), self._like.shape[1]))
 
 
 class VectorNorm:

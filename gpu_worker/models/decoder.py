@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,7 +23,7 @@ from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Partition, Projection
 from gpu_worker.layers.norms import LayerNorm, make_norm
-from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.ranks import ALONE, Ranks, ReceivedStream, is_last, layers_of_stage
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import PartSource, has_input_order
 from gpu_worker.layers.vocabulary import LMHead
@@ -79,12 +80,24 @@ class CausalLM:
         self._ranks = ranks
         words = "model.embed_tokens.weight" if config.encoder is None else _ENCODER_WORDS
         division = None if ranks.size == 1 else Division.of(ranks)
-        vocabulary = _take_words(config, checkpoint, words, division)
+        has_words = ranks.stage == 0 or (is_last(ranks) and config.tie_word_embeddings)
+        if has_words:
+            vocabulary = _take_words(config, checkpoint, words, division)
+        else:
+            checkpoint.discard(re.escape(words))
+            vocabulary = checkpoint.ones(config.hidden_size).new_empty(0, config.hidden_size)
         self.embedding = vocabulary
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
         self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks)
         has_bias = config.block.has_head_bias
+        self._head_bias: torch.Tensor | None = None
+        self._head: LMHead | None = None
+        self._classes: Callable[[torch.Tensor], torch.Tensor] | None = None
+        if not is_last(ranks):
+            # The head is the last stage's.
+            checkpoint.discard(r"lm_head\..*|model\.norm\..*")
+            return
         if config.tie_word_embeddings:
             checkpoint.discard(r"lm_head\.weight")
             bias = checkpoint.take("lm_head.bias", config.vocab_size) if has_bias else None
@@ -111,7 +124,10 @@ class CausalLM:
                 streams before the layers that are tapped
         """
         self._rotations.cover(positions)
-        return self._decoder(token_ids, positions, context)
+        hidden = self._decoder(token_ids, positions, context)
+        if not is_last(self._ranks):
+            self._ranks.send(hidden)
+        return hidden
 
     def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:
         """Take the states of recurrent layers through draft tokens of the last step, which were accepted.
@@ -131,6 +147,7 @@ class CausalLM:
     def head_in(self, dtype: torch.dtype) -> LMHead:
         """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""
         if dtype is self.dtype or not self.config.tie_word_embeddings:
+            assert self._head is not None, "the head is the last stage's"
             return self._head
         return self._lm_head(DenseWeight(self.embedding.to(dtype)), dtype)
 
@@ -158,6 +175,7 @@ class CausalLM:
             hidden: `[num_rows, hidden_size]`, rows of what `forward()` returned
             result: `[num_rows, vocab_size]` float32
         """
+        assert self._head is not None, "the head is the last stage's"
         return self._head(hidden[:, : self.config.hidden_size] if self.config.tapped_layers else hidden)
 
 
@@ -174,9 +192,14 @@ def _decoder(
     if config.encoder is not None:
         return _take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
-    layers = (_take_layer(config, source, index, ranks) for index in range(config.num_layers))
-    final_norm = source.norm("model.norm") if config.block.has_final_norm else None
+    own = layers_of_stage(config.num_layers, ranks.stage, ranks.num_stages)
+    layers = (_take_layer(config, source, index, ranks) for index in own)
+    if others := "|".join(str(index) for index in range(config.num_layers) if index not in own):
+        source.checkpoint.discard(rf"model\.layers\.({others})\..*")
+    final_norm = source.norm("model.norm") if config.block.has_final_norm and is_last(ranks) else None
     shape, library = stack_shape(config, ranks.size), _fusing_library(config, dtype, embedding.device, ranks.size)
+    if ranks.num_stages > 1:
+        library = None
     if ranks.size > 1 and (ranks.exchange is None or ranks.has_whole_experts or _gathers_inputs(config, source)):
         library = None
     if library is not None:
@@ -196,8 +219,12 @@ def _decoder(
             ranks.exchange,
             config.vocab_size,
         )
-    scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
-    embed = _embedding(source, Embedding(embedding, dtype, scale, ranks))
+    embed: Embedding | NormedEmbedding | ReceivedStream
+    if ranks.stage > 0:
+        embed = ReceivedStream(ranks, config.hidden_size, dtype, embedding.device)
+    else:
+        scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
+        embed = _embedding(source, Embedding(embedding, dtype, scale, ranks))
     parts = LayerParts.made_by(linears, rotations, ranks)
     inputs = take_layer_inputs(source, config.num_layers, parts, dtype)
     table = take_positions(config, source.checkpoint)

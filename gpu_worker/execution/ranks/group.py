@@ -15,14 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import StepResult
 from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
 from gpu_worker.execution.ranks.messages import (
     Hello,
+    Landed,
     Leave,
     Load,
     Meet,
@@ -82,12 +85,12 @@ class RankGroup:
         Raises:
             ConfigError: A rank does not come, or is not what this one is.
         """
-        self.size = config.tensor_parallel_size
+        self.size = config.num_ranks
         self.on_lost: Callable[[], object] = lambda: None
         self.on_formed: Callable[[], object] = lambda: None
         self.epoch = 0
         self._config = config
-        is_shared = config.device == "cpu" and cpu_library() is not None
+        is_shared = config.device == "cpu" and config.pipeline_parallel_size == 1 and cpu_library() is not None
         self._host = RankHost(config, is_shared=is_shared, log_level=log_level, log_format=log_format)
         self._board = self._host.board
         self.ranks: GroupRanks = group_ranks(0, self._board, config, is_shared=is_shared)
@@ -99,6 +102,7 @@ class RankGroup:
         self._lock = threading.Lock()
         self._processes: dict[int, RankProcess] = {}
         self._replies = Replies(self._processes)
+        self._landed: SimpleQueue[StepResult] = SimpleQueue()
         self._watch = Watch(lambda: list(self._processes.values()), self._board.ticks, self._froze)
         try:
             with self.building():
@@ -175,6 +179,17 @@ class RankGroup:
     def tell(self, plan: StepPlan, drafts: list[Draft] | None) -> None:
         """Send a step to all other ranks; one that is gone is found by the watch."""
         self._tell_all(Order(plan, drafts))
+
+    def landed(self) -> StepResult:
+        """Wait for what the next step gave, from the rank that draws tokens where this one does not.
+
+        Raises:
+            RankLostError: The group is lost.
+        """
+        while self._lost is None:
+            with contextlib.suppress(Empty):
+                return self._landed.get(timeout=TICK_S)
+        raise RankLostError(self._lost)
 
     def cause(self) -> str | None:
         """Return which rank is gone, after something failed: its end may be seen a little later than its silence."""
@@ -270,6 +285,9 @@ class RankGroup:
         """Take what a rank says, on a thread of that rank."""
         if self._processes.get(process.rank) not in (process, None):
             return
+        if isinstance(reply, Landed):
+            self._landed.put(reply.result)
+            return
         if isinstance(reply, Stumbled):
             # More often than not another one is gone, and that is about to be seen.
             if self.cause() is None:
@@ -297,6 +315,8 @@ class RankGroup:
     def _meet(self) -> None:
         """Let all ranks meet, who then warm up, for which there is a little more time than for a tick."""
         self.epoch += 1
+        # Of steps of the epoch before.
+        self._landed = SimpleQueue()
         for process in self._processes.values():
             process.freeze_s = max(process.freeze_s, _WARM_UP_FREEZE_S)
         store = str(Path(self._folder.name) / f"epoch-{self.epoch}")

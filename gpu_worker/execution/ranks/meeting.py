@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import sys
+from collections import deque
 from datetime import timedelta
 from typing import Protocol
 
@@ -20,17 +21,24 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.ranks import Ranks
+from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
 
 # Reading the weights of a large model may take so long; death and standstill are noticed by others, and sooner.
 _TIMEOUT = timedelta(minutes=60)
+# The tag of what rank 0 sends the last stage, apart from the stream.
+_SHARED = 1
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class GroupRanks(Ranks, Protocol):
     """A rank that can leave the others, and meet them again."""
+
+    @property
+    def number(self) -> int:
+        """Its number among those of all stages."""
+        ...
 
     def join(self, store: str) -> None:
         """Meet the other ranks; the file `store` is new, and the same for all of them."""
@@ -56,7 +64,8 @@ def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: boo
     """
     size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
     if not is_shared:
-        return ProcessGroupRanks(rank, size, torch.device(device_of(config, rank)), has_whole_experts)
+        device = torch.device(device_of(config, rank))
+        return ProcessGroupRanks(rank, size, device, has_whole_experts, config.pipeline_parallel_size)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
     return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts)
@@ -67,12 +76,12 @@ def device_of(config: RunnerConfig, rank: int) -> str:
     return f"cuda:{rank}" if config.device.startswith("cuda") else config.device
 
 
-class SharedMemoryRanks:
+class SharedMemoryRanks(OneStage):
     """This process among those that share memory."""
 
     def __init__(self, rank: int, size: int, exchange: Exchange, has_whole_experts: bool = False) -> None:
         """Sum by `exchange`."""
-        self.rank = rank
+        self.rank = self.number = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
         self.exchange = exchange
@@ -98,21 +107,32 @@ class SharedMemoryRanks:
         """Do what `Ranks` promises."""
         return x.copy_(self.gather(x.view(1, -1))[0, : x.numel()].view_as(x))
 
+    def least(self, number: int) -> int:
+        """Do what `Ranks` promises."""
+        return int(self.gather(torch.tensor([[number]])).min())
+
 
 class ProcessGroupRanks:
     """This process among those of the group; there is one group a process."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, has_whole_experts: bool = False) -> None:
+    def __init__(
+        self, number: int, size: int, device: torch.device, has_whole_experts: bool = False, num_stages: int = 1
+    ) -> None:
         """Prepare to join.
 
         Args:
-            rank: Number of this process.
-            size: How many there are.
+            number: Of this process: the ranks of the first stage come first.
+            size: How many ranks a stage has.
             device: Where this rank computes.
             has_whole_experts: As `Ranks` has it.
+            num_stages: As `Ranks` has it.
         """
-        self.rank = rank
+        self.stage, self.rank = divmod(number, size)
+        self.num_stages = num_stages
         self.size = size
+        self.number = number
+        self._group: dist.ProcessGroup | None = None
+        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self.has_whole_experts = has_whole_experts
         self.exchange = None
         self._device = device
@@ -129,11 +149,16 @@ class ProcessGroupRanks:
         before = _open_sockets()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo",
-            store=FileStore(store, self.size),
-            rank=self.rank,
-            world_size=self.size,
+            store=FileStore(store, self.size * self.num_stages),
+            rank=self.number,
+            world_size=self.size * self.num_stages,
             timeout=_TIMEOUT,
         )
+        self._sent.clear()
+        if self.num_stages > 1:
+            # All processes make the groups of all stages.
+            stages = [range(first, first + self.size) for first in range(0, self.size * self.num_stages, self.size)]
+            self._group = [dist.new_group(list(stage), timeout=_TIMEOUT) for stage in stages][self.stage]
         self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
 
     def abort(self) -> None:
@@ -157,19 +182,49 @@ class ProcessGroupRanks:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
         x = x.contiguous()
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=self._group)
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous())
+        dist.all_gather(parts, x.contiguous(), group=self._group)
         return torch.cat(parts, dim=1)
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
-        dist.broadcast(x, src=0)
+        if self.stage > 0 and self.rank == 0:
+            dist.recv(x, src=0, tag=_SHARED)
+        if self.size > 1:
+            dist.broadcast(x, src=self.number - self.rank, group=self._group)
         return x
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Do what `Ranks` promises."""
+        dist.recv(x, src=self.number - self.size)
+        return x
+
+    def send(self, x: torch.Tensor) -> None:
+        """Do what `Ranks` promises."""
+        self._send(x.contiguous(), self.number + self.size, 0)
+
+    def tell_last(self, x: torch.Tensor) -> None:
+        """Do what `Ranks` promises."""
+        self._send(x.clone(), self.size * (self.num_stages - 1), _SHARED)
+
+    def least(self, number: int) -> int:
+        """Do what `Ranks` promises."""
+        least = torch.tensor([number])
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
+
+    def _send(self, x: torch.Tensor, to: int, tag: int) -> None:
+        """Send without waiting; what is sent is kept until it has arrived."""
+        work = dist.isend(x, dst=to, tag=tag)
+        assert work is not None
+        self._sent.append((work, x))
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
 
 
 def _open_sockets() -> set[tuple[int, int]]:

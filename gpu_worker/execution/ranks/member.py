@@ -29,6 +29,7 @@ from gpu_worker.execution.ranks.messages import (
     Command,
     Failure,
     Hello,
+    Landed,
     Leave,
     Load,
     Meet,
@@ -42,6 +43,7 @@ from gpu_worker.execution.ranks.messages import (
 )
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.layers.ranks import is_last
 from shared.errors import HeadraceError
 from shared.telemetry import configure_logging
 
@@ -76,7 +78,7 @@ def main() -> int:
     if start is None:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
-    board = Board(start.board_fd, start.runner.tensor_parallel_size)
+    board = Board(start.board_fd, start.runner.num_ranks)
     ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared)
     threading.Thread(target=_tick, args=(board, ranks, os.getppid()), daemon=True).start()
     try:
@@ -93,7 +95,7 @@ class _Member:
     """A rank that does what it is told."""
 
     def __init__(self, config: RunnerConfig, ranks: GroupRanks, board: Board, answers: IO[bytes]) -> None:
-        self._config = replace(config, device=device_of(config, ranks.rank))
+        self._config = replace(config, device=device_of(config, ranks.number))
         self._ranks = ranks
         self._board = board
         self._answers = answers
@@ -121,7 +123,7 @@ class _Member:
             elif isinstance(command, Leave):
                 self._leave(command)
             else:
-                _log.error("rank %d does not start: %s", self._ranks.rank, command.problem)
+                _log.error("rank %d does not start: %s", self._ranks.number, command.problem)
                 return 1
         return 0
 
@@ -141,7 +143,7 @@ class _Member:
     def _keep(self, runner: TorchModelRunner) -> None:
         runner.share_drafts = lambda _, __: self._drafts.popleft()
         self._runner = runner
-        self._board.note_load(self._ranks.rank)
+        self._board.note_load(self._ranks.number)
 
     def _compute(self, order: Order) -> None:
         """Compute a step, and wait for one before it where that is due."""
@@ -158,13 +160,15 @@ class _Member:
         except Exception as error:
             self._is_lost = True
             if not self._was_lost():
-                _log.exception("rank %d failed within a step", self._ranks.rank)
+                _log.exception("rank %d failed within a step", self._ranks.number)
                 _tell(self._answers, Stumbled(f"{type(error).__name__}: {error}"))
 
     def _land(self) -> None:
         order, pending = self._in_flight.popleft()
-        pending.result()
-        self._board.note_step(self._ranks.rank, order.plan.step)
+        result = pending.result()
+        if self._ranks.stage > 0 and self._ranks.rank == 0 and is_last(self._ranks):
+            _tell(self._answers, Landed(result))
+        self._board.note_step(self._ranks.number, order.plan.step)
 
     def _leave(self, command: Leave) -> None:
         """Forget what was not computed to its end."""
@@ -194,7 +198,7 @@ def _tick(board: Board, ranks: GroupRanks, parent: int) -> None:
     """Show that this process runs; end it at once when its parent is gone, and its collectives when the group is."""
     ended, has_aborted = threading.Event(), False
     while not ended.wait(TICK_S):
-        board.tick(ranks.rank)
+        board.tick(ranks.number)
         if os.getppid() != parent:
             os._exit(1)
         if board.has_ended and not has_aborted:

@@ -10,6 +10,7 @@ import msgspec
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.step import StepResult
 from gpu_worker.execution.runner_config import RunnerConfig
 
 T = TypeVar("T")
@@ -88,6 +89,12 @@ class Stumbled(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
+class Landed(msgspec.Struct, frozen=True, tag=True):
+    """What a step gave, of the rank that draws tokens where that is not rank 0."""
+
+    result: StepResult
+
+
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """Why a rank ends."""
 
@@ -95,7 +102,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Load | Meet | Order | Leave | Refuse
-Reply = Hello | Ready | Stumbled | Failure
+Reply = Hello | Ready | Stumbled | Landed | Failure
 
 
 def encode(value: object) -> bytes:

@@ -104,7 +104,7 @@ class RankHost:
 
     def __init__(self, config: RunnerConfig, *, is_shared: bool, log_level: str, log_format: str) -> None:
         """Make the board."""
-        self.board = make_board(config.tensor_parallel_size)
+        self.board = make_board(config.num_ranks)
         self._config = config
         self._is_shared = is_shared
         self._log = (log_level, log_format)

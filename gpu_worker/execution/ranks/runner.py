@@ -17,6 +17,7 @@ from gpu_worker.execution.ranks.replies import RankLostError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
+from gpu_worker.layers.ranks import is_last
 
 _MAX_IN_VAIN = 3
 """Times in a row that the group may be lost before a step has ended."""
@@ -41,7 +42,8 @@ class GroupRunner:
         self.group = group
         self._was_told = False
         self._num_in_vain = 0
-        self.max_steps_in_flight = runner.max_steps_in_flight
+        # Of several stages each computes a plan meanwhile.
+        self.max_steps_in_flight = max(runner.max_steps_in_flight, group.ranks.num_stages)
         runner.share_drafts = self._tell
         group.begin()
 
@@ -113,6 +115,8 @@ class _GroupStep:
         """
         try:
             result = self.pending.result()
+            if not is_last(self.runner.group.ranks):
+                result = self.runner.group.landed()
         except Exception as error:
             raise self.runner.interruption(error) from None
         self.runner.landed(result.step)

@@ -103,18 +103,23 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
 
     def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """See `StagedFeature`."""
-        masks, paths = self.masks, self.paths or [()] * len(self.constraints)
-        for constraint, drafts, address in zip(self.constraints, paths, masks.addresses, strict=True):
-            if constraint is not None:
-                constraint.fill_mask(drafts, address)
+        masks = self.vocabulary.share(self.fill())
         if self.device.type == "cpu":
-            forbid_tokens(logits, self.places.tensor, self.vocabulary.share(masks.tensor))
+            forbid_tokens(logits, self.places.tensor, masks)
             return
         # Sending copies, so that the next step may write while the device reads.
         upload = Upload(self.device)
-        staged = upload.add(masks.words)
+        staged = upload.add(self.masks.words)
         upload.send()
-        forbid_tokens(logits, self.places.tensor, self.vocabulary.share(staged.tensor))
+        forbid_tokens(logits, self.places.tensor, staged.tensor)
+
+    def fill(self) -> torch.Tensor:
+        """Fill the masks whose constraints are known here, and return them: `[num_masks, num_words]` on the host."""
+        paths = self.paths or [()] * len(self.constraints)
+        for constraint, drafts, address in zip(self.constraints, paths, self.masks.addresses, strict=True):
+            if constraint is not None:
+                constraint.fill_mask(drafts, address)
+        return self.masks.tensor
 
     def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Ignore it: the scheduler tells the constraint what was drawn."""

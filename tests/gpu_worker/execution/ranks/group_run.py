@@ -29,6 +29,8 @@ from tests.gpu_worker.execution.engine_run import Outcome
 class Run:
     """A runner, of one process or several, and what it takes to answer sequences with it."""
 
+    num_stages = 1
+
     def __init__(self, own: TorchModelRunner, runner: ModelRunner, constraints: SharedConstraints) -> None:
         self.own = own
         self.runner = runner
@@ -48,6 +50,7 @@ class Run:
             max_model_len=own.max_model_len,
             headroom_tokens=0,
             state=state_config(own.num_state_slots, own.block_size) if has_states else None,
+            num_groups=self.num_stages,
         )
         speculation = None if proposer is None else Speculation(FixedDepth(4))
         return Engine(Scheduler(config, speculation, self._constraints), self.runner)
@@ -72,13 +75,15 @@ def started(directory: Path, size: int, **settings: Any) -> Iterator[tuple[Run, 
     defaults = {"block_size": 4, "num_blocks": 200, "max_num_seqs": 6, "num_threads": 1, "max_draft_tokens": 4}
     config = RunnerConfig(directory, **{**defaults, **settings}, tensor_parallel_size=size)
     constraints = SharedConstraints()
-    if size == 1:
+    if config.num_ranks == 1:
         own = build_runner(config, constraints=constraints)
         yield Run(own, own, constraints), None
         return
     group = RankGroup(config, "warning")
     try:
         runner = build_group_runner(config, group, StartUp(), constraints)
-        yield Run(runner.own, runner, constraints), group
+        run = Run(runner.own, runner, constraints)
+        run.num_stages = config.pipeline_parallel_size
+        yield run, group
     finally:
         group.close()

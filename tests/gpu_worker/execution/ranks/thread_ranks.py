@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.meeting import SharedMemoryRanks
-from gpu_worker.layers.ranks import Ranks
+from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.cpu_library import cpu_library
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class _Meeting:
         self.tensors: list[torch.Tensor | None] = [None] * size
 
 
-class ThreadRanks:
+class ThreadRanks(OneStage):
     """A thread's view of the others; what all have put down is read between two barriers."""
 
     exchange = None
@@ -42,6 +42,9 @@ class ThreadRanks:
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(self._met(x, lambda tensors: tensors[0].clone()))
+
+    def least(self, number: int) -> int:
+        return int(self.gather(torch.tensor([[number]])).min())
 
     def abort(self) -> None:
         self._meeting.barrier.abort()
