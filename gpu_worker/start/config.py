@@ -60,6 +60,13 @@ class WorkerConfig(NatsFiles):
         minimum=1,
         maximum=62,
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        "Stages that the model's layers are divided among, each of as many ranks as --tensor-parallel-size says; as "
+        "many parts of the running requests are computed at once. Not run on GPUs yet.",
+        minimum=1,
+        maximum=62,
+    )
     enable_expert_parallel: bool = setting(
         False, "With several ranks: each has some of a model's experts, not some features of each expert."
     )

@@ -141,7 +141,7 @@ def _load_model(
     # A draft model's own runner needs no such room: it is built from `runner_config`.
     with_room = with_room_for_proposer(config, runner_config)
     divided = None
-    if config.tensor_parallel_size > 1:
+    if runner_config.num_ranks > 1:
         divided = _build_group(config, with_room, start_up, constraints)
         runner = divided.own
     else:
@@ -175,15 +175,19 @@ def _check_ranks(config: WorkerConfig) -> None:
     Raises:
         ConfigError: It is asked for.
     """
-    size, problem = config.tensor_parallel_size, None
-    if size == 1:
-        return
-    if config.simulate is not None:
-        problem = "a simulated engine has no model to divide"
-    elif config.speculative not in ("off", "ngram", "draft"):
-        problem = f"of the proposers of drafts only ngram and draft go with several ranks yet, not {config.speculative}"
-    if problem is not None:
-        raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}, but {problem}")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size, problem = getattr(config, name), None
+        if size == 1:
+            continue
+        if config.simulate is not None:
+            problem = "a simulated engine has no model to divide"
+        elif config.speculative not in ("off", "ngram", "draft"):
+            others = f"ngram and draft go with several ranks yet, not {config.speculative}"
+            problem = f"of the proposers of drafts only {others}"
+        elif name == "pipeline_parallel_size" and config.speculative != "off":
+            problem = f"HEADRACE_SPECULATIVE is {config.speculative}: drafts need a pipeline of one stage"
+        if problem is not None:
+            raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
 
 
 def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
@@ -211,6 +215,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         cuda_graphs=config.cuda_graphs,
         tensor_parallel_size=config.tensor_parallel_size,
         enable_expert_parallel=config.enable_expert_parallel,
+        pipeline_parallel_size=config.pipeline_parallel_size,
     )
     return runner_config, sizes
 
@@ -273,6 +278,7 @@ def _scheduler_config(
             max_model_len=max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             batch_slowdown=config.batch_slowdown,
+            num_groups=config.pipeline_parallel_size,
         )
     except ValueError as error:
         raise ConfigError("HEADRACE_MAX_NUM_BATCHED_TOKENS", str(error)) from None

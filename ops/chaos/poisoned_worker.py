@@ -14,8 +14,8 @@ from unittest import mock
 
 from gpu_worker.__main__ import run
 from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StepPlan
-from gpu_worker.core.step import CompletedStep
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.text.prompt_encoder import PromptEncoder
 
@@ -27,7 +27,7 @@ EXIT_STATUS = 139  # as after a segmentation fault
 _submit, _is_short = SimulatedRunner.submit, PromptEncoder.is_short
 
 
-def _submit_or_die(runner: SimulatedRunner, plan: StepPlan) -> CompletedStep:
+def _submit_or_die(runner: SimulatedRunner, plan: StepPlan) -> PendingStep:
     step = _submit(runner, plan)
     if any(item.samples and _is_deadly(item.sequence) for item in runner._sequences.shares(plan)):
         os._exit(EXIT_STATUS)

@@ -13,7 +13,7 @@ from functools import cache
 
 import click
 
-_RANKS = "a model is divided by heads and features alone: --tensor-parallel-size"
+_RANKS = "a model is divided among ranks: --tensor-parallel-size"
 _WORKERS = "start more workers: --workers of `headrace up`, or more of `headrace worker`"
 _REQUEST = "a request says this itself: leave it out, and see ops/docs/parameters.md"
 _MARKUP = "the chat template says how the model writes this: leave it out, or see --chat-format"
@@ -27,7 +27,7 @@ _ADAPTERS = "adapters are not served: merge it into the model's weights"
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", _HOST, "--host"),
     ("vLLM", "--tensor-parallel-size", "-tp"),
-    ("vLLM", _RANKS, "--pipeline-parallel-size -pp"),
+    ("vLLM", "--pipeline-parallel-size", "-pp"),
     ("vLLM", _WORKERS, "--data-parallel-size -dp"),
     ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
     ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),

@@ -190,7 +190,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("help", "wroker"), "No such command 'wroker'. Did you mean 'worker'?"),
     (("run", "Qwen/Qwen3-0.6B"), "`headrace up --model Qwen/Qwen3-0.6B`, then talk to it with `headrace chat`"),
     (("--model", "x"), "No such option '--model'. Options stand behind a command: headrace up ..."),
-    (("worker", "--pipeline-parallel-size", "2"), "size' (vLLM's): a model is divided by heads and features alone"),
+    (("worker", "--data-parallel-size", "2"), "size' (vLLM's): start more workers"),
     (("up", "--trust_remote_code"), "code' (vLLM's): code of a checkpoint is never run: leave it out."),
     (("up", "Qwen/Qwen3-0.6B"), "a model is named as --model."),
     (("up", "--served-model-name", "a", "b"), "extra argument (b). Each option has one value"),

@@ -74,9 +74,9 @@ def test_well_known_options_are_in_the_table() -> None:
         ("--port", worker, "of `headrace worker`; `headrace up` and `headrace gateway` have it."),
         ("--no-cache", up, "No such option '--no-cache': use --no-enable-prefix-caching;"),
         (
-            "--pipeline-paralell-size",
+            "--data-paralell-size",
             up,
-            "Did you mean '--pipeline-parallel-size' (vLLM's)? Here: a model is divided by heads",
+            "Did you mean '--data-parallel-size' (vLLM's)? Here: start more workers",
         ),
         ("--gpuid", worker, "Did you mean '--gpu-id'? Here: use --device cuda"),
         ("--wrokers", up, "No such option '--wrokers'. Did you mean '--workers'"),

@@ -39,7 +39,7 @@ def test_two_stages_give_the_tokens_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["windows", "latent", "gptq", "gguf", "one-kv-head"])
+@pytest.mark.parametrize("name", ["windows", "latent", "gptq", "awq", "one-kv-head"])
 def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     check(tmp_path, 2, 2)
