@@ -219,12 +219,7 @@ def _decoder(
             ranks.exchange,
             config.vocab_size,
         )
-    embed: Embedding | NormedEmbedding | ReceivedStream
-    if ranks.stage > 0:
-        embed = ReceivedStream(ranks, config.hidden_size, dtype, embedding.device)
-    else:
-        scale = torch.tensor(config.block.embedding_scale, dtype=dtype).item()
-        embed = _embedding(source, Embedding(embedding, dtype, scale, ranks))
+    embed = _embedding(source, embedding, dtype, ranks)
     parts = LayerParts.made_by(linears, rotations, ranks)
     inputs = take_layer_inputs(source, config.num_layers, parts, dtype)
     table = take_positions(config, source.checkpoint)
@@ -263,8 +258,15 @@ def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ran
     return weights if ranks.size == 1 else divided_weights(weights, Division.of(ranks))
 
 
-def _embedding(source: LayerSource, words: Embedding) -> Embedding | NormedEmbedding:
+def _embedding(
+    source: LayerSource, weight: torch.Tensor, dtype: torch.dtype, ranks: Ranks
+) -> Embedding | NormedEmbedding | ReceivedStream:
+    """Make what the residual stream begins with."""
     traits, size = source.block.embeddings, source.hidden_size
+    if ranks.stage > 0:
+        return ReceivedStream(ranks, size, dtype, weight.device)
+    scale = torch.tensor(source.block.embedding_scale, dtype=dtype).item()
+    words = Embedding(weight, dtype, scale, ranks)
     if traits is None:
         return words
     segment = None
