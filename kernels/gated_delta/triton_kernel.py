@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The gated delta rule on a GPU: some columns of a head's state stay in a program's registers.
 
-Token by token for decodes, a chunk of tokens at a time for prompts, as `chunked` does in torch. A chunk's corrections
-are found row by row; powers of the matrix would have terms that grow before they cancel.
+Token by token for decodes, a chunk of tokens at a time for prompts, as `chunked` does in torch. What solves the systems
+of all chunks does not depend on states, so it is found first, in parallel: row by row, since powers of the matrix would
+have terms that grow before they cancel. What is left from chunk to chunk is products.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import wait_for_inputs
+from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gated_delta.launch_table import GATED_DELTA
 from kernels.gated_delta.reference import NORM_EPS, DeltaSizes, DeltaWeights
 from kernels.gpu_config import Gpu
-from kernels.matrix_state.triton_launch import launch_update, read_table
+from kernels.matrix_state.triton_launch import block_of_keys, launch_update, precision_of, read_table
 from kernels.matrix_state.triton_states import (
     add_chunk,
     chunk_end,
@@ -46,16 +47,60 @@ def _unit_rows(pointers, mask, norm_eps):
     return vectors * tl.rsqrt(tl.sum(vectors * vectors, 1) + norm_eps)[:, None]
 
 
-@triton.jit
-def _solve(system, wanted, rows, CHUNK: tl.constexpr):
-    """Return `u` of `u + system @ u = wanted`, where the system's rows know of earlier ones alone."""
-    solved = wanted
+@triton.jit(do_not_specialize=["num_tokens", "num_seqs"])
+def invert_chunks_kernel(
+    inverse_ptr,
+    qkv_ptr,
+    gates_ptr,
+    rate_ptr,
+    step_bias_ptr,
+    starts_ptr,
+    num_tokens,
+    num_seqs,
+    qkv_stride,
+    gates_stride,
+    norm_eps,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SEQS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Invert `1 + system` of CHUNK tokens of the step and a head, where a token's row knows of earlier ones alone.
+
+    What a part of a chunk needs is the part of the inverse on its diagonal. Tokens of other sequences are left out, and
+    what is no number, which would reach neighbours: the states and results of its own sequence have it anyway.
+    """
+    wait_for_inputs()
+    inside, keys = tl.arange(0, CHUNK), tl.arange(0, BLOCK_KEY)
+    head = tl.program_id(1)
+    tokens = tl.program_id(0).to(tl.int64) * CHUNK + inside
+    is_there = tokens < num_tokens
+    places = (GROUPS + head // (HEADS // GROUPS)) * KEY_DIM + keys
+    mask = is_there[:, None] & (keys < KEY_DIM)[None, :]
+    key = _unit_rows(qkv_ptr + tokens[:, None] * qkv_stride + places[None, :], mask, norm_eps)
+    rate, step_bias = tl.load(rate_ptr + head), tl.load(step_bias_ptr + head)
+    log_decay, strength = _decay_and_strength(gates_ptr, tokens, is_there, gates_stride, head, rate, step_bias, HEADS)
+    sequences = tl.arange(0, SEQS)
+    starts = tl.load(starts_ptr + sequences, mask=sequences < num_seqs, other=2147483647)
+    sequence = tl.sum((starts[None, :] <= tokens[:, None]).to(tl.int32), 1)
+    is_past = (inside[:, None] >= inside[None, :]) & (sequence[:, None] == sequence[None, :])
+    total = tl.sum(tl.where(is_past, log_decay[None, :], 0.0), 1)
+    between = tl.exp(tl.where(is_past, total[:, None] - total[None, :], 0.0))
+    products = tl.dot(key, tl.trans(key), input_precision=PRECISION)
+    system = strength[:, None] * products * between
+    is_known = is_past & (inside[:, None] > inside[None, :])
+    system = tl.where(is_known & (system == system), system, 0.0)
+    inverse = tl.where(inside[:, None] == inside[None, :], 1.0, 0.0)
     for row in range(1, CHUNK):
-        is_row = rows == row
+        is_row = inside == row
         factors = tl.sum(tl.where(is_row[:, None], system, 0.0), 0)
-        known = tl.sum(factors[:, None] * solved, 0)
-        solved = tl.where(is_row[:, None], solved - known[None, :], solved)
-    return solved
+        known = tl.sum(factors[:, None] * inverse, 0)
+        inverse = tl.where(is_row[:, None], inverse - known[None, :], inverse)
+    target = inverse_ptr + (tokens[:, None] * HEADS + head) * CHUNK + inside[None, :]
+    tl.store(target, inverse, mask=is_there[:, None])
 
 
 @triton.jit
@@ -65,6 +110,7 @@ def gated_delta_kernel(
     gates_ptr,
     rate_ptr,
     step_bias_ptr,
+    inverse_ptr,
     states_ptr,
     slots_ptr,
     starts_ptr,
@@ -118,7 +164,9 @@ def gated_delta_kernel(
         inside = tl.arange(0, CHUNK)
         start = 0
         while start < length:
-            end = chunk_end(start, length, home, saves, rows, CHUNK)
+            # Chunks are those of the step that `invert_chunks_kernel` has, cut where the sequence wants it.
+            offset = ((first + start) % CHUNK).to(tl.int32)
+            end = tl.minimum(chunk_end(start, length, home, saves, rows, CHUNK), start + CHUNK - offset)
             is_there = start + inside < end
             tokens = first + start + inside
             key_mask = is_there[:, None] & (keys < KEY_DIM)[None, :]
@@ -132,10 +180,11 @@ def gated_delta_kernel(
                 gates_ptr, tokens, is_there, gates_stride, head, rate, step_bias, HEADS
             )
             total, between = fading_of(log_decay, inside)
-            products = tl.dot(key, tl.trans(key), input_precision=PRECISION)
-            system = tl.where(inside[:, None] > inside[None, :], strength[:, None] * products * between, 0.0)
+            inverse_ptrs = inverse_ptr + (tokens[:, None] * HEADS + head) * CHUNK + offset + inside[None, :]
+            inverse_mask = is_there[:, None] & (start + inside < end)[None, :]
+            inverse = tl.load(inverse_ptrs, mask=inverse_mask, other=0.0)
             known = tl.exp(total)[:, None] * tl.dot(key, state, input_precision=PRECISION)
-            corrections = _solve(system, strength[:, None] * (value - known), inside, CHUNK)
+            corrections = tl.dot(inverse, strength[:, None] * (value - known), input_precision=PRECISION)
             read = read_chunk(state, query, key, corrections, total, between, PRECISION)
             results = result_ptr + (tokens[:, None] * HEADS + head) * VALUE_DIM + columns[None, :]
             tl.store(results, read.to(result_ptr.dtype.element_ty), mask=value_mask)
@@ -154,14 +203,48 @@ def gated_delta_triton(
     gpu: Gpu,
 ) -> torch.Tensor:
     """Compute what `kernels.gated_delta.gated_delta` promises."""
-    shape = qkv.shape[0], sizes.num_value_heads, sizes.value_dim
+    config, num_heads = _CONFIGS[gpu.generation], sizes.num_value_heads
+    chunk = config.chunk_of(sizes.key_dim, rows)
+    inverse = None if chunk == 1 else _invert_chunks(qkv, gates, weights, sizes, rows, chunk)
+    shape = qkv.shape[0], num_heads, sizes.value_dim
     return launch_update(
         gated_delta_kernel,
-        _CONFIGS[gpu.generation],
+        config,
         torch.empty(shape, dtype=qkv.dtype, device=qkv.device),
-        (qkv, gates, weights.rate, weights.step_bias),
+        (qkv, gates, weights.rate, weights.step_bias, inverse),
         states,
         rows,
         (qkv.stride(0), gates.stride(0), NORM_EPS, sizes.key_dim**-0.5),
         sizes.num_key_heads,
     )
+
+
+def _invert_chunks(
+    qkv: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, sizes: DeltaSizes, rows: StateRows, chunk: int
+) -> torch.Tensor:
+    """Return for each token its row of the inverse of its chunk, `[num_tokens, num_value_heads, chunk]` float32."""
+    num_tokens, num_heads = qkv.shape[0], sizes.num_value_heads
+    inverse = torch.empty((num_tokens, num_heads, chunk), device=qkv.device)
+    invert_chunks_kernel[(triton.cdiv(num_tokens, chunk), num_heads)](
+        inverse,
+        qkv,
+        gates,
+        weights.rate,
+        weights.step_bias,
+        rows.query_starts,
+        num_tokens,
+        len(rows.slots),
+        qkv.stride(0),
+        gates.stride(0),
+        NORM_EPS,
+        HEADS=num_heads,
+        GROUPS=sizes.num_key_heads,
+        KEY_DIM=sizes.key_dim,
+        BLOCK_KEY=block_of_keys(sizes.key_dim),
+        CHUNK=chunk,
+        SEQS=triton.next_power_of_2(len(rows.slots)),
+        PRECISION=precision_of(qkv.dtype),
+        num_warps=4,
+        **dependent_launch(qkv.device),
+    )
+    return inverse

@@ -43,9 +43,14 @@ class LaunchConfig:
         """Return the columns of a program whose states have so many rows."""
         return _scaled(self.chunk_block_value if is_chunked else self.block_value, key_dim)
 
-    def chunk_of(self, key_dim: int) -> int:
-        """Return the tokens of a chunk where states have so many rows."""
-        return _scaled(self.chunk, key_dim)
+    def chunk_of(self, key_dim: int, rows: StateRows) -> int:
+        """Return the tokens that are taken at once where states have so many rows: 1, or those of a chunk."""
+        return _scaled(self.chunk, block_of_keys(key_dim)) if rows.max_query_len >= MIN_CHUNKED_LEN else 1
+
+
+def block_of_keys(key_dim: int) -> int:
+    """Return the rows of a program's state, padded."""
+    return max(16, int(triton.next_power_of_2(key_dim)))
 
 
 def _scaled(size: int, key_dim: int) -> int:
@@ -58,11 +63,16 @@ def read_table(table: Mapping[str, Mapping[str, int]]) -> Mapping[GpuGeneration,
     return MappingProxyType({generation: LaunchConfig(**entry) for generation, entry in by_generation(table).items()})
 
 
+def precision_of(dtype: torch.dtype) -> str:
+    """Return that of matrix products: inputs of 16 bits have no more digits than tf32."""
+    return "tf32x3" if dtype is torch.float32 else "tf32"
+
+
 def launch_update(
     kernel: Any,
     config: LaunchConfig,
     result: torch.Tensor,
-    inputs: tuple[torch.Tensor, ...],
+    inputs: tuple[torch.Tensor | None, ...],
     states: torch.Tensor,
     rows: StateRows,
     numbers: tuple[float, ...],
@@ -84,8 +94,8 @@ def launch_update(
         num_groups: Of heads that share keys.
     """
     _, num_heads, key_dim, value_dim = states.shape
-    is_chunked = rows.max_query_len >= MIN_CHUNKED_LEN
-    block_key = max(16, triton.next_power_of_2(key_dim))
+    chunk, block_key = config.chunk_of(key_dim, rows), block_of_keys(key_dim)
+    is_chunked = chunk > 1
     block_value = config.block_of(block_key, is_chunked=is_chunked)
     kernel[(len(rows.slots) * num_heads, triton.cdiv(value_dim, block_value))](
         *(result, *inputs, states, *rows.tensors, *numbers),
@@ -95,9 +105,8 @@ def launch_update(
         VALUE_DIM=value_dim,
         BLOCK_KEY=block_key,
         BLOCK_VALUE=block_value,
-        CHUNK=config.chunk_of(block_key) if is_chunked else 1,
-        # Inputs of 16 bits have no more digits than tf32.
-        PRECISION="tf32x3" if result.dtype is torch.float32 else "tf32",
+        CHUNK=chunk,
+        PRECISION=precision_of(result.dtype),
         num_warps=config.chunk_num_warps if is_chunked else config.num_warps,
         **dependent_launch(result.device),
     )

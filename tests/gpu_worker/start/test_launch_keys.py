@@ -27,13 +27,14 @@ KERNELS = {
     "tile_statistics_kernel",
 }
 _MIXTURE = {"combine_kernel", "dense_experts_kernel", "route_kernel", "sort_kernel"}
+_HYBRID = {"causal_conv_kernel", "gated_delta_kernel", "invert_chunks_kernel"}
 FURTHER = {
     "int4": {"packed_linear_kernel"},
     "int8": {"quantize_tokens_kernel", "scaled_linear_kernel"},
     "fp8-blocks": {"quantize_tokens_kernel", "scaled_linear_kernel"},
     "mixture": _MIXTURE,
-    "hybrid": {"causal_conv_kernel", "gated_delta_kernel"},
-    "hybrid-eager": {"causal_conv_kernel", "gated_delta_kernel"},
+    "hybrid": _HYBRID,
+    "hybrid-eager": _HYBRID,
     "latent": _MIXTURE,
 }
 # A mixture has its activation in its products.

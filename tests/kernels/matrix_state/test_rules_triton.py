@@ -47,3 +47,17 @@ def test_kernels_equal_reference(
     expected = inputs.run(rule.reference, theirs, rows)
     assert_close(result[:-1], expected[:-1])
     torch.testing.assert_close(states, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_sequence_leaves_its_neighbour_in_a_chunk_alone(device: torch.device) -> None:
+    """What is no number in keys or gates of one, in the chunk that another one begins in."""
+    sizes, lengths = DeltaSizes(1, 2, 20, 37), [21, 23]
+    inputs, states = inputs_of(sizes, sum(lengths), torch.float32).to(device), pool_of(sizes, 2).to(device)
+    rows = state_rows(lengths, [4, 4], [0, 1], device=device)
+    clean = states.clone()
+    expected = gated_delta_triton(inputs.features, inputs.gates, inputs.weights, sizes, clean, rows, HOPPER)
+    inputs.features[18], inputs.gates[19] = float("nan"), float("nan")
+    actual = gated_delta_triton(inputs.features, inputs.gates, inputs.weights, sizes, states, rows, HOPPER)
+    assert actual[18:21].isnan().any()
+    assert torch.equal(actual[21:], expected[21:])
+    assert torch.equal(states[1], clean[1])
