@@ -6,11 +6,12 @@ must have the same.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from shared.bounds import Counter, NumBlocks, NumRequests
+from shared.histogram import Histogram
 
 STEP_TOKENS_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 STEP_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -126,3 +127,31 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     unused_experts: Counter = 0
     evicted_blocks: Counter = 0
     ranks: Annotated[tuple[RankReading, ...], Meta(max_length=MAX_RANKS)] = ()
+
+
+class StepCounts:
+    """What the steps that landed came to since the start. The engine's thread writes it; others may read it.
+
+    Each attribute is a field of `WorkerMetrics`.
+    """
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.prefill_tokens = 0
+        self.generation_tokens = 0
+        self.step_tokens = Histogram(STEP_TOKENS_BOUNDS)
+        self.step_seconds = Histogram(STEP_SECONDS_BOUNDS)
+
+    def observe(self, num_tokens: int, num_prefilled: int, num_generated: int, duration_s: float) -> None:
+        """Add one step of a number of tokens, drafts not counted."""
+        self.prefill_tokens += num_prefilled
+        self.generation_tokens += num_generated
+        self.step_tokens.observe(num_tokens)
+        self.step_seconds.observe(duration_s)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `WorkerMetrics` that are counted here."""
+        return {
+            name: HistogramCounts(tuple(value.counts), value.total) if isinstance(value, Histogram) else value
+            for name, value in vars(self).items()
+        }

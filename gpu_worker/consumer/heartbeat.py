@@ -15,12 +15,11 @@ from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
-from shared.histogram import Histogram
 from shared.messages import FEATURES, Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.sampling import SamplingDefaults
-from shared.worker_metrics import HistogramCounts, KvGroup, RankReading, WorkerMetrics
+from shared.worker_metrics import KvGroup, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -151,17 +150,13 @@ class MetricsSource:
             self._expert_load = await asyncio.to_thread(self._experts.read)
 
     def _read(self) -> WorkerMetrics:
-        stats, counts, batch = self._engine.stats, self._engine.counts, self._batch
+        stats, batch = self._engine.stats, self._batch
         experts = self._expert_load
         return WorkerMetrics(
             prompt_tokens=stats.num_prefix_queries,
             prefix_hits=stats.num_prefix_hits,
-            prefill_tokens=counts.num_prefilled,
-            generation_tokens=counts.num_generated,
             preemptions=stats.num_preemptions,
             failed_steps=stats.num_failed_steps,
-            step_tokens=_counts(counts.step_tokens),
-            step_seconds=_counts(counts.step_seconds),
             running_batch=stats.running_batch,
             waiting_batch=stats.waiting_batch,
             batch_pending=batch.backlog,
@@ -178,8 +173,5 @@ class MetricsSource:
             unused_experts=0 if experts is None else experts.unused,
             evicted_blocks=stats.num_evicted_blocks,
             ranks=self._ranks(),
+            **self._engine.counts.fields(),
         )
-
-
-def _counts(histogram: Histogram) -> HistogramCounts:
-    return HistogramCounts(tuple(histogram.counts), histogram.total)

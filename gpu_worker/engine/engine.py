@@ -24,7 +24,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.engine.rates import StepRates
-from gpu_worker.engine.step_counts import StepCounts
+from shared.worker_metrics import StepCounts
 
 MAX_CONTROL_STEPS = 3
 """Attempts at a step that any runner can compute, before the runner counts as broken."""

@@ -23,9 +23,9 @@ from gpu_worker.core.scheduler import DuplicateSequenceError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine, EngineStats
-from gpu_worker.engine.step_counts import StepCounts
 from shared.errors import HeadraceError
 from shared.grammar.checker_process import COMPILE_STACK_BYTES
+from shared.worker_metrics import StepCounts
 
 _log = logging.getLogger(__name__)
 

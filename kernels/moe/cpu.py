@@ -10,9 +10,9 @@ import torch
 from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import MatrixStructure, MixtureStructure, RoutingStructure, address_of
-from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized
+from kernels.linear.cpu.cpu import QuantizedPanels, input_layout
 from kernels.linear.dense.cpu import can_pack
-from kernels.linear.forms import DenseWeight, ScaledWeight, SplitWeight, WeightForm
+from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.routing_rule import RoutingRule
@@ -74,11 +74,7 @@ def _layout(form: WeightForm) -> tuple[object, ...] | None:
     """Return what the layout of inputs depends on, or None where the kernel does not support the matrix."""
     if isinstance(form, DenseWeight):
         return (form.weight.dtype,) if can_pack(form.weight) else None
-    if isinstance(form, SplitWeight) or not can_pack_quantized(form):
-        return None
-    if isinstance(form, ScaledWeight):
-        return form.values.dtype, form.has_row_scales, form.activation
-    return form.number, form.group_size
+    return None if isinstance(form, SplitWeight) else input_layout(form)
 
 
 class CpuExperts:

@@ -47,16 +47,23 @@ class QuantizedPanels:
         return sum(tensor.nbytes for tensor in self.tensors if tensor is not None)
 
 
+def input_layout(weight: QuantizedWeight) -> tuple[object, ...] | None:
+    """Return what the layout of inputs depends on; None where the kernel does not support the matrix."""
+    if weight.values.device.type != "cpu" or weight.shape[1] > MAX_INPUTS:
+        return None
+    if isinstance(weight, ScaledWeight):
+        is_supported = weight.values.dtype is not torch.int8 or weight.has_row_scales
+        return (weight.values.dtype, weight.has_row_scales, weight.activation) if is_supported else None
+    # Pairs of floating point numbers are multiplied without offsets, 32 columns at a time.
+    multiple = 16 if weight.number.is_integer else 32
+    is_supported = weight.group_size % multiple == 0 or weight.scales.shape[1] == 1
+    is_supported = is_supported and (weight.number.is_integer or not weight.has_offsets)
+    return (weight.number, weight.group_size) if is_supported else None
+
+
 def can_pack_quantized(weight: QuantizedWeight) -> bool:
     """Return True where the kernel supports the matrix."""
-    if weight.values.device.type != "cpu" or weight.shape[1] > MAX_INPUTS:
-        return False
-    if isinstance(weight, ScaledWeight):
-        return weight.values.dtype is not torch.int8 or weight.has_row_scales
-    if weight.number.is_integer:
-        return weight.group_size % 16 == 0 or weight.scales.shape[1] == 1
-    # Pairs of floating point numbers are multiplied without offsets, 32 columns at a time.
-    return (weight.group_size % 32 == 0 or weight.scales.shape[1] == 1) and not weight.has_offsets
+    return input_layout(weight) is not None
 
 
 def pack_quantized(
