@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 
 @dataclass(frozen=True, slots=True)
 class WindowConfig:
@@ -98,8 +100,7 @@ class SchedulerConfig:
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
+class SchedulerStats(Struct, frozen=True, kw_only=True):
     """A snapshot. `waiting_tokens` counts tokens known and not computed, of waiting and running prompts.
 
     Attributes:
@@ -118,8 +119,8 @@ class SchedulerStats:
     waiting_tokens: int
     free_blocks: int
     total_blocks: int
-    groups: tuple[tuple[str, int, int], ...]
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int
-    num_evicted_blocks: int
+    num_evicted_blocks: int = 0
+    groups: tuple[tuple[str, int, int], ...] = ()

@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gpu_worker.core.isolation import Isolation
 from gpu_worker.core.model_runner import BrokenRunnerError, InvalidLogitsError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.engine.rates import StepRates
@@ -44,16 +45,11 @@ class _Flight(Struct, frozen=True):
     is_retry: bool
 
 
-class EngineStats(Struct, frozen=True, kw_only=True):
+class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     """A snapshot of the engine after a step, for heartbeats, metrics and what the consumer may pull.
 
     Attributes:
         step: Completed steps.
-        max_batch_seqs: Batch sequences that it is worth having in the engine at present (`BatchThrottle`).
-        waiting_tokens: Tokens known and not computed yet, of waiting and running sequences.
-        free_blocks: Blocks that can be handed out, those with findable content included.
-        groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
-        num_evicted_blocks: Blocks of the prefix cache that were overwritten.
         prefill_rate: Tokens per second; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
         is_fatal: The runner or the engine broke down; the process should end with an error.
@@ -63,18 +59,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     """
 
     step: int
-    running: int
-    running_batch: int
-    waiting: int
-    waiting_batch: int
-    max_batch_seqs: int
-    waiting_tokens: int
-    free_blocks: int
-    total_blocks: int
     max_num_seqs: int
-    num_preemptions: int
-    num_prefix_queries: int
-    num_prefix_hits: int
     prefill_rate: float
     decode_rate: float
     num_failed_steps: int
@@ -82,8 +67,6 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
-    groups: tuple[tuple[str, int, int], ...] = ()
-    num_evicted_blocks: int = 0
 
 
 class Engine:
@@ -111,23 +94,11 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Count what runs, waits and is free, and how fast it goes."""
-        counts, speculation = self._scheduler.stats, self._scheduler.speculation
+        speculation = self._scheduler.speculation
         return EngineStats(
+            **structs.asdict(self._scheduler.stats),
             step=self._scheduler.step,
-            running=counts.running,
-            running_batch=counts.running_batch,
-            waiting=counts.waiting,
-            waiting_batch=counts.waiting_batch,
-            max_batch_seqs=counts.max_batch_seqs,
-            waiting_tokens=counts.waiting_tokens,
-            free_blocks=counts.free_blocks,
-            total_blocks=counts.total_blocks,
-            groups=counts.groups,
             max_num_seqs=self._scheduler.config.max_num_seqs,
-            num_preemptions=counts.num_preemptions,
-            num_prefix_queries=counts.num_prefix_queries,
-            num_prefix_hits=counts.num_prefix_hits,
-            num_evicted_blocks=counts.num_evicted_blocks,
             prefill_rate=self._rates.prefill,
             decode_rate=self._rates.decode,
             num_failed_steps=self._num_failed_steps,
