@@ -10,6 +10,7 @@ from tests.gateway.dispatch_bench import PATIENT_FLEET, PATIENT_RECOVERY, Bench
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
+from tests.gateway.shared_gateway import OPERATOR_KEY
 from tests.gateway.wire_worker import WireWorker
 from tests.servers import NatsServer
 
@@ -18,6 +19,25 @@ from tests.servers import NatsServer
 def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway with default settings for a module's tests; modules that need others have a fixture of this name."""
     with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def shared_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The NATS server of `shared_gateway`."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_gateway(
+    shared_nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway with Redis and an operator's port, for all modules that import the fixtures of `shared_gateway.py`."""
+    settings = {"redis_url": redis_url, "operator_port": 0, "operator_key": OPERATOR_KEY}
+    with running_gateway(tmp_path_factory.mktemp("gateway"), shared_nats_url, **settings) as gateway:
         yield gateway
 
 

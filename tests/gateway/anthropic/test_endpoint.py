@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
-import pytest
 
 from shared.messages import Finish, Usage
-from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
+from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import expected_text
 
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url) as gateway:
-        yield gateway
+__all__ = ["gateway", "nats_url"]
 
 
 def body(model: str, **fields: Any) -> dict[str, Any]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from shared.messages import Delta, Finish, Request, TokenLogprob, Usage
-from tests.gateway.gateway_process import GatewayProcess, running_gateway
+from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
+from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import WireWorker
+
+__all__ = ["gateway", "nats_url"]
 
 PATH = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, redis_url=redis_url) as gateway:
-        yield gateway
 
 
 @pytest.fixture

@@ -15,7 +15,10 @@ from openai import AsyncAzureOpenAI
 
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
+from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import WireWorker, expected_text
+
+__all__ = ["gateway", "nats_url"]
 
 USER = {"role": "user", "content": "hi"}
 # A turn that the user stopped before its first token, as clients keep it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,17 +20,12 @@ from shared.messages import Delta, Finish, Usage
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
+from tests.gateway.shared_gateway import OPERATOR_KEY, gateway, nats_url
 from tests.gateway.wire_worker import WireWorker, expected_text, token, until
 
-OPERATOR_KEY = "operator-key-of-32-characters-xx"
+__all__ = ["gateway", "nats_url"]
+
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def gateway(nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    settings = {"redis_url": redis_url, "operator_port": 0, "operator_key": OPERATOR_KEY}
-    with running_gateway(tmp_path_factory.mktemp("gateway"), nats_url, **settings) as gateway:
-        yield gateway
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from gateway.http1.head import new_request_id, request_id_of
 from shared.messages import Finish
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.raw_client import RawClient
+from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import WireWorker, until
+
+__all__ = ["gateway", "nats_url"]
 
 
 @pytest.mark.parametrize("value", [b"a", b"trace-1.2:3/4@x_y=+", b"0" * 128])

@@ -44,6 +44,9 @@ from tests.gateway.api.test_streamed import LIMITS, events
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.kept_exchange import kept_exchange
 from tests.gateway.known_worker import known_worker
+from tests.gateway.shared_gateway import gateway, nats_url
+
+__all__ = ["gateway", "nats_url"]
 
 ASKED = {"input_prefix": "def f(", "input_suffix": "): pass", "prompt": "a", "n_predict": 2, "cache_prompt": True}
 

@@ -17,6 +17,9 @@ import pytest
 from gateway.openapi.document import document
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
+from tests.gateway.shared_gateway import gateway, nats_url
+
+__all__ = ["gateway", "nats_url"]
 
 TEXTS = ["", "a", "hello", "é\u4e2d", "\U0001f600", "<|end|>", '{"a": 1}', "\0", "x" * 300]
 ANYTHING = [None, True, 0, -1, 2**63, 1e308, 0.5, "a", [], [1], {}, {"type": "object"}, {"type": "text"}]

@@ -15,7 +15,10 @@ from shared.bounds import MAX_SEQUENCES
 from shared.messages import Finish, Request, Usage
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
+from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import WireWorker
+
+__all__ = ["gateway", "nats_url"]
 
 FRESH = {"Cache-Control": "no-cache"}
 
