@@ -219,24 +219,20 @@ def test_part_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_servers_given_by_url_are_used_and_left_alone(
+def test_given_servers_port_and_key_are_used_and_servers_are_left_alone(
     tmp_path: Path, start_nats: Callable[..., NatsServer], start_redis: Callable[..., RedisServer]
 ) -> None:
     nats, redis = start_nats(), start_redis()
     urls = {"HEADRACE_NATS_URL": nats.url, "HEADRACE_REDIS_URL": redis.url}
-    with running_system(tmp_path, "--simulate", "5", environ=urls) as system:
+    port = free_port()
+    own = ["--port", str(port), "--api-key", "hr-mine"]
+    with running_system(tmp_path, "--simulate", "5", *own, environ=urls) as system:
         assert (system.info["nats_url"], system.info["redis_url"]) == (nats.url, redis.url)
         assert (system.info["pids"]["nats"], system.info["pids"]["redis"]) == ([], [])
+        assert (system.url, system.info["api_key"]) == (f"http://127.0.0.1:{port}", "hr-mine")
         assert _generate(system)
     assert is_alive(nats.pid)
     assert is_alive(redis.pid)
-
-
-def test_api_key_and_port_can_be_chosen(tmp_path: Path) -> None:
-    port = free_port()
-    with running_system(tmp_path, "--simulate", "5", "--port", str(port), "--api-key", "hr-mine") as system:
-        assert (system.url, system.info["api_key"]) == (f"http://127.0.0.1:{port}", "hr-mine")
-        assert _generate(system)
 
 
 def test_key_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
