@@ -142,7 +142,7 @@ class KeyStore:
             made = f"`headrace keys --keys-file {path} create`," if path else made
             raise ConfigError(
                 "HEADRACE_KEYS_FILE",
-                f"{missing}, and HEADRACE_API_KEY is empty, so nobody could use this gateway. "
+                f"{missing}, and HEADRACE_API_KEY is empty, so no client could use this gateway. "
                 f"Make a key with {made} or set HEADRACE_API_KEY.",
             )
         self._index(*self._read())

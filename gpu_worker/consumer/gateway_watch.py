@@ -1,4 +1,4 @@
-"""Which requests nobody waits for: those of gateways that are silent, and those that were cancelled.
+"""Requests whose clients no longer wait: those of gateways that are silent, and those that were cancelled.
 
 A dead gateway needs no answers, and a frozen one sends its requests again. A cancellation is remembered, because it may
 arrive before its request, which is still in the queue.
@@ -62,7 +62,7 @@ class GatewayWatch:
         return reply.removeprefix(_REPLY_PREFIX) in self._silences
 
     def is_given_up(self, reply: str) -> bool:
-        """Say whether it has been silent for so long that nobody can be waiting behind it."""
+        """Return whether it has been silent for so long that none of its clients can be waiting."""
         return self._silences.get(reply.removeprefix(_REPLY_PREFIX), 0.0) > GIVE_UP_S
 
 

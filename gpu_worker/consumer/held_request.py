@@ -52,7 +52,7 @@ class HeldRequest:
         num_tokens_before: `num_output_tokens` when it was last looked whether the request waits; -1 before.
         taken_at: Monotonic seconds at which it came.
         queued_s: For how long it had been on its way by then, by the wall clocks of both ends; 0 where it does not say.
-        outcome: How it ended here: a finish reason, or `dropped` when nobody was told anything.
+        outcome: How it ended here: a finish reason, or `dropped` where no end was told.
         first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
         num_failed: Deliveries of a batch request since its last progress that ended with their worker.
@@ -98,7 +98,7 @@ class HeldRequest:
         self.resume(len(self.request.emitted))
 
     def resume(self, num_tokens: int) -> None:
-        """Take note that earlier attempts generated so many tokens."""
+        """Take note of how many tokens earlier attempts generated."""
         self.num_output_tokens = self.num_earlier_tokens = self.num_recorded_tokens = num_tokens
 
     @property

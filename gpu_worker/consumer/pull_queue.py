@@ -211,7 +211,7 @@ class PullQueue:
             self.wake()
 
     def _end_pull(self, status: str, message: Msg) -> None:
-        """Count out a pull that ended: 408 it expired, 409 the consumer or its leader is gone, 503 nobody answers."""
+        """Count out a pull that ended: 408 it expired, 409 the consumer or its leader is gone, 503 no responder."""
         if status == "100":
             return
         assert message.headers is not None

@@ -7,7 +7,7 @@ are preempted until both would use the same. A lone tenant may use everything. T
 never preempted for another tenant, so that whatever happens it ends.
 
 Batch sequences are admitted only while no interactive one waits, and are preempted at once when one needs their slot or
-their blocks. Nobody is preempted while a step is in flight.
+their blocks. No sequence is preempted while a step is in flight.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_worker.core.step_time import StepTimeModel
 
 MIN_CHUNK_TOKENS = 16
-"""No smaller chunk of a batch prompt is computed, except for its last, where nobody else is in the step. Beside people
+"""No smaller chunk of a batch prompt is computed, except for its last, where nothing else is in the step. Beside people
 a smaller one may be all that ever fits."""
 
 
@@ -30,7 +30,7 @@ class BatchAllowance:
 
     @property
     def left_s(self) -> float:
-        """Seconds that nobody has taken."""
+        """Seconds that are left."""
         return self._seconds
 
     @property

@@ -8,7 +8,7 @@ Every step is in one of three situations:
   one step in `_STARVED_INTERVAL` there, and in `_LONG_STEP_INTERVAL` elsewhere, may take `_LONG_STEP` times as long:
   batch work goes on, and what it takes is measured where it is most of a step. These steps are too few, and too short,
   to move a 99th percentile. Beside one person who has been alone for `_ALONE_STEPS` steps, one in `_ALONE_INTERVAL` may
-  take `_ALONE_LONG_STEP` times as long: nobody else's prompts make steps long, and nobody else comes during one. It is
+  take `_ALONE_LONG_STEP` times as long: no other prompts make steps long, and no other request comes during one. It is
   one in `_TRIAL_INTERVAL` while a batch sequence is on trial. Until the model is sure what batch work takes, the first
   comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before. Where every step has batch work,
   one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what interactive sequences take alone.
@@ -122,7 +122,7 @@ class BatchThrottle:
         return BatchAllowance(seconds, model, is_first_free=True, is_throttled=True)
 
     def planned(self, now: float, num_interactive: int, num_more_tokens: int, num_batch: int) -> None:
-        """Record a step that was planned at `now` with so many sequences of each lane; see `allowance`."""
+        """Record a step that was planned at `now`, by the number of sequences of each lane; see `allowance`."""
         if not num_interactive:
             self._is_quiet = now - self._last_interactive > self._quiet_s
             return

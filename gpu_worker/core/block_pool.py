@@ -79,7 +79,7 @@ class BlockPool:
             self._digests[block] = digest
 
     def unlabel(self, blocks: list[int]) -> None:
-        """Let nobody find the content of these blocks, which are in use, from now on."""
+        """Take the content of these blocks, which are in use, out of the prefix cache."""
         for block in blocks:
             assert self._ref_counts[block] > 0
             if (digest := self._digests[block]) is not None:
@@ -87,7 +87,7 @@ class BlockPool:
                 self._digests[block] = None
 
     def forget(self, digest: bytes) -> None:
-        """Let nobody find the block whose content has this digest, if there is one."""
+        """Take the block whose content has this digest out of the prefix cache, if there is one."""
         block = self._block_of.pop(digest, None)
         if block is None:
             return

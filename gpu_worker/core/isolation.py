@@ -71,7 +71,7 @@ def control_share(sequence: Sequence, block_size: int) -> ScheduledSequence:
     """Return a share that any working runner can compute: one token of a sequence made for this.
 
     It writes to the block and the state of `sequence` where that one's next token would go: no other sequence shares
-    them, nobody can find them, and `sequence` itself is about to end.
+    them, they cannot be found, and `sequence` itself is about to end.
     """
     place = sequence.num_computed_tokens // block_size
     control = Sequence("control", [0], 1, Sampling(temperature=0.0), 1, block_table=[sequence.block_table[place]])

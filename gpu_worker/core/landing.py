@@ -111,7 +111,7 @@ class Landing:
     def _apply_error(self, item: ScheduledSequence, sampled: SampledTokens, error: str) -> SequenceEvent:
         """End a sequence behind the tokens that it got before the error, unless these end it already.
 
-        Nobody is to find what its blocks hold, because the cause of the error may be in there.
+        Its blocks leave the prefix cache, because the cause of the error may be in there.
         """
         sequence, num_before = item.sequence, item.sequence.num_output_tokens
         count, finish = extend(sequence, sampled.token_ids)

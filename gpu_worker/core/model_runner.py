@@ -55,7 +55,7 @@ class PendingStep(Protocol):
     def result(self) -> StepResult:
         """Wait until the step's tokens are on the host; raise what the step raised.
 
-        A sequence whose logits are no distribution has a result with an error, which concerns nobody else.
+        A sequence whose logits are no distribution has a result with an error, which concerns no other sequence.
         """
         ...
 

@@ -11,8 +11,8 @@ Who starts is the admission's decision, and who verifies drafts that of `DraftPl
 - Drafts get what is then left of the budget and of the blocks, for one step.
 - A sequence that needs its last token on the host is left out of steps behind one in flight that samples for it. Others
   go on, but batch work does not go on alone while interactive sequences wait so.
-- Nobody is preempted while a step is in flight: it may be computing for the victim, and sequences that it ends may free
-  enough blocks. Planning stops until it has landed; sequences that got blocks or were admitted by then keep them.
+- No sequence is preempted while a step is in flight: it may be computing for the victim, and sequences that it ends may
+  free enough blocks. Planning stops until it has landed; sequences that got blocks or were admitted by then keep them.
 
 The host's work grows with the number of decodes. So a decode is looked at only when it fills a block or reaches its
 last token (`Sequence.next_boundary`); otherwise its share is made, and nothing else.
@@ -45,7 +45,7 @@ class _BatchWork(Struct, frozen=True, gc=False):
 
     Attributes:
         decodes: Sequences that decode.
-        chunks: Sequences that compute so many tokens of their prompts.
+        chunks: Sequences that compute tokens of their prompts, and how many.
         is_throttled: Interactive sequences limit it.
     """
 
@@ -301,7 +301,7 @@ class Planner:
         Args:
             scheduled: All shares of the step, decodes first.
             num_decodes: How many are decodes.
-            left: Tokens of the budget that nobody else wants.
+            left: Tokens of the budget that are left.
             is_changing: The batch is not that of the step before.
             is_throttled: Drafts of batch sequences would delay interactive ones.
         """

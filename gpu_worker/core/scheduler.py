@@ -1,6 +1,6 @@
 """Decides what every step computes, and applies what it computed.
 
-Takes sequences in and ends those that nobody wants any more. What a step computes is the planner's decision, and what
+Takes sequences in and ends those that are no longer wanted. What a step computes is the planner's decision, and what
 it computed is applied by `Landing`; all of them share `LiveSequences` and, through `SequenceBlocks`, the KV blocks. A
 step is `schedule` → (the runner executes the plan) → `settle`.
 
@@ -265,7 +265,7 @@ class Scheduler:
         return step
 
     def control_step(self, sequence: Sequence) -> ScheduledStep:
-        """Return a step that any runner can compute: one token of a sequence that nobody asked for.
+        """Return a step that any runner can compute: one token of a sequence that was never asked for.
 
         It is not in flight, and must be computed at once. It writes where the next token of `sequence` belongs, which
         must run, and end right after that.

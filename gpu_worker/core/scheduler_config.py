@@ -29,8 +29,8 @@ class StateConfig:
     """Layers that keep a fixed number of bytes of a sequence.
 
     Attributes:
-        num_slots: Of so many bytes each: one for each running sequence, the others for checkpoints.
-        interval_blocks: Along a prompt, a checkpoint is made every so many blocks; a power of two.
+        num_slots: One for each running sequence, the others for checkpoints; all are of the same size.
+        interval_blocks: Blocks from one checkpoint along a prompt to the next; a power of two.
     """
 
     num_slots: int

@@ -56,7 +56,7 @@ class SequenceBlocks:
 
     @property
     def usage(self) -> tuple[tuple[str, int, int], ...]:
-        """Name each kind of memory, with its blocks or slots that nobody else can have now, and all."""
+        """Name each kind of memory, with its blocks or slots in use, and how many there are."""
         full = ("full", self.pool.num_blocks - self.pool.num_available, self.pool.num_blocks)
         states = [] if self.states is None else [("state", self.states.num_used, self.states.num_slots)]
         return (full, *self.windows.usage, *states)
@@ -157,7 +157,7 @@ class SequenceBlocks:
         self.windows.grow(sequence, sequence.num_computed_tokens + num_tokens)
 
     def cover(self, sequence: Sequence, num_tokens: int) -> int:
-        """Let the tables cover so many tokens, as far as blocks are free; return how many they cover, at most that.
+        """Let the tables cover `num_tokens` tokens, as far as blocks are free; return how many they cover.
 
         For one step: `trim` takes back what the sequence did not grow into.
         """
@@ -249,7 +249,7 @@ class SequenceBlocks:
         return is_placed
 
     def hide(self, sequence: Sequence) -> None:
-        """Let nobody find what the sequence's blocks hold: it may be wrong. Those who share them keep them."""
+        """Take the sequence's blocks out of the prefix cache: their content may be wrong. Other holders keep them."""
         self.pool.unlabel(sequence.block_table)
         self.windows.hide(sequence)
         if self.states is not None:
@@ -278,7 +278,7 @@ class SequenceBlocks:
             assert sequence.num_computed_tokens <= len(sequence.block_table) * self._block_size
             for block in sequence.block_table:
                 counts[block] = counts.get(block, 0) + 1
-        assert counts == self.pool.ref_counts(), "a block is held by nobody or counted wrongly"
+        assert counts == self.pool.ref_counts(), "a block has no holder or is counted wrongly"
         self.windows.check_integrity(holders)
         if self.states is not None:
             self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])

@@ -2,9 +2,9 @@
 
 A draft predicts a sequence's next tokens. The step computes it behind the known tokens, and what is sampled before each
 draft token says whether that is accepted, so drafts change how many tokens a step makes and never which.
-A policy chooses depths; `DraftPlanner` shrinks them to the tokens and blocks that nobody else wants. Drafts take their
-blocks for one step, so they delay and preempt nobody. Tokens that a sequence's constraint forces are verified as drafts
-that are right for certain, some at once.
+A policy chooses depths; `DraftPlanner` shrinks them to the tokens and blocks that are left. Drafts take their
+blocks for one step: they delay and preempt no sequence. Tokens that a sequence's constraint forces are verified as
+drafts that are right for certain, some at once.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class DraftPlanner:
         *,
         is_throttled: bool,
     ) -> None:
-        """Let decodes verify drafts with the `num_left` tokens that nobody else wants."""
+        """Let decodes verify drafts with the `num_left` tokens that are left of the budget."""
         decodes = scheduled[:num_decodes]
         limits = _draft_limits(decodes, is_throttled=is_throttled)
         depths = policy.depths([item.sequence for item in decodes], limits)

@@ -165,7 +165,7 @@ class StateSlots:
             self._replace_output_checkpoint(sequence, state, num_blocks)
 
     def hide(self, sequence: Sequence) -> None:
-        """Let nobody find the states that the sequence has made or started from: they may be wrong."""
+        """Forget the states that the sequence has made or started from: they may be wrong."""
         state = sequence.state_slot
         assert state is not None
         for num_blocks in state.checkpoints:
@@ -291,7 +291,7 @@ class StateSlots:
                 self._free.append(source)
 
     def _drop(self, checkpoint: _Checkpoint) -> None:
-        """Let nobody find a checkpoint; its slot is free at once, or when the last sequence has copied it."""
+        """Forget a checkpoint; its slot is free at once, or when the last sequence has copied it."""
         self._forget(checkpoint)
         if checkpoint.num_pins == 0:
             self._free.append(checkpoint.slot)

@@ -30,7 +30,7 @@ _DRIFT = 0.002
 """Standard deviation of a part's change from one step to the next."""
 
 _SURE_DEVIATIONS = 2.0
-"""A part is sure to be larger than its estimate less so many standard deviations."""
+"""Standard deviations below its estimate above which a part certainly is."""
 
 _SURE_OF_BATCH = 0.25
 """Standard deviation up to which what batch work takes counts as learned."""
@@ -41,7 +41,7 @@ _LARGEST_DEVIATION = 3.0
 and counts as no more."""
 
 _ALIKE_STEPS = 4
-"""Of steps in a row that have as many sequences and tokens, one in so many is taken in: the others tell little more."""
+"""Steps in a row of equal sequences and tokens, of which one is learned from: the others tell little more."""
 
 
 class StepTimeModel:
@@ -85,7 +85,7 @@ class StepTimeModel:
         return self._costs_s[3]
 
     def predict(self, num_interactive: int, num_batch: int, num_more_tokens: int) -> float:
-        """Return how long a step takes with so many sequences, and tokens beyond the first of each."""
+        """Return how long a step takes, by its sequences and its tokens beyond the first of each."""
         fixed, interactive, batch, token = self._costs_s
         return fixed + interactive * num_interactive + batch * num_batch + token * num_more_tokens
 

@@ -67,12 +67,12 @@ class WindowBlocks:
         return table
 
     def num_missing(self, table: WindowTable, num_tokens: int) -> int:
-        """Return how many blocks the table lacks to cover so many tokens."""
+        """Return how many blocks the table lacks to cover `num_tokens` tokens."""
         count = -(-num_tokens // self._block_size) - len(table.blocks)
         return count if count > 0 else 0
 
     def grow(self, table: WindowTable, num_tokens: int) -> None:
-        """Let the table cover so many tokens; the pool has the blocks."""
+        """Let the table cover `num_tokens` tokens; the pool has the blocks."""
         if (count := self.num_missing(table, num_tokens)) > 0:
             promised = _promised(table)
             table.blocks += self.pool.allocate(count)
@@ -89,7 +89,7 @@ class WindowBlocks:
         return min(num_tokens, (len(table.blocks) + max(0, room)) * self._block_size)
 
     def trim(self, table: WindowTable, num_tokens: int) -> None:
-        """Take back the blocks behind those that so many tokens need."""
+        """Take back the blocks behind those that `num_tokens` tokens need."""
         needed = -(-num_tokens // self._block_size)
         if needed < len(table.blocks):
             promised = _promised(table)
@@ -122,7 +122,7 @@ class WindowBlocks:
         self._num_promised += _promised(table) - promised
 
     def hide(self, table: WindowTable, digests: Values[bytes]) -> None:
-        """Let nobody find what the sequence's blocks hold, nor what it has left behind."""
+        """Take the sequence's blocks, and those that it has left behind, out of the prefix cache."""
         self.pool.unlabel(table.blocks[table.num_released :])
         for digest in digests[: table.num_released]:
             self.pool.forget(digest)
@@ -145,7 +145,7 @@ class WindowBlocks:
             num_promised += _promised(table)
             for block in held:
                 counts[block] = counts.get(block, 0) + 1
-        assert counts == self.pool.ref_counts(), "a block is held by nobody or counted wrongly"
+        assert counts == self.pool.ref_counts(), "a block has no holder or is counted wrongly"
         assert num_promised == self._num_promised
 
 
@@ -170,7 +170,7 @@ class WindowGroups:
 
     @property
     def usage(self) -> list[tuple[str, int, int]]:
-        """Name each group, with its blocks that nobody else can have now, and all."""
+        """Name each group, with its blocks in use, and how many there are."""
         pools = [(group.window, group.pool) for group in self._groups]
         return [(f"window-{window}", pool.num_blocks - pool.num_available, pool.num_blocks) for window, pool in pools]
 
@@ -220,7 +220,7 @@ class WindowGroups:
         return True
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the tables cover so many tokens; the pools have the blocks."""
+        """Let the tables cover `num_tokens` tokens; the pools have the blocks."""
         for group, table in self._of(sequence):
             group.grow(table, num_tokens)
 
@@ -252,7 +252,7 @@ class WindowGroups:
             group.leave_behind(table, num_written)
 
     def hide(self, sequence: Sequence) -> None:
-        """Let nobody find what the sequence's blocks hold."""
+        """Take the sequence's blocks out of the prefix cache."""
         for group, table in self._of(sequence):
             group.hide(table, sequence.block_digests)
 

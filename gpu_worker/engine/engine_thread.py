@@ -3,7 +3,7 @@
 Commands come in through an inbox that is emptied between steps, so the engine itself needs no lock. Outcomes go out
 through `deliver`, called on the engine thread; the consumer passes them on with `call_soon_threadsafe`. With nothing to
 do the thread sleeps in the inbox. It ends by `stop`, once the steps in flight have landed, or when the engine breaks
-down, which is reported like any other outcome, with `stats.is_fatal` set and no event: nobody's request is at fault, so
+down, which is reported like any other outcome, with `stats.is_fatal` set and no event: no request is at fault, so
 all are left to other workers.
 """
 

@@ -67,7 +67,7 @@ class BuildPlan:
         return state_pool_bytes(self.shares.layout, self.num_state_slots(0), self.config.max_draft_tokens)
 
     def num_state_slots(self, num_blocks: int) -> int:
-        """Return the slots of states beside so many blocks."""
+        """Return the slots of states beside a number of blocks."""
         sure = num_sure_slots(self.config.max_num_seqs, has_blocks=self.demand.block_bytes > 0)
         return sure + self.shares.num_checkpoints(num_blocks)
 

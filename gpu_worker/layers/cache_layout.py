@@ -172,7 +172,7 @@ class CacheLayout:
         return CacheLayout(tuple(_whole(memory, 1) for memory in self.layers))
 
     def within(self, max_model_len: int) -> CacheLayout:
-        """Return the layout for sequences of at most so many tokens: windows that hold all of these keep all tokens."""
+        """Return the layout for sequences up to a length: windows that hold all of that keep all tokens."""
         return CacheLayout(tuple(_whole(memory, max_model_len) for memory in self.layers))
 
 

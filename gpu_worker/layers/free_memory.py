@@ -1,4 +1,4 @@
-"""How much of the host's memory nobody uses, within this process's control group and its own limit (`ulimit -v`)."""
+"""How much of the host's memory is free, within this process's control group and its own limit (`ulimit -v`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNLIMITED = 1 << 62
 
 
 def free_host_bytes() -> int:
-    """Return how much memory nobody uses, within this process's control group and its own limit."""
+    """Return how much memory is free, within this process's control group and its own limit."""
     return min(_machine_free_bytes(), control_group_free_bytes(_CONTROL_GROUP), address_space_free_bytes())
 
 

@@ -144,7 +144,7 @@ class WorkerConfig(NatsFiles):
     )
     simulate: float | None = setting(
         None,
-        "Simulate the engine: one token per sequence every so many milliseconds, no model.",
+        "Simulate the engine: one token per sequence and step of this many milliseconds, no model.",
         minimum=0,
         maximum=60_000,
     )

@@ -48,7 +48,7 @@ class StallWatch:
 
 
 def bind_health_port(host: str, port: int | None) -> socket.socket | None:
-    """Take the port, before the long work of loading begins; nobody is answered yet.
+    """Take the port, before the long work of loading begins; no request is answered yet.
 
     Raises:
         ConfigError: It cannot be taken.

@@ -169,7 +169,7 @@ class FairLane:
         if running.cancelled():
             piece.done.cancel()
         elif piece.done.done():
-            pass  # Nobody waits any more.
+            pass  # The caller no longer waits.
         elif error is not None:
             piece.done.set_exception(error)
         else:

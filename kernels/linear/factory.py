@@ -27,7 +27,7 @@ class LinearFactory:
     __slots__ = ("_copy_memory", "_workspaces")
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
-        """Begin without layers; `free_bytes` says how much of the host's memory nobody uses."""
+        """Begin without layers; `free_bytes` says how much of the host's memory is free."""
         self._copy_memory = CopyMemory(free_bytes)
         self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}
 

@@ -39,7 +39,7 @@ class ProductLaunch:
     programs_per_multiprocessor: int = 1
 
     def for_columns(self, in_features: int, element_size: int) -> ProductLaunch:
-        """Return the launch for plain rows of so many numbers, of so many bytes each."""
+        """Return the launch for plain rows, by their numbers and the bytes of each."""
         if in_features * element_size % _COPIED_BYTES == 0:
             return self
         return replace(self, block_k=min(self.block_k, _MAX_UNALIGNED_BYTES // element_size))

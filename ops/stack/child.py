@@ -66,7 +66,7 @@ class ChildLog:
             self._file.close()
 
     def _write(self, data: bytes) -> None:
-        # A child goes on while the disk is full: its lines are lost, and it is not held up by a pipe that nobody reads.
+        # A child goes on while the disk is full: its lines are lost, and it is not held up by a pipe that is not read.
         with contextlib.suppress(OSError):
             self._append(data)
 
@@ -148,7 +148,7 @@ class Child:
             log_directory: Where its output goes.
             console: Where its warnings go too.
             started: Called after each start.
-            ended: Called after each end that nobody asked for; says whether the process is to be started again.
+            ended: Called after each unexpected end; says whether the process is to be started again.
             logged: Called with each line of its output.
         """
         self.spec = spec

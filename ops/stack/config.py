@@ -36,7 +36,7 @@ class UpConfig(NatsFiles):
     gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)
     simulate: float | None = setting(
         None,
-        "Simulate the engine: one token per sequence every so many milliseconds; only the model's tokenizer is used.",
+        "Simulate the engine: one token per sequence and step of this many milliseconds. Only the tokenizer is used.",
         minimum=0,
         maximum=60_000,
     )

@@ -257,7 +257,7 @@ def _part(
 ) -> ChildSpec:
     """Lay out a gateway or a worker."""
     if role == "worker":
-        # By then the gateways have ended, and nobody waits for what still runs.
+        # By then the gateways have ended, and no client waits for what still runs.
         drain_s = min(drain_s, WORKER_DRAIN_S)
     environ["HEADRACE_DRAIN_TIMEOUT_S"] = f"{drain_s:g}"
     command = commands.GATEWAY if role == "gateway" else commands.WORKER

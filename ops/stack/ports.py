@@ -27,7 +27,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(count: int = 1) -> int:
-    """Return a port on which nobody listens, the first of `count` such ports in a row.
+    """Return a port on which no process listens, the first of `count` such ports in a row.
 
     Raises:
         ConfigError: None was found.

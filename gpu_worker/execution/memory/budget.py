@@ -43,7 +43,7 @@ class CacheDemand:
         return self.num_bytes(self.blocks_per_sequence)
 
     def num_bytes(self, num_blocks: int) -> int:
-        """Return the memory of so many blocks."""
+        """Return the memory of a number of blocks."""
         return num_blocks * self.block_bytes + self.fixed_bytes
 
     def num_blocks(self, num_bytes: int) -> int:
@@ -51,7 +51,7 @@ class CacheDemand:
         return max(0, num_bytes - self.fixed_bytes) // self.block_bytes
 
     def len_within(self, num_blocks: int) -> int | None:
-        """Return the longest sequence that so many blocks hold, None when that is too short to be of use."""
+        """Return the longest sequence that a number of blocks holds, None when that is too short to be of use."""
         num_tokens = num_blocks * self.block_size
         return num_tokens if num_tokens >= 2 else None
 

@@ -76,7 +76,7 @@ def allocate_kv_cache(
 def allocate_groups(
     layout: CacheLayout, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """Allocate so many blocks of each group, keys and values of type `dtype`. Their contents are undefined."""
+    """Allocate blocks of each group for keys and values of type `dtype`. Their contents are undefined."""
     nothing = allocate_caches(1, 1, block_size, _NOTHING, dtype, device).layers()[0]
     layers, groups = [nothing] * len(layout.layers), []
     for group, count in zip(layout.groups, num_blocks, strict=True):

@@ -22,7 +22,7 @@ class DeviceMemory(Protocol):
         ...
 
     def free(self) -> int:
-        """Return what nobody uses."""
+        """Return the free memory."""
         ...
 
     def reserved(self) -> int:

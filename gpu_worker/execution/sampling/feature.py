@@ -1,7 +1,7 @@
 """What a feature of sampling is: how the file of a new one has to look.
 
 A feature keeps what it needs for each row of the batch, says for each step what of that goes to the device, and applies
-it there to the logits. The sampler asks it only where a sequence asks for it, so it costs nobody else anything.
+it there to the logits. The sampler asks it only where a sequence asks for it, so it costs other sequences nothing.
 """
 
 from __future__ import annotations

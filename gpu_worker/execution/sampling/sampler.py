@@ -126,7 +126,7 @@ class Sampler:
                 if feature.is_asked_by(sequence.sampling):
                     feature.assign(row, sequence, upload)
                     self._asks[row] |= 1 << bit
-        # Rows that nobody has any more count too: then a step looks at its rows.
+        # Rows of sequences that have ended count too: then a step looks at its rows.
         self._is_any_asking = bool(self._asks.any())
         self._requests = None
 

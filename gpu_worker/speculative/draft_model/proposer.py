@@ -89,7 +89,7 @@ class _Drafting:
 class DraftModelProposer:
     """Owns the draft model's sequences and the blocks of its cache.
 
-    Each call computes one step of prompts at most before it drafts, so that a long prompt delays nobody. A sequence
+    Each call computes one step of prompts at most before it drafts, so that a long prompt delays no other. A sequence
     gets no draft until the draft model has caught up with it, nor where no block is free.
     """
 

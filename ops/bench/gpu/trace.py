@@ -110,7 +110,7 @@ def _captured(step: Callable[[int], object]) -> Callable[[], object]:
 def decode_step(
     shape: ModelShape, num_seqs: int, context: int, device: torch.device, rounded: str | None = None
 ) -> Callable[[int], object]:
-    """Return a decode of so many sequences, each with a context."""
+    """Return a decode of a number of sequences, each with a context."""
     from ops.bench.gpu.step.paged_batch import StaticStep
     from ops.bench.gpu.step.random_model import random_model
     from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
