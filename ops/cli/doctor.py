@@ -33,6 +33,7 @@ class DoctorConfig(NatsFiles):
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     keys_file: Path | None = setting(None, "File with the API keys; that of the state directory if not given.")
     redis_url: str | None = setting(None, "Redis; that of the running `headrace up` if not given.", secret=True)
+    files: str | None = setting(None, "Store of files of batches; that of the state directory if not given.")
     url: str | None = setting(None, "A gateway; that of the running `headrace up` if not given.")
 
 
@@ -51,6 +52,7 @@ def run(config: DoctorConfig) -> int:
 
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
+    from ops.doctor.files import file_findings
     from ops.doctor.finding import problem
     from ops.doctor.machine import machine_findings
     from ops.doctor.processes import process_findings
@@ -69,6 +71,7 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
             "state", f"the `headrace up` of {config.state_dir} was killed, with all its parts", "start it anew"
         )
     yield from key_findings(config.keys_file, config.state_dir)
+    yield from file_findings(config.files, config.state_dir)
     nats_url = config.nats_url or (running.admin_nats_url if running else None)
     yield from process_findings(config.state_dir, running if config.nats_url is None else None, nats_url)
     if nats_url:

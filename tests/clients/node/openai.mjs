@@ -1,6 +1,6 @@
 // OpenAI's own library for Node.
 
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { z } from "zod";
 import {
   CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, SCHEMA, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL,
@@ -14,6 +14,11 @@ const point = z.object({ places: z.record(z.enum(["x", "y"]), z.number().int().m
 const thought = { model: THINKING_MODEL, input: "hello", max_output_tokens: 16 };
 const messages = [{ role: "user", content: "Somebody, please." }];
 const tool = { type: "function", function: { name: "person", parameters: SCHEMA, strict: true } };
+
+const batchLines = () => [0, 1, 2].map((number) => JSON.stringify({
+  custom_id: `line-${number}`, method: "POST", url: "/v1/completions",
+  body: { model: MODEL, prompt: "x =", max_tokens: 4 },
+}) + "\n").join("");
 
 await run({
   chat: async () => {
@@ -88,6 +93,32 @@ await run({
   Responses: async () => {
     const answer = await client.responses.create({ model: MODEL, input: "hello", max_output_tokens: 8 });
     check(answer.output_text, answer);
+  },
+  files: async () => {
+    const data = batchLines();
+    const file = await client.files.create({ file: await toFile(Buffer.from(data), "lines.jsonl"), purpose: "batch" });
+    check(file.bytes === data.length && file.filename === "lines.jsonl", file);
+    check((await (await client.files.content(file.id)).text()) === data);
+    const ids = [];
+    for await (const each of client.files.list({ limit: 1 })) ids.push(each.id);
+    check(ids.includes(file.id), ids);
+    check((await client.files.delete(file.id)).deleted);
+  },
+  batches: async () => {
+    const file = await client.files.create({
+      file: await toFile(Buffer.from(batchLines()), "lines.jsonl"), purpose: "batch",
+    });
+    let batch = await client.batches.create({
+      input_file_id: file.id, endpoint: "/v1/completions", completion_window: "24h",
+    });
+    while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      batch = await client.batches.retrieve(batch.id);
+    }
+    check(batch.status === "completed" && batch.request_counts.completed === 3, batch);
+    const output = (await (await client.files.content(batch.output_file_id)).text()).trim().split("\n").map(JSON.parse);
+    check(new Set(output.map((line) => line.custom_id)).size === 3, output);
+    check(output.every((line) => line.response.body.object === "text_completion"), output);
   },
   models: async () => {
     const ids = [];

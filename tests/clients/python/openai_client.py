@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated, Literal
 
 import openai
@@ -182,6 +183,46 @@ def embeddings() -> None:
     answer = client.embeddings.create(model=MODEL, input=["a", "b"])
     assert len(answer.data) == 2
     assert len(answer.data[0].embedding) > 8
+
+
+def batch_lines() -> bytes:
+    body = {"model": MODEL, "prompt": "x =", "max_tokens": 4}
+    lines = [
+        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body} for number in range(3)
+    ]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def files() -> None:
+    data = batch_lines()
+    file = client.files.create(file=("lines.jsonl", data), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose) == (len(data), "lines.jsonl", "batch")
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).content == data
+    assert file.id in [each.id for each in client.files.list(limit=1)]
+    assert client.files.wait_for_processing(file.id).id == file.id
+    assert client.files.delete(file.id).deleted
+
+
+def batches() -> None:
+    file = client.files.create(file=("lines.jsonl", batch_lines()), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata={"of": "me"}
+    )
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        time.sleep(0.2)
+        batch = client.batches.retrieve(batch.id)
+    assert (batch.status, batch.request_counts.completed, batch.metadata) == ("completed", 3, {"of": "me"})
+    output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    assert {line["custom_id"] for line in output} == {"line-0", "line-1", "line-2"}
+    assert all(line["response"]["body"]["object"] == "text_completion" for line in output)
+    assert batch.id in [each.id for each in client.batches.list(limit=1)]
+    try:
+        client.batches.cancel(batch.id)
+    except openai.BadRequestError:
+        pass
+    else:
+        raise AssertionError("a batch that has ended was cancelled")
 
 
 def models() -> None:
@@ -372,6 +413,8 @@ run(
         "streamed tool call": streamed_tool_call,
         "loop of tool calls": tool_loop,
         "embeddings": embeddings,
+        "files": files,
+        "batches": batches,
         "models": models,
         "typed errors": errors,
         "Responses": response,
