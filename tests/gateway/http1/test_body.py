@@ -10,6 +10,7 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.http1.body import (
+    MIN_BYTES_PER_S,
     BodyBudget,
     BodyOwner,
     ClientGoneError,
@@ -202,3 +203,68 @@ async def test_bodies_that_are_waited_for_are_counted_until_they_are_here() -> N
     first.body.complete()
     assert await reading == b"123"
     assert budget.bodies.used == 0
+
+
+async def test_streamed_body_holds_one_piece_at_a_time_and_gives_it_back() -> None:
+    budget = BodyBudget(8, 10)
+    owner = BodyOwner("key")
+    source = Source(b"12345", b"", b"67890", b"abc", budget=budget)
+    taken = []
+    async for piece in source.body.pieces(20, owner):
+        # Without a reader that waits, the connection takes nothing more.
+        assert not source.body.is_wanted
+        assert budget.bytes.used == 0
+        taken.append((piece, len(source.pieces)))
+    assert taken == [(b"12345", 3), (b"67890", 1), (b"abc", 0)]
+    assert source.body.num_taken == 13
+    assert budget.bodies.used == 0
+
+
+async def test_streamed_body_waits_for_late_pieces_and_ends_with_its_last() -> None:
+    source = Source(is_complete=False)
+    pieces = source.body.pieces(20)
+    first = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    source.pieces.append(b"late")
+    source.give()
+    assert await first == b"late"
+    # The rest came with the end, as a connection passes on what lies there when it is asked.
+    source.body._on_wanted = lambda: source.body.complete(b"rest")
+    assert [piece async for piece in pieces] == [b"rest"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_streamed_body_is_cut_off_where_it_exceeds_the_limit(whole: bool) -> None:
+    source = Source(b"12345", b"6789012")
+    if whole:
+        source.pieces.pop()
+        source.is_complete = False
+    pieces = source.body.pieces(10)
+    assert await anext(pieces) == b"12345"
+    if whole:
+        source.body._on_wanted = lambda: source.body.complete(b"6789012")
+    with pytest.raises(ApiError) as caught:
+        await anext(pieces)
+    assert caught.value.status == 413
+
+
+async def test_client_that_leaves_ends_a_streamed_body() -> None:
+    source = Source(is_complete=False)
+    reading = asyncio.ensure_future(anext(source.body.pieces(10)))
+    await asyncio.sleep(0)
+    source.body.fail(ClientGoneError())
+    with pytest.raises(ClientGoneError):
+        await reading
+
+
+def test_client_of_a_streamed_body_has_time_by_what_it_has_sent() -> None:
+    body = Source().body
+    assert body.patience_s(30) == 30
+    body._waited_s = 25.0
+    assert body.patience_s(30) == 5
+    body.num_taken = 10 * MIN_BYTES_PER_S
+    assert body.patience_s(30) == 15
+    body.num_taken = 1000 * MIN_BYTES_PER_S
+    assert body.patience_s(30) == 30
+    body.num_taken, body._waited_s = 1, 31.0
+    assert body.patience_s(30) == 0

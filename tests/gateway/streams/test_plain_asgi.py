@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.body import BodyBudget, ClientGoneError
+from gateway.http1.body import WITHOUT_KEY, BodyBudget, ClientGoneError
 from gateway.streams import plain_asgi
 from gateway.streams.plain_asgi import MAX_UNSENT_BYTES, AsgiExchange
 from tests.gateway.wire_worker import until
@@ -156,3 +156,15 @@ async def test_end_of_a_cut_stream_waits_for_its_reader_for_a_moment_alone(monke
     assert not server.is_complete
     # Nothing goes on for a client that does not read.
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_body_is_streamed_no_faster_than_it_is_read() -> None:
+    server = Server(b"ab", b"cd", b"ef")
+    async with server.exchange() as exchange:
+        pieces = exchange.stream_body(100, WITHOUT_KEY)
+        assert await anext(pieces) == b"ab"
+        await asyncio.sleep(0.01)
+        # One message waits in the hands of the exchange, the others with the server.
+        assert server.received.qsize() == 1
+        assert [piece async for piece in pieces] == [b"cd", b"ef"]
+        exchange.respond(200, [], b"")
