@@ -1,0 +1,82 @@
+"""Batches through the whole system: a line's answer is what its endpoint answers, and its tokens are in the usage."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.system import System
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "def first(items):"}], "max_tokens": 12},
+    "/v1/completions": {"prompt": "def first(items):", "max_tokens": 12, "n": 2, "seed": 3, "temperature": 0.5},
+    "/v1/responses": {"input": "def first(items):", "max_output_tokens": 12},
+    "/v1/embeddings": {"input": ["first", "second"]},
+}
+
+
+def batch_of(client: openai.OpenAI, endpoint: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Compute bodies as a batch, and return the bodies of its answers in the order of the lines."""
+    lines = [
+        {"custom_id": f"{number:03d}", "method": "POST", "url": endpoint, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    file = client.files.create(file=("lines.jsonl", data), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
+    deadline = time.monotonic() + 60
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None, batch
+    output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    return [line["response"]["body"] for line in sorted(output, key=lambda line: line["custom_id"])]
+
+
+def told(answer: dict[str, Any]) -> Any:
+    """Return what an answer says, without its ids and times."""
+    if answer["object"] == "list":
+        return [each["embedding"] for each in answer["data"]], answer["usage"]
+    if answer["object"] == "response":
+        return (
+            [each["content"][0]["text"] for each in answer["output"]],
+            answer["status"],
+            answer["usage"]["output_tokens"],
+        )
+    choices = [{**each, "stop_reason": None} for each in answer["choices"]]
+    return choices, answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_line_is_answered_as_its_endpoint_answers(system: System, endpoint: str) -> None:
+    body = {"model": system.model, "temperature": 0, **BODIES[endpoint]}
+    if endpoint == "/v1/embeddings":
+        del body["temperature"]
+    with system.client() as client:
+        (answer,) = batch_of(client, endpoint, [body])
+        direct = client.post(endpoint, body=body, cast_to=object)
+    assert isinstance(direct, dict)
+    assert told(answer) == told(direct)
+    assert answer.keys() - {"system_fingerprint"} == direct.keys() - {"system_fingerprint"}
+
+
+def test_line_that_no_worker_can_compute_ends_with_the_endpoints_error(system: System) -> None:
+    long = {"model": system.model, "prompt": "x " * 20_000, "max_tokens": 4}
+    with system.client() as client:
+        with pytest.raises(openai.BadRequestError) as direct:
+            client.post("/v1/completions", body=long, cast_to=object)
+        data = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": long}).encode()
+        file = client.files.create(file=("lines.jsonl", data), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        while batch.error_file_id is None:
+            time.sleep(0.1)
+            batch = client.batches.retrieve(batch.id)
+        (line,) = client.files.content(batch.error_file_id).text.splitlines()
+    response = json.loads(line)["response"]
+    assert response["status_code"] == 400
+    assert response["body"]["error"]["code"] == direct.value.code
