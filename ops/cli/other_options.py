@@ -14,6 +14,7 @@ from functools import cache
 import click
 
 _RANKS = "a model is divided among ranks: --tensor-parallel-size"
+_CONTEXT = "keys and values are divided by heads and layers, not by tokens: --tensor-parallel-size"
 _WORKERS = "start more workers: --workers of `headrace up`, or more of `headrace worker`"
 _REQUEST = "a request says this itself: leave it out, and see ops/docs/parameters.md"
 _MARKUP = "the chat template says how the model writes this: leave it out, or see --chat-format"
@@ -28,6 +29,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", _HOST, "--host"),
     ("vLLM", "--tensor-parallel-size", "-tp"),
     ("vLLM", "--pipeline-parallel-size", "-pp"),
+    ("vLLM", _CONTEXT, "--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp"),
     ("vLLM", _WORKERS, "--data-parallel-size -dp"),
     ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
     ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),
