@@ -411,3 +411,10 @@ def test_what_a_message_asks_of_later_requests_is_refused_with_what_to_do() -> N
     for fields in ({"clear_at": "next_user_message"}, {"output_config": {"effort": "low"}}):
         error = refused(parsed, messages=[hi, {"role": "system", "content": "Be brief.", **fields}])
         assert (error.param, error.code) == (f"messages.[1].{next(iter(fields))}", "unsupported_parameter")
+
+
+def test_stream_that_can_be_resumed_has_to_be_a_stream() -> None:
+    assert refused(parsed, stream_options={"resumable": True}).param == "stream_options"
+    assert parsed(stream=True, stream_options={"resumable": True}).is_resumable
+    for options in (None, {}, {"resumable": False}):
+        assert not parsed(stream_options=options).is_resumable

@@ -57,6 +57,10 @@ MAMBA2 = "Mamba2ForCausalLM"
         (FALCON, {"ssm_in_multiplier": 2.0, "mamba_proj_bias": True}, "ssm_in_multiplier"),
         (FALCON, {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers"),
         (FALCON, {"mlp_multipliers": [1.0]}, "mlp_multipliers"),
+        *(
+            ("GraniteSWAForCausalLM", {"layer_rope_theta": thetas}, r"field 'layer_rope_theta' must be 0, or above 1")
+            for thetas in (5, "12345678", [1e4] * 7, [1e4] * 7 + ["1e4"], [1e4] * 7 + [1.0], [1e4] * 7 + [True])
+        ),
         (NEMOTRON, {"hybrid_override_pattern": "MX"}, "is 'MX'; it must have a letter of 'M.-E' for each layer"),
         (NEMOTRON, {"layers_block_type": ["conv"]}, "its kinds must be among"),
         (NEMOTRON, {"attention_bias": True}, "served without biases"),
