@@ -16,7 +16,7 @@ from typing import TypeVar
 from gateway.batches.lease import Lease
 from gateway.batches.record import ENDED, KINDS, BatchError, BatchRecord, Kind, Part, with_done
 from gateway.files.catalog import READ_BYTES, FileCatalog, PartialFile
-from gateway.files.object_store import MissingObjectError, StoreError, put
+from gateway.files.object_store import MissingObjectError, StoreError
 from gateway.files.objects import FileRecord
 from gateway.files.upload import DEFAULT_EXPIRY_S
 from shared.messages import Usage
@@ -108,7 +108,7 @@ class BatchOutput:
         await self._lease.save()
 
     async def _put(self, key: str, data: bytes) -> None:
-        await patiently(self._catalog, lambda: put(self._catalog.store, key, data))
+        await patiently(self._catalog, partial(self._catalog.write_part, key, data))
 
     async def finish(self, now: float) -> None:
         """Make files of the parts, and end the batch.
@@ -170,7 +170,7 @@ async def _read(catalog: FileCatalog, record: BatchRecord, kind: Kind, start: in
         skipped = max(0, start - before)
         wanted = min(size - skipped, num_bytes - len(data))
         if wanted > 0:
-            piece = await catalog.store.read(_part_key(record, part, kind), skipped, wanted)
+            piece = await catalog.read_part(_part_key(record, part, kind), skipped, wanted)
             if len(piece) != wanted:
                 raise StoreError(f"part {part.epoch}-{part.number} of batch {record.id} is damaged")
             data += piece

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.files.object_store import MissingObjectError, ObjectStore, StoreError, StoreFullError, put
+from gateway.files.object_store import MissingObjectError, ObjectStore, StoreError, StoreFullError, known_identity, put
 from gateway.files.objects import FILE_ID, FileRecord
 from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
@@ -99,6 +99,7 @@ class FileCatalog:
         try:
             record = _decode(await self.store.read(_key(tenant, file_id, _RECORD)))
         except MissingObjectError:
+            await self._check_present()
             return None
         except msgspec.MsgspecError as error:
             self._log_limit.warning(file_id, "the record of a file cannot be read: %s", error)
@@ -159,6 +160,7 @@ class FileCatalog:
             StoreError: They could not be stored, and there is nothing of them.
         """
         digest, num_bytes = hashlib.sha256(), 0
+        await self._check_present()
         writer = await self.store.writer(_key(tenant, file_id, _DATA))
         try:
             async for piece in pieces:
@@ -176,19 +178,51 @@ class FileCatalog:
         Raises:
             StoreError: It could not be.
         """
-        await put(self.store, _key(record.tenant, record.id, _RECORD), msgspec.json.encode(record))
+        await self.write_part(_key(record.tenant, record.id, _RECORD), msgspec.json.encode(record))
+
+    async def write_part(self, key: str, data: bytes) -> None:
+        """Store a small object whole.
+
+        Raises:
+            StoreError: It could not be, or the whole store is not there.
+        """
+        await self._check_present()
+        await put(self.store, key, data)
 
     async def read(self, record: FileRecord, start: int, num_bytes: int) -> bytes:
         """Return bytes of a file, fewer only at its end.
 
         Raises:
+            MissingObjectError: The file is not there.
             StoreError: They cannot be read, or the file is shorter than its record says.
         """
         wanted = max(0, min(num_bytes, record.num_bytes - start))
-        data = await self.store.read(_key(record.tenant, record.id, _DATA), start, wanted)
+        data = await self.read_part(_key(record.tenant, record.id, _DATA), start, wanted)
         if len(data) != wanted:
             raise StoreError(f"file {record.id} is damaged: it ends after {start + len(data)} bytes")
         return data
+
+    async def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
+        """Return bytes of an object.
+
+        Raises:
+            MissingObjectError: There is no such object.
+            StoreError: It cannot be read, or the whole store is not there.
+        """
+        try:
+            return await self.store.read(key, start, num_bytes)
+        except MissingObjectError:
+            await self._check_present()
+            raise
+
+    async def _check_present(self) -> None:
+        """Check that it is a file that is missing, and not the whole store: a directory that is not mounted is empty.
+
+        Raises:
+            StoreError: The store is not the one that was opened.
+        """
+        if await known_identity(self.store) != self.identity:
+            raise StoreError(f"{self.store.place} is another one than before: is it mounted?")
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file.

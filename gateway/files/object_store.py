@@ -149,7 +149,19 @@ async def identity(store: ObjectStore) -> str:
         StoreError: It cannot be written and read.
     """
     await store.create(_IDENTITY, secrets.token_hex(16).encode())
-    return (await store.read(_IDENTITY)).decode("ascii", "replace")
+    return await known_identity(store)
+
+
+async def known_identity(store: ObjectStore) -> str:
+    """Return the identity of a store; empty for one that was never used.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    try:
+        return (await store.read(_IDENTITY)).decode("ascii", "replace")
+    except MissingObjectError:
+        return ""
 
 
 def check_key(key: str) -> str:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from gateway.batches.log import BatchLog
 from shared.direct_client import DirectClient
 from shared.messages import BatchResult, Request
+from shared.streams import RESULTS_STREAM
 from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.batches.test_batches import ended, jsonl, line, lines_of, submitted
 from tests.gateway.gateway_process import GatewayProcess
@@ -114,6 +117,63 @@ async def test_batch_goes_on_after_nats_and_its_only_gateway_were_killed(
             quick(worker)
             async with place.client(second) as client:
                 await assert_each_line_once(client, batch.id, 64, 40)
+
+
+async def test_driver_that_stood_still_finds_that_its_batch_is_anothers(own: tuple[Place, EchoWorker]) -> None:
+    place, worker = own
+    slow_and_dying(worker, 1 / 20)
+    with place.gateway("first") as first, place.gateway("second") as second:
+        async with place.client(first) as client:
+            batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
+            await until(lambda: len(worker.computed) > 10)
+        first.process.send_signal(signal.SIGSTOP)
+        try:
+            await until(lambda: "driving a batch" in second.log)
+        finally:
+            first.process.send_signal(signal.SIGCONT)
+        quick(worker)
+        async with place.client(second) as client:
+            await assert_each_line_once(client, batch.id, 64, 30)
+        await until(lambda: "left to another gateway" in first.log)
+
+
+async def test_jobs_whose_results_are_gone_before_they_were_read_run_again(own: tuple[Place, EchoWorker]) -> None:
+    place, worker = own
+    worker.answer = lambda request: None
+    with place.gateway("first") as first:
+        async with place.client(first) as client:
+            batch = await submitted(client, jsonl([line(number, "m") for number in range(8)]))
+            while (await client.batches.retrieve(batch.id)).status != "in_progress":  # noqa: ASYNC110 - none tells
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)
+        killed(first)
+    quick(worker)
+    await until(lambda: len(worker.computed) == 8)
+    await worker.nats.jetstream().purge_stream(RESULTS_STREAM)
+    with place.gateway("second") as second:
+        async with place.client(second) as client:
+            await assert_each_line_once(client, batch.id, 8, 30)
+    assert {each.rpartition("-")[0][-2:] for each in worker.computed[8:]} == {"r1"}
+
+
+async def test_batch_waits_for_a_store_that_is_away(own: tuple[Place, EchoWorker]) -> None:
+    place, worker = own
+    slow_and_dying(worker, 1 / 20)
+    files, away = place.directory / "files", place.directory / "away"
+    with place.gateway("first") as first:
+        async with place.client(first) as client:
+            batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
+            await until(lambda: len(worker.computed) > 10)
+            # A network's directory that is not mounted any more: an empty one stands in its place.
+            files.rename(away)
+            files.mkdir()
+            await until(lambda: len(worker.computed) > 30)
+            with pytest.raises(openai.InternalServerError, match="cannot be used"):
+                await client.files.retrieve(batch.input_file_id)
+            shutil.rmtree(files)
+            away.rename(files)
+            quick(worker)
+            await assert_each_line_once(client, batch.id, 64, 40)
 
 
 async def test_record_that_nats_has_back_after_its_batch_has_ended_changes_nothing(
