@@ -109,7 +109,7 @@ class S3Store:
         except AlreadyExistsError:
             raise
         except (NotFoundError, FileNotFoundError) as error:
-            raise MissingObjectError(f"{self.place} has no such object") from error
+            raise MissingObjectError(f"{self.place} has no such object, or there is no such bucket") from error
         except (BaseError, OSError) as error:
             reason = str(error).partition("\n")[0][:300]
             raise StoreError(f"{self.place} cannot be used: {reason}") from error

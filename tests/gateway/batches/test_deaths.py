@@ -16,6 +16,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.batches.drivers import STALE_S
 from gateway.batches.log import BatchLog
 from shared.direct_client import DirectClient
 from shared.messages import BatchResult, Request
@@ -117,6 +118,22 @@ async def test_batch_goes_on_after_nats_and_its_only_gateway_were_killed(
             quick(worker)
             async with place.client(second) as client:
                 await assert_each_line_once(client, batch.id, 64, 40)
+
+
+async def test_gateway_that_is_stopped_leaves_its_batch_to_another_at_once(own: tuple[Place, EchoWorker]) -> None:
+    place, worker = own
+    slow_and_dying(worker, 1 / 20)
+    with place.gateway("first") as first, place.gateway("second") as second:
+        async with place.client(first) as client:
+            batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
+            await until(lambda: len(worker.computed) > 10)
+        assert await asyncio.to_thread(first.stop) == 0
+        # Sooner than one that died would be missed.
+        await until(lambda: "driving a batch" in second.log, STALE_S)
+        quick(worker)
+        async with place.client(second) as client:
+            await assert_each_line_once(client, batch.id, 64, 30)
+        assert "rror" not in first.log
 
 
 async def test_driver_that_stood_still_finds_that_its_batch_is_anothers(own: tuple[Place, EchoWorker]) -> None:
