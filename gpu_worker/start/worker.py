@@ -7,6 +7,7 @@ once, without draining.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -15,6 +16,7 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
-from gpu_worker.start.observing import observing
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
@@ -43,14 +44,17 @@ from shared.errors import ConfigError
 from shared.grammar import LlguidanceMissingError
 from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
+from shared.request_log import RequestLog
 from shared.streams import StreamLimits
 from shared.subjects import check_setting, encode_name
 from shared.telemetry import configure_logging
+from shared.tracing import make_tracing
 
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
 SWITCH_INTERVAL_S = 0.0005
 
 _log = logging.getLogger(__name__)
+_request_log = logging.getLogger("gpu_worker.requests")
 
 
 def main(config: WorkerConfig) -> int:
@@ -264,3 +268,21 @@ def _stop_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     return stopping
+
+
+@contextlib.contextmanager
+def observing(config: WorkerConfig, worker: str) -> Iterator[RequestObserver]:
+    """Tell of requests until the block ends, and send what is left then.
+
+    Raises:
+        ConfigError: Traces are wanted and cannot be made.
+    """
+    # Whether a request is traced was decided where its trace began.
+    tracing = make_tracing(config.otlp_endpoint, 1.0, "worker", worker)
+    log = RequestLog(_request_log, config.request_log_per_s)
+    try:
+        yield RequestObserver(log, worker, tracing)
+    finally:
+        log.close()
+        if tracing is not None:
+            tracing.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gpu_worker.layers import rotary_embedding, rotations
+from gpu_worker.layers import rotations
 from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.pairs import CPU, Pair
@@ -76,8 +76,7 @@ def test_dynamic_scaling_does_not_depend_on_chunks(pair_of: Callable[[str], Pair
 def test_rotations_that_are_computed_when_a_sequence_reaches_them_change_nothing(
     pair_of: Callable[[str], Pair], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (rotary_embedding, rotations):
-        monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(rotations, "CHUNK", 16)
     pair, tokens = pair_of(name), random_tokens(LENGTHS[0])
     run = PagedRun(load_model(pair.directory, torch.float32, CPU), [tokens])
     logits = torch.cat([run.step({0: count})[0] for count in (13, 5, 1, LENGTHS[0] - 19)])

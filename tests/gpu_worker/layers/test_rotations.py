@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.layers import rotary_embedding, rotations
+from gpu_worker.layers import rotations
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, rope_angles
-from gpu_worker.layers.rotary_embedding import rotary_table
-from gpu_worker.layers.rotations import Rotations, head_order, head_rows
+from gpu_worker.layers.rotations import Rotations, head_order, head_rows, rotary_table
 from kernels.rope_kv_write import rope_kv_write
 
 CPU = torch.device("cpu")
@@ -56,8 +55,7 @@ def test_rows_that_are_computed_late_are_those_of_the_whole_table(
         rope_type, 1e4, 64, factor=4.0, divisors=(1.0,) * (turning // 2), long_divisors=(3.0,) * (turning // 2)
     )
     whole = rotary_table(rope, 16, 200, CPU, rotary_dim)
-    for module in (rotary_embedding, rotations):
-        monkeypatch.setattr(module, "CHUNK", 32)
+    monkeypatch.setattr(rotations, "CHUNK", 32)
     lazy = Rotations([rope], 200, CPU, is_lazy=True)
     table = lazy.of(0, 16, rotary_dim)
     for length in (3, 32, 33, 150, 200):
