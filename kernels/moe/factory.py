@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.activation.experts import ExpertActivation, GatedActivation
 from kernels.cpu_library import cpu_library
-from kernels.gpu_config import gpu_of, has_kernels
+from kernels.gpu_config import gpu_of, has_float8, has_kernels
 from kernels.linear import LinearFactory
 from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
@@ -40,7 +40,8 @@ def make_experts(
         from kernels.moe.gpu import GpuExperts
 
         stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
-        return GpuExperts(*stacks, activation, first_expert, gpu_of(gate_up.device))
+        gpu, multiplies_float8 = gpu_of(gate_up.device), has_float8(gate_up.device)
+        return GpuExperts(*stacks, activation, first_expert, gpu, has_float8=multiplies_float8)
     layers = [
         ExpertLayers(
             factory.make(gate_up.forms[expert], gate_up.bias_of(expert)),

@@ -10,16 +10,22 @@ import triton
 from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.linear.forms import SCALE_BLOCK
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
 from kernels.linear.product_launch import ProductLaunch, launch_for, read_launches
-from kernels.moe.launch_table import DENSE_EXPERTS, PACKED_EXPERTS
+from kernels.linear.rounding import InputRounding
+from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
+from kernels.moe.launch_table import DENSE_EXPERTS, PACKED_EXPERTS, SCALED_EXPERTS, SCALED_ROWS
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
 from kernels.moe.triton_dense import dense_experts_kernel
 from kernels.moe.triton_packed import packed_experts_kernel
+from kernels.moe.triton_scaled import scaled_experts_kernel
 from kernels.moe.triton_sort import SortedPairs, sort_pairs
 
 _DENSE, _PACKED = read_launches(DENSE_EXPERTS), read_launches(PACKED_EXPERTS)
+_SCALED = read_launches(SCALED_EXPERTS)
+_ROUNDING = InputRounding(torch.float8_e4m3fn, has_blocks=True)
 
 
 def expert_launch(generation: GpuGeneration, num_rows: int, num_experts: int, *, is_packed: bool) -> ProductLaunch:
@@ -38,16 +44,39 @@ def max_blocks(num_rows: int, num_experts: int, block_m: int) -> int:
 class GpuExperts:
     """Experts on a GPU. One stream at a time calls it."""
 
-    __slots__ = ("_activation", "_counts", "_down", "_first_expert", "_gate_up", "_gpu", "tokens_per_expert")
+    __slots__ = (
+        "_activation",
+        "_counts",
+        "_down",
+        "_first_expert",
+        "_gate_up",
+        "_gpu",
+        "_rounds_inputs",
+        "tokens_per_expert",
+    )
 
     def __init__(
-        self, gate_up: ExpertStack, down: ExpertStack, activation: ExpertActivation, first_expert: int, gpu: Gpu
+        self,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        activation: ExpertActivation,
+        first_expert: int,
+        gpu: Gpu,
+        *,
+        has_float8: bool = False,
     ) -> None:
-        """Hold stacks that `stack_experts` made, the first projection's with `is_gated` where there are gates."""
+        """Hold stacks that `stack_experts` made, the first projection's with `is_gated` where there are gates.
+
+        With `has_float8` the GPU multiplies float8 numbers.
+        """
         self._gate_up, self._down = _of_one_type(gate_up, down)
         self._activation = activation
         self._first_expert = first_expert
         self._gpu = gpu
+        stacks = (self._gate_up, self._down)
+        self._rounds_inputs = has_float8 and all(
+            isinstance(each, PackedStack) and each.rounds_inputs for each in stacks
+        )
         device = gate_up.words.device if isinstance(gate_up, PackedStack) else gate_up.weight.device
         num_experts = gate_up.shape[0]
         self._counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
@@ -72,6 +101,12 @@ class GpuExperts:
             x = x.bfloat16()
         ids, weights = ids.contiguous(), weights.contiguous()
         num_experts = len(self._counts)
+        if self._rounds_inputs and dtype is not torch.float32 and ids.numel() > SCALED_ROWS * num_experts:
+            launch = launch or launch_for(_SCALED[self._gpu.generation], -(-ids.numel() // num_experts))
+            rows = sort_pairs(ids, self._counts, self.tokens_per_expert, self._first_expert, launch.block_m)
+            hidden = _scaled(x, self._gate_up, rows, launch, self._activation)
+            outputs = _scaled(hidden, self._down, rows, launch, None)
+            return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
         launch = launch or expert_launch(self._gpu.generation, ids.numel(), num_experts, is_packed=is_packed)
         if x.dtype is torch.float32:
             # Numbers of twice the size: as many bytes at once.
@@ -211,3 +246,49 @@ def _packed(
         **dependent_launch(inputs.device),
         num_stages=launch.num_stages,
     )
+
+
+def _scaled(
+    inputs: torch.Tensor,
+    stack: ExpertStack,
+    rows: SortedPairs,
+    launch: ProductLaunch,
+    activation: ExpertActivation | None,
+) -> torch.Tensor:
+    """Do what `multiply` does, with inputs that are rounded first."""
+    assert isinstance(stack, PackedStack)
+    num_experts, out_features, _ = stack.shape
+    size = out_features // (1 if activation is None else activation.num_projections)
+    outputs = torch.empty((len(rows.pairs), size), dtype=inputs.dtype, device=inputs.device)
+    rounded = quantize_tokens_triton(inputs, _ROUNDING, interleaves=True)
+    scaled_experts_kernel[_grid(stack, rows, launch)](
+        rounded.values,
+        rounded.scales,
+        stack.words.view(torch.float8_e4m3fn),
+        stack.scales.words,
+        stack.bias,
+        outputs,
+        rows.pairs,
+        rows.row_starts,
+        rows.block_ends,
+        num_experts,
+        out_features,
+        stack.words.shape[2],
+        rounded.scales.stride(1),
+        stack.scales.words.stride(0),
+        stack.padded_rows,
+        *kernel_numbers(activation),
+        BLOCK_K=SCALE_BLOCK,
+        SCALES=stack.scales.constants,
+        TILE_ROWS=TILE_ROWS,
+        TOP_K=rows.top_k,
+        IS_FIRST=activation is not None,
+        HAS_GATE=isinstance(activation, GatedActivation),
+        EXPERTS=triton.next_power_of_2(num_experts),
+        BLOCK_M=launch.block_m,
+        BLOCK_N=launch.block_n,
+        num_warps=launch.num_warps,
+        **dependent_launch(inputs.device),
+        num_stages=launch.num_stages,
+    )
+    return outputs

@@ -41,4 +41,20 @@ PACKED_EXPERTS: dict[str, dict[int, dict[str, int]]] = {
         64: {"block_n": 64, "num_warps": 8, "num_stages": 2},
     },
 }
+# Of float8 rows too, from more than `SCALED_ROWS` rows an expert on: fewer are bound by reading weights in any form.
+SCALED_EXPERTS: dict[str, dict[int, dict[str, int]]] = {
+    "HOPPER": {
+        64: {"block_n": 128, "num_warps": 4, "num_stages": 4},
+        128: {"block_n": 128, "num_warps": 8, "num_stages": 4},
+    },
+    "BLACKWELL": {
+        64: {"block_n": 64, "num_warps": 4, "num_stages": 4},
+        128: {"block_n": 64, "num_warps": 8, "num_stages": 4},
+    },
+    "ADA": {
+        64: {"block_n": 64, "num_warps": 4, "num_stages": 3},
+        128: {"block_n": 64, "num_warps": 8, "num_stages": 3},
+    },
+}
+SCALED_ROWS = 32
 MEASURED: dict[str, str] = {}

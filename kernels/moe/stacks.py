@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.linear.forms import CodedMatrix, DenseWeight, Number, SplitWeight
+from kernels.linear.forms import FLOAT8, SCALE_BLOCK, CodedMatrix, DenseWeight, Number, SplitWeight
 from kernels.linear.gpu_packed import PackedMatrix, can_pack, pack_matrices
 from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
 from kernels.linear.gpu_packed.matrix import TILE_ROWS, num_planes
@@ -45,6 +45,7 @@ class PackedStack:
         offsets: Of groups, likewise; None where all are zero.
         input_order: `[num_experts, in_features]` int32; None is in order.
         bias: `[num_experts, out_features]`, or None.
+        rounds_inputs: Whether all are float8 with a scale a block, whose inputs may be rounded alike.
     """
 
     number: Number
@@ -56,6 +57,7 @@ class PackedStack:
     in_features: int
     input_order: torch.Tensor | None
     bias: torch.Tensor | None
+    rounds_inputs: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -129,6 +131,10 @@ def _stack(coded: Sequence[CodedMatrix], order: torch.Tensor | None, bias: torch
         first.in_features,
         _stack_orders(packed),
         None if bias is None else bias.contiguous(),
+        first.number is FLOAT8
+        and first.group_size == SCALE_BLOCK
+        and first.offsets is None
+        and all(matrix.activation == "dynamic" for matrix in coded),
     )
 
 

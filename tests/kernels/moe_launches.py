@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, clamped_swiglu
-from kernels.gpu_config import Gpu
+from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.forms import FLOAT4, FLOAT8, INT4, Number
 from kernels.linear.gpu_packed.group_numbers import GroupLayout
 from kernels.linear.gpu_packed.matrix import ROW_MULTIPLE, TILE_ROWS, num_planes
@@ -33,7 +33,7 @@ def packed(
     plane = 64 if group_size % 64 == 0 else 32
     num_tiles = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE // TILE_ROWS
     num_blocks = -(-columns // (num_planes(number) * plane))
-    words = torch.empty(1, dtype=torch.int16).expand(num_experts, num_tiles, num_blocks, TILE_ROWS, plane)
+    words = torch.empty(plane, dtype=torch.int16).expand(num_experts, num_tiles, num_blocks, TILE_ROWS, plane)
     layout = GroupLayout(group_size, plane, num_planes(number), num_blocks)
     one = describe_groups(layout, num_tiles * TILE_ROWS, "E8M0" if number is FLOAT4 else "FP16")
     scales = replace(one, words=one.words.expand(num_experts, *one.words.shape))
@@ -54,7 +54,7 @@ def launch(
     activation: ExpertActivation,
     dtype: torch.dtype = BFLOAT16,
 ) -> torch.Tensor:
-    experts = GpuExperts(gate_up, down, activation, 0, gpu)
+    experts = GpuExperts(gate_up, down, activation, 0, gpu, has_float8=gpu.generation is not GpuGeneration.AMPERE)
     ids = torch.zeros(num_tokens, top_k, dtype=torch.int32)
     return experts(torch.empty(num_tokens, gate_up.shape[2], dtype=dtype), ids, torch.zeros(num_tokens, top_k))
 
@@ -73,6 +73,9 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
         named[f"int4_{tokens}"] = partial(launch, gpu, tokens, 8, *int4, SILU)
         named[f"int4_offsets_{tokens}"] = partial(launch, gpu, tokens, 8, offsets[0], offsets[1], SILU)
         named[f"fp8_{tokens}"] = partial(launch, gpu, tokens, 8, *fp8, SILU)
+    rounded = [replace(stack, rounds_inputs=True) for stack in fp8]
+    for tokens in (1024, 8192):
+        named[f"fp8_rounded_{tokens}"] = partial(launch, gpu, tokens, 8, rounded[0], rounded[1], SILU)
     nemotron = dense(128, 1856, 2688), dense(128, 2688, 1856)
     for tokens in (1, 512):
         named[f"nemotron_{tokens}"] = partial(launch, gpu, tokens, 6, *nemotron, RELU_SQUARED)

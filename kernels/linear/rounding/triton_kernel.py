@@ -39,13 +39,28 @@ def round_tile(numbers, given_scale, NUMBER: tl.constexpr):
 
 @triton.jit
 def store_rounded(
-    values, scales, given_scale, numbers, rows, is_row, first, row_size, part_stride, WIDTH: tl.constexpr
+    values,
+    scales,
+    given_scale,
+    numbers,
+    rows,
+    is_row,
+    first,
+    row_size,
+    part_stride,
+    WIDTH: tl.constexpr,
+    INTERLEAVES: tl.constexpr = False,
 ):
-    """Round a tile of rows, `[ROWS, SIZE]` float32 from column `first` on, and store it; a part has `WIDTH` columns."""
+    """Round a tile of rows, `[ROWS, SIZE]` float32 from column `first` on, and store it; a part has `WIDTH` columns.
+
+    With `INTERLEAVES` the first and the second half of a part's columns take turns.
+    """
     ROWS: tl.constexpr = numbers.shape[0]
     SIZE: tl.constexpr = numbers.shape[1]
     PARTS: tl.constexpr = SIZE // WIDTH
     steps, scale = round_tile(tl.reshape(numbers, [ROWS * PARTS, WIDTH]), given_scale, values.dtype.element_ty)
+    if INTERLEAVES:
+        steps = tl.permute(tl.reshape(steps, [ROWS * PARTS, 2, WIDTH // 2]), [0, 2, 1])
     columns = first + tl.arange(0, SIZE)
     places = rows.to(tl.int64)[:, None] * row_size + columns[None, :]
     tl.store(values + places, tl.reshape(steps, [ROWS, SIZE]), mask=is_row[:, None] & (columns < row_size)[None, :])
@@ -57,16 +72,28 @@ def store_rounded(
 
 @triton.jit(do_not_specialize=["part_stride"])
 def quantize_tokens_kernel(
-    x, given_scale, values, scales, row_size, x_stride, part_stride, WIDTH: tl.constexpr, SIZE: tl.constexpr
+    x,
+    given_scale,
+    values,
+    scales,
+    x_size,
+    row_size,
+    x_stride,
+    part_stride,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
+    INTERLEAVES: tl.constexpr,
 ):
-    """Program (token, `SIZE` columns of it): each part of `WIDTH` columns has a scale."""
+    """Program (token, `SIZE` columns of it): each part of `WIDTH` columns has a scale; beyond `x_size` are zeros."""
     wait_for_inputs()
     rows = tl.program_id(0) + tl.arange(0, 1)
     first = tl.program_id(1) * SIZE
     columns = first + tl.arange(0, SIZE)
     places = x + rows.to(tl.int64)[:, None] * x_stride + columns[None, :]
-    numbers = tl.load(places, mask=(columns < row_size)[None, :], other=0.0).to(tl.float32)
-    store_rounded(values, scales, given_scale, numbers, rows, rows >= 0, first, row_size, part_stride, WIDTH)
+    numbers = tl.load(places, mask=(columns < x_size)[None, :], other=0.0).to(tl.float32)
+    store_rounded(
+        values, scales, given_scale, numbers, rows, rows >= 0, first, row_size, part_stride, WIDTH, INTERLEAVES
+    )
 
 
 def part_width(row_size: int, rounding: InputRounding) -> int:
@@ -74,9 +101,16 @@ def part_width(row_size: int, rounding: InputRounding) -> int:
     return SCALE_BLOCK if rounding.has_blocks else triton.next_power_of_2(row_size)
 
 
-def quantize_tokens_triton(x: torch.Tensor, rounding: InputRounding) -> RoundedRows:
-    """Round rows `[num_rows, num_columns]`."""
+def quantize_tokens_triton(x: torch.Tensor, rounding: InputRounding, *, interleaves: bool = False) -> RoundedRows:
+    """Round rows `[num_rows, num_columns]`.
+
+    With `interleaves` rows are padded to whole blocks, and the first and the second half of a block's columns take
+    turns, as in words of packed float8 matrices.
+    """
     num_rows, row_size = x.shape
+    if interleaves:
+        assert rounding.has_blocks
+        row_size = -(-row_size // SCALE_BLOCK) * SCALE_BLOCK
     width = part_width(row_size, rounding)
     size = width * (BLOCKS_PER_PROGRAM if rounding.has_blocks else 1)
     rounded = rounding.empty(num_rows, row_size, x.dtype, x.device)
@@ -85,11 +119,13 @@ def quantize_tokens_triton(x: torch.Tensor, rounding: InputRounding) -> RoundedR
         rounding.given_scale,
         rounded.values,
         rounded.scales,
+        x.shape[1],
         row_size,
         x.stride(0),
         rounded.scales.stride(1),
         WIDTH=width,
         SIZE=size,
+        INTERLEAVES=interleaves,
         num_warps=max(1, min(16, size // _PER_WARP)),
         **dependent_launch(x.device),
     )

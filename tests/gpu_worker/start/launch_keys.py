@@ -182,6 +182,7 @@ def launch_mixtures_and_states(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("dispatch", "factory"):
         monkeypatch.setattr(f"kernels.moe.{room}.has_kernels", lambda _: True)
     monkeypatch.setattr("kernels.moe.factory.gpu_of", lambda _: GPU)
+    monkeypatch.setattr("kernels.moe.factory.has_float8", lambda _: True)
     monkeypatch.setattr(triton_route, "route_triton", choose)
     monkeypatch.setattr(gpu, "combine", lambda *args: combine(*args).zero_())
     for name, launch in (("gated_delta", gated_delta_triton), ("ssd", ssd_triton)):

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from tests.kernels.compile_checks import CAPABILITIES, CompiledKernel, compile_launches, instructions_of
 
-PRODUCTS = ("dense_experts_kernel", "packed_experts_kernel")
+PRODUCTS = ("dense_experts_kernel", "packed_experts_kernel", "scaled_experts_kernel")
 COPY_16 = r"cp\.async\.cg"
 """Sixteen bytes of an asynchronous copy, in PTX."""
 
@@ -24,7 +24,10 @@ def check(kernel: CompiledKernel) -> None:
         # more than its memory delivers to a multiprocessor before the first of them arrives.
         # Rows that are no multiples of 16 bytes are not copied ahead: they wait in registers.
         assert kernel.count(COPY_16) >= 2 * kernel.num_stages or kernel.launch == "odd_3", str(kernel)
-    if kernel.kernel == "packed_experts_kernel":
+    if kernel.kernel == "scaled_experts_kernel":
+        # Both operands go into the matrix instruction as they are.
+        assert kernel.count(r"mma\S*\.(e4m3\.e4m3|kind::f8f6f4)") > 0, str(kernel)
+    if kernel.kernel in ("packed_experts_kernel", "scaled_experts_kernel"):
         # Scales of a row and block are a word, not four bytes that each wait for the memory.
         assert kernel.count(r"ld\.global\S*\.b8") == 0, str(kernel)
 
@@ -44,3 +47,5 @@ def test_all_products_fit_every_generation(tmp_path: Path) -> None:
     assert {kernel.capability for kernel in kernels} == set(CAPABILITIES)
     for kernel in kernels:
         check(kernel)
+    rounded = {kernel.capability for kernel in kernels if kernel.kernel == "scaled_experts_kernel"}
+    assert rounded == set(CAPABILITIES) - {80}

@@ -17,7 +17,7 @@ from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear import LinearFactory
 from kernels.linear.forms import FLOAT4, INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, SplitWeight
 from kernels.linear.product_launch import ProductLaunch
-from kernels.moe import RoutingRule, experts_reference, factory
+from kernels.moe import RoutingRule, experts_reference, factory, gpu
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts, expert_launch, max_blocks
 from kernels.moe.layers import ExpertLayers, LinearExperts
@@ -176,6 +176,38 @@ def test_coded_experts_equal_the_reference(form: str, device: torch.device) -> N
     check(quantized(form, 5), "gpt_oss", PACKED, device, 2e-3)
 
 
+@pytest.mark.parametrize(("num_tokens", "is_rounded"), [(60, True), (9, False)])
+def test_float8_experts_round_the_inputs_of_many_rows(
+    num_tokens: int, is_rounded: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With scales of blocks in both, as the reference does by the forms; of few rows the weights alone are float8."""
+    case = Mixture(num_tokens, 3, 2, 160, 200, has_bias=False).tensors(torch.float16)
+    gate_up, down = (
+        ExpertWeights(tuple(replace(fp8(*shape, expert), activation="dynamic") for expert in range(3)))
+        for shape in ((400, 160), (160, 200))
+    )
+    case = replace(case, gate_up=gate_up, down=down)
+    launched: list[int] = []
+    kernel = gpu.scaled_experts_kernel
+
+    class Counted:
+        def __getitem__(self, grid: Any) -> Any:
+            launched.append(1)
+            return kernel[grid]
+
+    monkeypatch.setattr(gpu, "scaled_experts_kernel", Counted())
+    stacks = stack_experts(gate_up.to(device), is_gated=True), stack_experts(down.to(device), is_gated=False)
+    activation, plain = ACTIVATIONS["silu"]
+    experts = GpuExperts(*stacks, activation, 0, H200, has_float8=True)
+    with poisoned_memory(), SyncsForbidden():
+        result = experts(case.x.to(device), case.ids.to(device), case.weights.to(device)).cpu().double()
+    rounded = experts_reference(case.x, case.ids, case.weights, gate_up, down, activation).double()
+    exact = case.token_by_token(plain)
+    expected, other = (rounded, exact) if is_rounded else (exact, rounded)
+    assert len(launched) == 2 * is_rounded
+    assert (result - expected).norm() <= 3e-3 * expected.norm() < (result - other).norm()
+
+
 def mixed(*forms: str) -> ExpertWeights:
     """Experts of different forms."""
     return ExpertWeights(tuple(FORMS[form](192, 160, expert) for expert, form in enumerate(forms)))
@@ -221,6 +253,7 @@ def test_no_form_is_multiplied_expert_by_expert_on_a_gpu(monkeypatch: pytest.Mon
     monkeypatch.setattr(factory, "cpu_library", lambda: None)
     monkeypatch.setattr(factory, "has_kernels", lambda _: True)
     monkeypatch.setattr(factory, "gpu_of", lambda _: H200)
+    monkeypatch.setattr(factory, "has_float8", lambda _: True)
     for weights in [*UNEQUAL.values(), *(mixed(form, form, form) for form in FORMS)]:
         down = ExpertWeights.dense(torch.zeros(weights.num_experts, 160, 96))
         experts = factory.make_experts(LinearFactory(lambda: 0), weights, down, ACTIVATIONS["silu"][0])

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from kernels.activation.experts import SILU, GatedActivation, clamped_swiglu
 from kernels.linear import LinearFactory
-from kernels.linear.forms import FLOAT4, INT8, GroupQuantizedWeight
+from kernels.linear.forms import FLOAT4, INT8, GroupQuantizedWeight, ScaledWeight
 from kernels.moe import Experts, ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from ops.bench.gpu.case import OURS, Candidate, Case, Op, relative_error
-from ops.bench.gpu.cases.quantized_linear import grouped_weight
+from ops.bench.gpu.cases.quantized_linear import fp8_block_weight, grouped_weight
 
 _SCALE_GROUP = 32
 # Exponents of the scales' powers of two, with the bias of 127.
@@ -29,6 +29,8 @@ class Stored(Enum):
     MXFP4 = 1 / 2 + 1 / _SCALE_GROUP
     Q6_K = 1 + 4 / 16
     """As kernels pack it: a byte a number, and scales of float32."""
+    FP8 = 1.0
+    """With a scale a block of 128 rows and columns; inputs are rounded too where rows are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,12 @@ class MixtureSizes:
 
     def weights(self, device: torch.device) -> tuple[ExpertWeights, ExpertWeights]:
         """Make random matrices."""
-        make = {Stored.BF16: self._plain, Stored.MXFP4: self._microscaled, Stored.Q6_K: self._six_bits}[self.stored]
+        make = {
+            Stored.BF16: self._plain,
+            Stored.MXFP4: self._microscaled,
+            Stored.Q6_K: self._six_bits,
+            Stored.FP8: self._float8,
+        }[self.stored]
         return (
             make(device, 2 * self.expert_size, self.hidden_size),
             make(device, self.hidden_size, self.expert_size),
@@ -71,6 +78,9 @@ class MixtureSizes:
         makes = partial(grouped_weight, device, rows, columns, INT8, 16, 64)
         return ExpertWeights(tuple(makes() for _ in range(self.num_experts)))
 
+    def _float8(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
+        return ExpertWeights(tuple(fp8_block_weight(device, rows, columns) for _ in range(self.num_experts)))
+
     def _microscaled(self, device: torch.device, rows: int, columns: int) -> ExpertWeights:
         shape = (self.num_experts, rows, columns)
         codes = torch.randint(256, (*shape[:2], columns // 2), dtype=torch.uint8, device=device)
@@ -82,6 +92,7 @@ class MixtureSizes:
 
 QWEN3_30B_A3B = MixtureSizes("Qwen3-30B-A3B", 128, 8, 2048, 768, SILU)
 # As in the usual Q4_K_M files, whose down projections have six bits.
+QWEN3_30B_A3B_FP8 = replace(QWEN3_30B_A3B, name="Qwen3-30B-A3B fp8", stored=Stored.FP8)
 QWEN3_30B_A3B_Q6_K = replace(QWEN3_30B_A3B, name="Qwen3-30B-A3B Q6_K", stored=Stored.Q6_K)
 GPT_OSS_20B = MixtureSizes("gpt-oss-20b", 32, 4, 2880, 2880, clamped_swiglu(1.702, 7.0), Stored.MXFP4)
 
@@ -95,8 +106,19 @@ def experts_error(device: torch.device, sizes: MixtureSizes, num_tokens: int) ->
     gate_up, down = sizes.weights(device)
     x = torch.randn(num_tokens, sizes.hidden_size, device=device).bfloat16()
     ids, weights = route(torch.randn(num_tokens, sizes.num_experts, device=device), sizes.rule)
+    result = _make(sizes, gate_up, down)(x, ids, weights)
     expected = experts_reference(x, ids, weights, gate_up, down, sizes.activation)
-    return relative_error(_make(sizes, gate_up, down)(x, ids, weights), expected)
+    if sizes.stored is not Stored.FP8:
+        return relative_error(result, expected)
+    # Inputs may be rounded as the forms say, or not at all.
+    exact = experts_reference(x, ids, weights, _unrounded(gate_up), _unrounded(down), sizes.activation)
+    return min(relative_error(result, expected), relative_error(result, exact))
+
+
+def _unrounded(weights: ExpertWeights) -> ExpertWeights:
+    return ExpertWeights(
+        tuple(replace(form, activation="none") if isinstance(form, ScaledWeight) else form for form in weights.forms)
+    )
 
 
 def experts_case(device: torch.device, sizes: MixtureSizes, num_tokens: int) -> Case:
@@ -142,14 +164,15 @@ def _in_torch(
 _TINY = MixtureSizes("tiny", 5, 2, 192, 96, SILU)
 _TINY_SIX_BITS = replace(_TINY, name="tiny Q6_K", stored=Stored.Q6_K)
 _TINY_MICROSCALED = MixtureSizes("tiny MXFP4", 5, 2, 192, 96, clamped_swiglu(1.702, 7.0), Stored.MXFP4)
-_CHECKED = (_TINY, _TINY_MICROSCALED, _TINY_SIX_BITS)
+_TINY_FLOAT8 = replace(_TINY, name="tiny fp8", stored=Stored.FP8)
+_CHECKED = (_TINY, _TINY_MICROSCALED, _TINY_SIX_BITS, _TINY_FLOAT8)
 
 EXPERTS = Op(experts_error, experts_case, 1.5e-2).suite(
     "experts",
     {f"{sizes.name} {tokens}": (sizes, tokens) for sizes in _CHECKED for tokens in (1, 7, 300)},
     {
         f"{sizes.name} {tokens} tokens": (sizes, tokens)
-        for sizes in (QWEN3_30B_A3B, GPT_OSS_20B, QWEN3_30B_A3B_Q6_K)
+        for sizes in (QWEN3_30B_A3B, QWEN3_30B_A3B_FP8, GPT_OSS_20B, QWEN3_30B_A3B_Q6_K)
         for tokens in (1, 16, 64, 256, 4096)
     },
 )

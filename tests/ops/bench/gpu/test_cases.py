@@ -41,6 +41,7 @@ TINY_WINDOW = replace(TINY_ATTENTION, sliding_window=12)
 TINY_SSD = SsdSizes(4, 9, 2, 12)
 TINY_DELTA = DeltaSizes(2, 4, 12, 9)
 TINY_EXPERTS = experts.MixtureSizes("tiny", 5, 2, 64, 32, SILU)
+FLOAT8_EXPERTS = replace(TINY_EXPERTS, stored=experts.Stored.FP8)
 CODED_EXPERTS = replace(TINY_EXPERTS, stored=experts.Stored.MXFP4)
 
 
@@ -62,6 +63,7 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "fp8 blocks": (partial(quantized_linear.linear_error, CPU, 3, 260, 300, quantized_linear.fp8_block_weight), 4e-3),
     "experts": (partial(experts.experts_error, CPU, TINY_EXPERTS, 7), 6e-3),
     "coded experts": (partial(experts.experts_error, CPU, CODED_EXPERTS, 7), 1.5e-2),
+    "float8 experts": (partial(experts.experts_error, CPU, FLOAT8_EXPERTS, 7), 1.5e-2),
 }
 CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "rms_norm": (elementwise, partial(elementwise.rms_norm_case, CPU, 3, 64)),
