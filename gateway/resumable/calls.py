@@ -18,6 +18,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from gateway.resumable.record import StreamHead
+from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import owner_subject
@@ -26,7 +27,8 @@ TIMEOUT_S = 1.0
 # Calls until an owner counts as dead: after a restart of NATS it may be there a moment later.
 NUM_UNHEARD = 3
 NUM_UNANSWERED = 2
-_AGAIN_S = 0.15
+_AGAIN_S = 0.1
+_MAX_DEAD = 1024
 _YES, _NO = b"1", b"0"
 
 Action = Literal["watch", "stop"]
@@ -51,6 +53,10 @@ class OwnerCalls:
         self._nats = nats
         self._answer = answer
         self._subscription: Subscription | None = None
+        # Names of the dead come never again.
+        self._dead: dict[str, None] = {}
+        self._searches: dict[str, asyncio.Task[None]] = {}
+        self._tasks = BackgroundTasks()
 
     async def serve(self, writer: str) -> None:
         """Answer for a writer of this process, and for no earlier one.
@@ -75,13 +81,14 @@ class OwnerCalls:
             Exception: One of `SEND_ERRORS`; NATS does not answer.
         """
         payload = msgspec.msgpack.encode(OwnerCall(action, head.tenant, head.id))
-        num_unheard = num_unanswered = 0
-        while num_unheard < NUM_UNHEARD and num_unanswered < NUM_UNANSWERED:
+        num_unanswered = 0
+        while head.owner not in self._dead and num_unanswered < NUM_UNANSWERED:
             try:
                 reply = await self._nats.request(owner_subject(head.owner), payload, timeout=TIMEOUT_S)
             except NoRespondersError:
-                num_unheard += 1
-                await asyncio.sleep(_AGAIN_S if num_unheard < NUM_UNHEARD else 0)
+                # Hundreds of streams may ask for one owner.
+                searching = self._searches.get(head.owner) or self._search(head.owner)
+                await asyncio.shield(searching)
             except NatsTimeoutError:
                 if not self._nats.is_connected:
                     raise
@@ -89,6 +96,26 @@ class OwnerCalls:
             else:
                 return reply.data == _YES
         return None
+
+    def _search(self, owner: str) -> asyncio.Task[None]:
+        searching = self._searches[owner] = self._tasks.spawn(self._look_for(owner), f"search for owner {owner}")
+        searching.add_done_callback(lambda _: self._searches.pop(owner))
+        return searching
+
+    async def _look_for(self, owner: str) -> None:
+        """Find out whether an owner that was not there just now is dead."""
+        for _ in range(NUM_UNHEARD - 1):
+            await asyncio.sleep(_AGAIN_S)
+            try:
+                await self._nats.request(owner_subject(owner), b"", timeout=TIMEOUT_S)
+            except NoRespondersError:
+                continue
+            except SEND_ERRORS:
+                return
+            return
+        while len(self._dead) >= _MAX_DEAD:
+            del self._dead[next(iter(self._dead))]
+        self._dead[owner] = None
 
     def _receive(self, message: Msg) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,9 +33,12 @@ TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // (4 << 10)
 # A tenant may exceed its bound by this many messages for each gateway.
 MESSAGES_BETWEEN_PURGES = 512
 # Pieces that are asked for at once.
-READ_AHEAD = 8
+READ_AHEAD = 4
 # Heads that one list reads.
 MAX_LISTED = 1000
+# For so long after it was revoked a fence is not revoked again, for the other streams of its writer.
+REVOKED_S = 2.0
+_MAX_REVOKED = 1024
 _TIMEOUT_S = 3.0
 ERRORS: tuple[type[Exception], ...] = (APIError, DependencyError, *SEND_ERRORS)
 
@@ -64,6 +68,7 @@ class StreamLog:
         self._limits = limits or StreamLimits()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._written: Counter[str] = Counter()
+        self._revoked_at: dict[str, float] = {}
         self._tasks = BackgroundTasks()
         self._log_limit = LogLimit(_log)
 
@@ -245,7 +250,13 @@ class StreamLog:
         Raises:
             Exception: One of `ERRORS`.
         """
+        now = time.monotonic()
+        if now - self._revoked_at.get(writer, -REVOKED_S) < REVOKED_S:
+            return
         await self._js.publish(fence_subject(writer), b"revoked")
+        if len(self._revoked_at) >= _MAX_REVOKED:
+            self._revoked_at.clear()
+        self._revoked_at[writer] = now
 
     async def fence(self, writer: str) -> Fence | None:
         """Return the fence of a writer; a JetStream stream that was made anew has none.

@@ -1,0 +1,199 @@
+"""Resumable streams while gateways and workers are killed: each goes on at another gateway, where it was.
+
+Clients share no code with the product. Each asks any gateway, and when its connection breaks, any other one, with the
+id of its last event. Ids without a gap and the undisturbed text say that no token was lost or doubled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ops.chaos.faults import Kill
+from ops.chaos.mix import Body, plain_bodies
+from ops.chaos.outcome import Outcome
+from ops.chaos.system import API_KEY, System, SystemOptions
+
+CONTINUED_S = 2.0
+NUM_STREAMS = 200
+NUM_TOKENS = 400
+# Streams at once: as many as there are slots.
+_CONCURRENT = 64
+_NUM_BODIES = 8
+_PAUSE_S = 0.05
+_TIMEOUT_S = 120.0
+_NUM_GATEWAYS = 3
+_NUM_WORKERS = 3
+_OPTIONS = SystemOptions(num_gateways=_NUM_GATEWAYS, num_workers=_NUM_WORKERS, simulate_ms=10.0)
+_BETWEEN_KILLS_S = 2.0
+
+
+class _BrokenError(Exception):
+    """The connection broke, or its gateway says that the stream goes on elsewhere."""
+
+
+@dataclass
+class _Stream:
+    """One stream, as its client has it.
+
+    Attributes:
+        events: Data by id.
+        gaps_s: From each break to the next event.
+    """
+
+    body: Body
+    stream_id: str = ""
+    events: dict[int, str] = field(default_factory=dict)
+    gaps_s: list[float] = field(default_factory=list)
+    problem: str = ""
+    is_done: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        objects = [json.loads(data) for data in self.events.values() if data != "[DONE]"]
+        return "".join(choice["text"] for each in objects for choice in each.get("choices", ()))
+
+
+async def resumed_streams(num_requests: int | None) -> Outcome:
+    """Kill gateways and workers in turn under `num_requests` streams."""
+    outcome = Outcome("resumed-streams", f"0 lost, 0 doubled, continued <= {CONTINUED_S:g} s (p99)")
+    bodies = [_resumable(body) for body in plain_bodies(NUM_TOKENS, _NUM_BODIES)]
+    async with System(_OPTIONS) as system:
+        references = [await _reference(system, body) for body in bodies]
+        streams = [_Stream(bodies[number % _NUM_BODIES]) for number in range(num_requests or NUM_STREAMS)]
+        killing = asyncio.create_task(_kill(system))
+        places = asyncio.Semaphore(_CONCURRENT)
+        await asyncio.gather(*(_read(system, stream, places) for stream in streams))
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+        outcome.figures["kills"] = sum(part.num_kills for part in [*system.gateways, *system.workers])
+    _judge(outcome, streams, dict(zip(map(id, bodies), references, strict=True)))
+    return outcome
+
+
+def _resumable(body: Body) -> Body:
+    return Body(body.path, body.json | {"stream_options": {"resumable": True}})
+
+
+async def _reference(system: System, body: Body) -> str:
+    """Return the undisturbed text of a body."""
+    stream = _Stream(body)
+    await _read(system, stream, asyncio.Semaphore(1))
+    return stream.text
+
+
+async def _kill(system: System) -> None:
+    chance = random.Random(11)
+    while True:
+        kind, count = chance.choice((("gateway", _NUM_GATEWAYS), ("gateway", _NUM_GATEWAYS), ("worker", _NUM_WORKERS)))
+        await asyncio.sleep(_BETWEEN_KILLS_S)
+        await Kill(0.0, chance.uniform(0.2, 1.0), f"{kind}-{chance.randrange(count)}").run(system)
+
+
+async def _read(system: System, stream: _Stream, places: asyncio.Semaphore) -> None:
+    """Read a stream to its end, at one gateway after the other."""
+    async with places:
+        key = f"{random.getrandbits(64):x}"
+        broken_at: float | None = None
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not (stream.is_done or stream.problem):
+            gateway = random.choice(system.gateways).name
+            try:
+                async for _ in _events(system.port(gateway), stream, key):
+                    if broken_at is not None:
+                        stream.gaps_s.append(time.monotonic() - broken_at)
+                        broken_at = None
+            except (_BrokenError, OSError, asyncio.IncompleteReadError, ValueError):
+                if stream.events:
+                    broken_at = broken_at or time.monotonic()
+                await asyncio.sleep(_PAUSE_S)
+            if time.monotonic() > deadline:
+                stream.problem = f"no end within {_TIMEOUT_S:g} s, {len(stream.events)} events"
+
+
+async def _events(port: int, stream: _Stream, key: str) -> AsyncIterator[None]:
+    """Ask for the events behind those that a stream has, and take them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(_request(stream, key))
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(head[0].split()[1])
+        if status == 204:
+            stream.is_done = True
+            return
+        if status != 200:
+            await _refused(stream, status, reader)
+        names = dict(line.split(": ", 1) for line in head[1:] if line)
+        stream.stream_id = names["x-request-id"]
+        pending = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            pending += await reader.readexactly(size)
+            await reader.readexactly(2)
+            *events, pending = pending.split(b"\n\n")
+            for event in events:
+                _take(stream, event.decode().removeprefix(": keep-alive\n"))
+                yield
+        stream.is_done = True
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _refused(stream: _Stream, status: int, reader: asyncio.StreamReader) -> None:
+    """Raise that the client tries elsewhere, or note why it cannot."""
+    if status not in (503, 429, 502):
+        stream.problem = f"{status} {(await reader.read(300)).decode(errors='replace')}"
+    raise _BrokenError
+
+
+def _request(stream: _Stream, key: str) -> bytes:
+    common = f"Host: chaos\r\nAuthorization: Bearer {API_KEY}\r\n"
+    if stream.stream_id and stream.events:
+        last = f"Last-Event-ID: {max(stream.events)}\r\n"
+        return f"GET /v1/streams/{stream.stream_id} HTTP/1.1\r\n{common}{last}\r\n".encode()
+    # The gateway may have died before it said which stream it is: the key finds it.
+    payload = json.dumps(stream.body.json).encode()
+    names = f"{common}Idempotency-Key: {key}\r\nContent-Length: {len(payload)}\r\n"
+    return f"POST {stream.body.path} HTTP/1.1\r\n{names}\r\n".encode() + payload
+
+
+def _take(stream: _Stream, event: str) -> None:
+    lines = dict(line.split(": ", 1) for line in event.split("\n") if ": " in line)
+    if "id" not in lines:
+        raise _BrokenError
+    number = int(lines["id"])
+    if number != len(stream.events):
+        stream.problem = f"event {number} where {len(stream.events)} was due"
+    content: Any = lines["data"]
+    if '"error"' in content:
+        stream.problem = f"the stream failed: {content[:300]}"
+    stream.events[number] = content
+
+
+def _judge(outcome: Outcome, streams: list[_Stream], references: dict[int, str]) -> None:
+    outcome.num_requests = len(streams)
+    for stream in streams:
+        problem = stream.problem
+        if not problem and stream.text != references[id(stream.body)]:
+            problem = "a stream has another text than the undisturbed one"
+            outcome.num_wrong += 1
+        elif problem:
+            outcome.num_failed += 1
+        if problem and len(outcome.problems) < 5:
+            outcome.problems.append(f"{stream.stream_id}: {problem}")
+    gaps_s = sorted(gap for stream in streams for gap in stream.gaps_s)
+    outcome.silences_s = gaps_s
+    outcome.expect(bool(gaps_s), "no stream was open while its gateway died")
+    if gaps_s:
+        p99_s = gaps_s[min(len(gaps_s) - 1, int(len(gaps_s) * 0.99))]
+        outcome.figures |= {"continuations": len(gaps_s), "continued p99 s": round(p99_s, 2)}
+        outcome.figures["continued max s"] = round(gaps_s[-1], 2)
+        outcome.expect(p99_s <= CONTINUED_S, f"streams went on after {p99_s:.2f} s (p99)")
