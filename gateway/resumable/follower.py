@@ -14,7 +14,7 @@ from gateway.resumable.calls import OwnerCalls
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, unavailable
 from gateway.resumable.owner import StreamOwner
-from gateway.resumable.reader import LogReader
+from gateway.resumable.reader import LogReader, PiecesGoneError
 from gateway.resumable.writer import OUTAGE_S
 
 MIN_POLL_S = 0.02
@@ -49,6 +49,10 @@ class Follower:
             try:
                 wait_s = MIN_POLL_S if await self._advance() else min(wait_s * _GROWTH, MAX_POLL_S)
                 failing_since = self._loop.time()
+            except PiecesGoneError:
+                # Who takes a stream over deletes the pieces of the owner before.
+                if not await self._has_moved():
+                    stream.abort(no_longer_kept(stream.head.id, "its pieces are gone"))
             except ApiError as error:
                 if error.status != 503 or self._loop.time() - failing_since > OUTAGE_S:
                     stream.abort(error)
@@ -85,11 +89,25 @@ class Follower:
             stream.caught_up.set()
         return has_new
 
+    async def _has_moved(self) -> bool:
+        """Read the head again; return whether it is another one, or cannot be read now."""
+        stream = self._stream
+        try:
+            found = await self._log.find(stream.head.tenant, stream.head.id)
+        except ERRORS:
+            return True
+        if found is None or found.seq == stream.seq:
+            return False
+        stream.head, stream.seq = found
+        del stream.entries[stream.num_shown :]
+        self._called_at = None
+        return True
+
     async def _read_end(self) -> None:
         stream = self._stream
         await self._reader.read()
         if not stream.has_last_entry:
-            raise no_longer_kept(stream.head.id)
+            raise no_longer_kept(stream.head.id, "its end is missing")
         stream.show(len(stream.entries))
 
     async def _look_again(self, *, is_dead: bool) -> None:
@@ -97,7 +115,7 @@ class Follower:
         stream = self._stream
         found = await self._log.find(stream.head.tenant, stream.head.id)
         if found is None or found.head.is_cut:
-            raise unavailable() if found is None else no_longer_kept(stream.head.id)
+            raise unavailable() if found is None else no_longer_kept(stream.head.id, "it was too large")
         is_same = found.head.owner == stream.head.owner and found.head.ended is None
         stream.head, stream.seq = found
         if not is_same:
@@ -110,10 +128,19 @@ class Follower:
     async def _take_over(self) -> None:
         stream = self._stream
         _log.warning("stream %s is taken over from a gateway that is gone", stream.head.id)
-        await self._log.revoke(stream.head.owner)
-        await self._reader.read()
-        if stream.has_last_entry:
-            # Nobody writes any more: what is there is all.
-            stream.show(len(stream.entries))
-        else:
-            await self._owner.take_over(stream)
+        # Whoever leaves now does not end it: that would be half a takeover.
+        stream.is_held = True
+        try:
+            # What this process has written itself, without knowing that it owns the stream, it may show.
+            if stream.head.owner != self._owner.writer.name:
+                await self._log.revoke(stream.head.owner)
+            await self._reader.read()
+            if stream.has_last_entry:
+                # Nobody writes any more: what is there is all.
+                stream.show(len(stream.entries))
+            else:
+                await self._owner.take_over(stream)
+        finally:
+            stream.is_held = False
+        if not (stream.is_owned or stream.has_views):
+            stream.end()

@@ -100,13 +100,13 @@ class StreamHub:
             known = self._streams.get((tenant, stream_id))
             if known is None:
                 if found.head.is_cut or self._is_over(found.head):
-                    raise no_longer_kept(stream_id)
+                    raise no_longer_kept(stream_id, "it is too large" if found.head.is_cut else "its time is over")
                 known = LiveStream(found.head, found.head.form.generation(found.head.model), time.perf_counter())
                 known.seq = found.seq
                 self._streams[tenant, stream_id] = known
                 self._follow(known)
         if known.is_cut:
-            raise no_longer_kept(stream_id)
+            raise no_longer_kept(stream_id, "it is too large")
         return known
 
     async def head(self, tenant: str, stream_id: str) -> StreamHead:

@@ -139,7 +139,7 @@ class StreamLog:
         found = await asyncio.gather(*map(self._last, subjects))
         present = [each[0] for each in found if each is not None]
         if len(present) < len(found):
-            raise no_longer_kept(head.id)
+            raise no_longer_kept(head.id, "its requests are gone")
         return present
 
     async def pieces(self, head: StreamHead, first: int, num_ahead: int = READ_AHEAD) -> list[bytes]:
@@ -320,11 +320,11 @@ def unavailable() -> ApiError:
     return ApiError(503, message, code="stream_log_unavailable", retry_after_s=2.0)
 
 
-def no_longer_kept(stream_id: str) -> ApiError:
-    """Return the error of a stream of which a part is gone."""
+def no_longer_kept(stream_id: str, why: str) -> ApiError:
+    """Return the error of a stream of which a part is gone; `why` says which, or why."""
     message = (
-        f"The stream '{stream_id[:128]}' is no longer kept: streams are dropped after their time, when they are too "
-        "large, and when their tenant keeps too much. Ask again."
+        f"The stream '{stream_id[:128]}' is no longer kept: {why}. Streams are dropped after their time, when they are "
+        "too large, and when their tenant keeps too much. Ask again."
     )
     return ApiError(410, message, param="id", code="stream_expired")
 

@@ -153,19 +153,23 @@ class StreamOwner:
         try:
             pieces = await self._log.requests(head)
             requests = decode_requests(pieces, head.form.n)
-            taken = msgspec.structs.replace(head, owner=self.writer.name, term=head.term + 1)
-            before, seq, stream.head, stream.is_held = head, stream.seq, taken, True
-            self.begin(stream)
-            new_seq = None
-            if await self.writer.settle(stream):
-                new_seq = await self._log.replace(taken, seq)
-            if new_seq is None:
-                self.give_up(stream)
-                stream.head = before
-                return False
-            await self._log.delete_pieces(before)
         except ERRORS as error:
             raise unavailable() from error
+        seq, stream.head = stream.seq, msgspec.structs.replace(head, owner=self.writer.name, term=head.term + 1)
+        self.begin(stream)
+        new_seq = None
+        try:
+            if await self.writer.settle(stream):
+                new_seq = await self._log.replace(stream.head, seq)
+                if new_seq is not None and head.owner != stream.head.owner:
+                    await self._log.delete_pieces(head)
+        except ERRORS as error:
+            _log.warning("stream %s could not be taken over: %r", head.id, error)
+        if new_seq is None or stream.ended.done():
+            # Another process was faster, or this one stops.
+            self.give_up(stream)
+            stream.head = head
+            return False
         stream.started, stream.requests, stream.is_held = time.perf_counter(), pieces, False
         stream.show(len(stream.entries))
         self._resume(stream, requests)

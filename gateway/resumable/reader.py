@@ -8,7 +8,11 @@ from gateway.resumable.live import LiveStream
 from gateway.resumable.log import READ_AHEAD, StreamLog, no_longer_kept
 from gateway.resumable.record import decode_piece
 
-_MAX_GAPS = 100
+_MAX_GAPS = 20
+
+
+class PiecesGoneError(Exception):
+    """Pieces are not there: they are dropped, or the stream has another owner, which has written its own."""
 
 
 class LogReader:
@@ -27,7 +31,8 @@ class LogReader:
         """Take the entries that the log has more than the stream.
 
         Raises:
-            ApiError: 410; pieces are no longer kept.
+            ApiError: 410; pieces cannot be read.
+            PiecesGoneError: There are none.
             Exception: One of `ERRORS`.
         """
         head = self._stream.head
@@ -37,18 +42,20 @@ class LogReader:
             # Once it is read to its end, there is seldom more than the next piece.
             pieces = await self._log.pieces(head, self._number, 2 if self._has_read else READ_AHEAD)
             if not pieces and (self._stream.entries or head.term or head.ended is not None):
-                raise no_longer_kept(head.id)
+                raise PiecesGoneError
             if all(self._take(number, piece) for number, piece in enumerate(pieces, self._number)):
                 self._has_read = True
                 return
-        raise no_longer_kept(head.id)
+            # The stream may have fewer entries than when the last piece was read: those that may not be shown go.
+            self._number = 0
+        raise no_longer_kept(head.id, "a piece of it is missing")
 
     def _take(self, number: int, piece: bytes) -> bool:
         """Take the new entries of a piece; False if it begins behind them, and nothing was taken."""
         try:
             start, entries = decode_piece(piece)
         except msgspec.MsgspecError:
-            raise no_longer_kept(self._stream.head.id) from None
+            raise no_longer_kept(self._stream.head.id, "it cannot be read") from None
         num_known = len(self._stream.entries)
         if start > num_known:
             return False

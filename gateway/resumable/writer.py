@@ -23,7 +23,7 @@ from shared.background_tasks import BackgroundTasks
 from shared.log_limit import LogLimit
 
 MIN_ROUND_S = 0.01
-MAX_ROUND_S = 0.1
+MAX_ROUND_S = 0.05
 _RETRY_S = 0.1
 # NATS that is replaced, or elects a leader, is back by then.
 OUTAGE_S = 20.0

@@ -28,11 +28,12 @@ from ops.stack.plan import DEMO_MODEL_NAME
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How hard: `num_rounds` requests of `num_tokens` tokens on each of `concurrency` connections."""
+    """How hard: `num_rounds` requests of `num_tokens` tokens on each of `concurrency` connections, resumable or not."""
 
     concurrency: int
     num_tokens: int
     num_rounds: int
+    is_resumable: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ async def _measure_all(options: argparse.Namespace) -> None:
     step_ms = options.step_ms
     with isolated_gateway(step_ms) if options.isolated else _system(step_ms, options.gateways) as target:
         for concurrency in options.concurrency:
-            load = Load(concurrency, options.tokens, options.rounds)
+            load = Load(concurrency, options.tokens, options.rounds, options.resumable)
             # Streams that all begin at once would measure how long a crowd waits at the door.
             spread_s = min(5.0, options.tokens * step_ms / 1000)
             await _measure(target, Load(concurrency, 4, 1), 0.0)
@@ -62,7 +63,8 @@ async def _measure_all(options: argparse.Namespace) -> None:
 
 async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
     prompts = (f"stream number {index}" for index in range(load.concurrency))
-    requests = [target.address.completion(prompt, load.num_tokens) for prompt in prompts]
+    more = {"stream_options": {"resumable": True}} if load.is_resumable else {}
+    requests = [target.address.completion(prompt, load.num_tokens, **more) for prompt in prompts]
     cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
     samples = await count_streams(target.address, requests, load.num_rounds, spread_s)
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
@@ -75,6 +77,7 @@ def _row(target: Target, load: Load, samples: Samples, cpu_s: dict[str, float]) 
         "target": target.name,
         "concurrency": load.concurrency,
         "num_tokens": load.num_tokens,
+        "is_resumable": load.is_resumable,
         "requests_per_s": round(samples.num_requests / elapsed_s, 1),
         "tokens_per_s": round(samples.num_tokens / elapsed_s),
         "failures": samples.num_failures,
@@ -120,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add_list(parser, "--concurrency", int, [1, 16, 64, 256], "Connections: 1,16,64,256.")
     parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
     parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
+    parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
     return parser
 

@@ -31,7 +31,7 @@ _TIMEOUT_S = 120.0
 _NUM_GATEWAYS = 3
 _NUM_WORKERS = 3
 _OPTIONS = SystemOptions(num_gateways=_NUM_GATEWAYS, num_workers=_NUM_WORKERS, simulate_ms=10.0)
-_BETWEEN_KILLS_S = 2.0
+_BETWEEN_KILLS_S = 1.0
 
 
 class _BrokenError(Exception):

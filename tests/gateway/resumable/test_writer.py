@@ -53,6 +53,23 @@ class Log:
         return "".join(delta.text for _, delta, _ in entries if delta is not None)
 
 
+def head_and_generation() -> tuple[StreamHead, Generation]:
+    generation = Generation("completion", "m", (Prompt(1),), 1, Sampling(), deterministic=False)
+    head = StreamHead(
+        id="s",
+        tenant="t",
+        key_id="k",
+        model="m",
+        form=StreamForm.of(generation, "completion"),
+        stamp=AnswerStamp("a", 0),
+        fingerprint=None,
+        owner="w",
+        num_request_pieces=0,
+        created=0.0,
+    )
+    return head, generation
+
+
 class Case:
     """One stream under a writer, read by one answer."""
 
@@ -63,20 +80,7 @@ class Case:
         self.writer = LogWriter(
             cast("Any", self.log), max_bytes, self._revoke, lambda stream: None, self.lost.append, self._cut
         )
-        generation = Generation("completion", "m", (Prompt(1),), 1, Sampling(), deterministic=False)
-        form = StreamForm.of(generation, "completion")
-        head = StreamHead(
-            id="s",
-            tenant="t",
-            key_id="k",
-            model="m",
-            form=form,
-            stamp=AnswerStamp("a", 0),
-            fingerprint=None,
-            owner="w",
-            num_request_pieces=0,
-            created=0.0,
-        )
+        head, generation = head_and_generation()
         self.stream = LiveStream(head, generation, 0.0)
         self.writer.own(self.stream)
         self.sink = LoggedSink(self.stream, 0, self._note)

@@ -1,0 +1,127 @@
+"""A follower whose stream changes its owner while it reads."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.resumable.follower import Follower
+from gateway.resumable.live import LiveStream
+from gateway.resumable.log import Fence, Stored
+from gateway.resumable.record import PieceWriter, StreamHead
+from shared.messages import Delta, Finish
+from tests.gateway.resumable.test_writer import head_and_generation
+
+
+class Log:
+    """What a NATS would answer; pieces by owner."""
+
+    def __init__(self, head: StreamHead) -> None:
+        self.head = head
+        self.seq = 1
+        self.written: dict[str, list[bytes]] = {}
+        self.stale: list[list[bytes]] = []
+        self.revoked: set[str] = set()
+
+    def write(self, owner: str, texts: str, *, is_whole: bool = False) -> None:
+        entries: list[Any] = [(0, Delta("r", 0, at, (at,), text), None) for at, text in enumerate(texts)]
+        if is_whole:
+            entries.append((0, Delta("r", 0, len(texts), finish=Finish("stop")), None))
+        self.written[owner] = [piece for _, piece in PieceWriter().put(entries)]
+
+    async def find(self, tenant: str, stream_id: str) -> Stored | None:
+        return Stored(self.head, self.seq)
+
+    async def pieces(self, head: StreamHead, first: int, num_ahead: int = 1) -> list[bytes]:
+        return (self.stale.pop() if self.stale else self.written.get(head.owner, []))[first:]
+
+    async def revoke(self, writer: str) -> None:
+        self.revoked.add(writer)
+
+    async def fence(self, writer: str) -> Fence | None:
+        return Fence(writer not in self.revoked, 1)
+
+
+class Calls:
+    async def ask(self, head: StreamHead, action: str) -> bool:
+        return True
+
+
+def case() -> tuple[Log, LiveStream, asyncio.Task[None]]:
+    head, generation = head_and_generation()
+    log, stream = Log(head), LiveStream(head, generation, 0.0)
+    stream.seq = 1
+    log.write("w", "ab")
+    owner = cast("Any", SimpleNamespace(writer=SimpleNamespace(name="own")))
+    follower = Follower(cast("Any", log), cast("Any", Calls()), owner, stream)
+    return log, stream, asyncio.create_task(follower.follow({stream}))
+
+
+def texts(stream: LiveStream) -> str:
+    return "".join(delta.text for _, delta, _ in stream.entries[: stream.num_shown] if delta is not None)
+
+
+async def test_pieces_that_a_new_owner_has_deleted_are_read_from_its_own() -> None:
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    assert texts(stream) == "ab"
+    # The new owner has read one more token than was shown here.
+    log.write("v", "abcd", is_whole=True)
+    log.head, log.seq = msgspec.structs.replace(log.head, owner="v", term=1), 2
+    del log.written["w"]
+    await asyncio.wait_for(following, 5)
+    assert (texts(stream), stream.is_complete, stream.failure) == ("abcd", True, None)
+
+
+async def test_what_a_revoked_owner_still_writes_is_not_shown() -> None:
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    log.revoked.add("w")
+    log.head, log.seq = msgspec.structs.replace(log.head, owner="v", term=1), 2
+    log.write("v", "ab")
+    log.write("w", "abX")
+    await asyncio.sleep(0.2)
+    assert texts(stream) == "ab"
+    log.write("v", "abcd", is_whole=True)
+    await asyncio.wait_for(following, 5)
+    assert texts(stream) == "abcd"
+
+
+async def test_entries_that_a_dead_owner_logged_are_read_again_after_somebody_else_has_revoked_it() -> None:
+    """The other process has died before it owned the stream."""
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    long = "ab" + "x" * 900
+    log.revoked.add("w")
+    log.write("w", long, is_whole=True)
+    assert len(log.written["w"]) > 2
+    await asyncio.wait_for(following, 5)
+    assert (texts(stream), stream.failure) == (long, None)
+
+
+async def test_pieces_that_are_dropped_end_the_stream_with_a_410() -> None:
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    log.written.clear()
+    await asyncio.wait_for(following, 5)
+    failure = stream.failure
+    assert isinstance(failure, ApiError)
+    assert (failure.status, failure.code) == (410, "stream_expired")
+
+
+async def test_a_piece_that_was_read_before_the_next_one_was_begun_is_read_again() -> None:
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    long = "x" * 900
+    log.write("w", "ab" + long, is_whole=True)
+    whole = log.written["w"]
+    assert len(whole) > 2
+    # As if the first piece was read while it was shorter than when the next one was begun.
+    stale = PieceWriter().put([(0, Delta("r", 0, at, (at,), text), None) for at, text in enumerate("ab")])[0][1]
+    log.stale = [[stale, *whole[1:]]] * 3
+    await asyncio.wait_for(following, 5)
+    assert texts(stream) == "ab" + long
