@@ -63,8 +63,8 @@ async def _measure_all(options: argparse.Namespace) -> None:
 
 async def _measure(target: Target, load: Load, spread_s: float) -> dict[str, object]:
     prompts = (f"stream number {index}" for index in range(load.concurrency))
-    more = {"stream_options": {"resumable": True}} if load.is_resumable else {}
-    requests = [target.address.completion(prompt, load.num_tokens, **more) for prompt in prompts]
+    options = {"resumable": load.is_resumable}
+    requests = [target.address.completion(prompt, load.num_tokens, stream_options=options) for prompt in prompts]
     cpu_before = {role: cpu_seconds(pids) for role, pids in target.pids.items()}
     samples = await count_streams(target.address, requests, load.num_rounds, spread_s)
     cpu_s = {role: cpu_seconds(pids) - cpu_before[role] for role, pids in target.pids.items()}
