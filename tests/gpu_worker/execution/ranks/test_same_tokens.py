@@ -60,9 +60,9 @@ def ways() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
-    with started(tmp_path, 1, max_model_len=256) as (alone, _):
+    with started(tmp_path, 1, dtype="float32", max_model_len=256) as (alone, _):
         expected = [alone.answer(list(sequences(18)), **way) for way in ways()]
-    with started(tmp_path, 2, max_model_len=256) as (run, _):
+    with started(tmp_path, 2, dtype="float32", max_model_len=256) as (run, _):
         for way, outcome in zip(ways(), expected, strict=True):
             assert_same(run.answer(list(sequences(18)), **way), outcome)
     assert expected[1].num_preemptions > 0

@@ -17,7 +17,7 @@ from tests.gpu_worker.execution.ranks.test_same_tokens import MODELS, SIZES
 from tests.gpu_worker.models.families.random_models import Case, save_case
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
 
-SETTINGS: dict[str, Any] = {"max_model_len": 256, "max_draft_tokens": 0}
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_draft_tokens": 0}
 WAYS: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32})
 
 
@@ -39,7 +39,7 @@ def test_two_stages_give_the_tokens_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["windows", "latent", "gptq", "awq", "one-kv-head"])
+@pytest.mark.parametrize("name", ["windows", "latent", "gptq", "gguf", "one-kv-head"])
 def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     check(tmp_path, 2, 2)
