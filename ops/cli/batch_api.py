@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import http.client
 import json
 import re
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ops.cli.running_system import Endpoint, ServerRefusedError
-from shared.errors import ConfigError
+from shared.errors import ConfigError, HeadraceError
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 _PIECE_BYTES = 1 << 18
-_NOTHING_NEW = 416
+_BEHIND_THE_END = 416
+# What is written already is compared with this much of the file: a line of output names its batch in less.
+OVERLAP_BYTES = 4096
+_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +67,49 @@ class BatchApi:
         """Have a batch end."""
         return self.endpoint.call("POST", f"/v1/batches/{batch_id}/cancel", {})
 
-    def download(self, file_id: str, start: int, target: BinaryIO) -> int:
-        """Write what a file has from a byte on; return how many bytes that was."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
+    def delete_file(self, file_id: str) -> None:
+        """Delete a file; one that a running batch reads stays."""
+        self.endpoint.call("DELETE", f"/v1/files/{file_id}")
+
+    def batches(self, limit: int, after: str | None = None) -> dict[str, Any]:
+        """Return a page of batches, the newest first."""
+        return self.endpoint.call("GET", f"/v1/batches?limit={limit}{f'&after={after}' if after else ''}")
+
+    def download(self, file_id: str, start: int, tail: bytes, target: BinaryIO) -> tuple[int, bytes]:
+        """Write what a file has from a byte on; return where that ends, and the bytes before it.
+
+        Up to `OVERLAP_BYTES` of them; `tail` is those before `start`.
+
+        Raises:
+            OtherFileError: The file has other bytes there.
+        """
+        begin = start - len(tail)
+        headers = {"Range": f"bytes={begin}-"} if start else {}
         try:
             response = self.endpoint.open("GET", f"/v1/files/{file_id}/content", None, headers)
         except ServerRefusedError as error:
-            if error.status == _NOTHING_NEW:
-                return 0
+            if error.status == _BEHIND_THE_END:
+                raise OtherFileError(file_id) from error
             raise
-        num = 0
-        try:
-            while piece := response.read(_PIECE_BYTES):
+        with response:
+            if _read(response, len(tail), begin) != tail:
+                raise OtherFileError(file_id)
+            while piece := _read(response, _PIECE_BYTES, start):
                 target.write(piece)
-                num += len(piece)
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerRefusedError(0, f"the download broke off after {start + num} bytes: {error!r}") from error
-        finally:
-            response.close()
-        return num
+                start += len(piece)
+                tail = (tail + piece)[-OVERLAP_BYTES:]
+        return start, tail
+
+
+class OtherFileError(HeadraceError):
+    """What is to be continued is not the beginning of the file that is downloaded."""
+
+
+def _read(response: http.client.HTTPResponse, num_bytes: int, done: int) -> bytes:
+    try:
+        return response.read(num_bytes) if num_bytes else b""
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerRefusedError(0, f"the download broke off after {done} bytes: {error!r}") from error
 
 
 def endpoint_of(file: Path) -> str:
@@ -91,13 +119,33 @@ def endpoint_of(file: Path) -> str:
         ConfigError: There is no such line.
     """
     try:
-        with file.open(encoding="utf-8-sig") as lines:
-            first = next((line for line in lines if line.strip()), "")
-        url = json.loads(first)["url"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{file} does not begin with a line of OpenAI's Batch API, which names its url ({error!r})"
-        raise ConfigError("FILE", problem) from error
-    return str(url)
+        with file.open("rb") as lines:
+            first = next((line for line in lines if line.removeprefix(codecs.BOM_UTF8).strip()), b"")
+    except FileNotFoundError:
+        raise ConfigError("FILE", f"there is no file {file}") from None
+    except OSError as error:
+        raise ConfigError("FILE", f"{file} cannot be read: {error.strerror}") from error
+    return _endpoint_of(first.removeprefix(codecs.BOM_UTF8), file)
+
+
+def _endpoint_of(first: bytes, file: Path) -> str:
+    if not first:
+        raise ConfigError("FILE", f"{file} is empty")
+    if first.startswith(_COMPRESSED):
+        raise ConfigError("FILE", f"{file} is compressed; unpack it first")
+    wanted = "a line of OpenAI's Batch API, an object with custom_id, method, url and body"
+    try:
+        line = json.loads(first.decode())
+    except UnicodeDecodeError:
+        raise ConfigError("FILE", f"{file} is no text in UTF-8") from None
+    except (ValueError, RecursionError):
+        raise ConfigError("FILE", f"{file} does not begin with JSON, but should with {wanted}") from None
+    if isinstance(line, dict) and isinstance(line.get("url"), str):
+        return str(line["url"])
+    if isinstance(line, dict) and line.keys() & {"text", "messages"}:
+        raise ConfigError("FILE", f"{file} has jobs in Headrace's own format: use `headrace publish --file {file}`")
+    kind = "a JSON array: write one object a line" if isinstance(line, list) else "a line without a url"
+    raise ConfigError("FILE", f"{file} begins with {kind}; wanted is {wanted}")
 
 
 def _pieces(head: bytes, source: BinaryIO, tail: bytes, note: Callable[[int], None]) -> Iterator[bytes]:

@@ -5,7 +5,10 @@ A batch is computed by the system: whoever closes `watch` and calls it again see
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,11 +18,11 @@ from typing import Any, BinaryIO
 
 import click
 
-from ops.cli.batch_api import BATCH_ID, ENDED, BatchApi, endpoint_of
+from ops.cli.batch_api import BATCH_ID, ENDED, OVERLAP_BYTES, BatchApi, OtherFileError, endpoint_of
 from ops.cli.options import settings_command
 from ops.cli.running_system import ServerRefusedError, find_endpoint
 from shared.config import setting
-from shared.errors import HeadraceError
+from shared.errors import ConfigError, HeadraceError
 
 _POLL_S = 0.5
 _AWAY_S = 2.0
@@ -45,31 +48,30 @@ class SubmitConfig(ApiAccess):
     """What to submit, and for how long."""
 
     completion_window: str = setting("24h", "Time after which lines that are not answered expire: 30m, 24h, 7d.")
-    watch: bool = setting(False, "Show the progress until the batch has ended.")
 
 
-@dataclass(frozen=True, slots=True)
-class ResultsConfig(ApiAccess):
-    """Which results, and where to."""
-
-    errors: bool = setting(False, "The lines that have no answer, instead of those that have.")
-    output: Path | None = setting(None, "File to write; one that exists is continued where it ends.")
-    follow: bool = setting(False, "Go on until the batch has ended.")
-
-
-def submit(config: SubmitConfig, file: Path) -> int:
+def submit(config: SubmitConfig, file: Path, watch: bool) -> int:
     """Upload FILE and have its lines computed.
 
-    FILE is JSON Lines of OpenAI's Batch API, up to 50,000 lines for one endpoint. Prints the batch as JSON.
+    FILE is JSON Lines of OpenAI's Batch API, up to 50,000 lines for one endpoint. Prints the batch as JSON, with
+    --watch when it has ended.
     """
-    api, bar = config.api(), _Bar("uploaded", "MB")
-    size = max(1, file.stat().st_size if file.exists() else 0)
-    endpoint = endpoint_of(file)
-    file_id = api.upload(file, lambda num: bar.show(num >> 20, size >> 20, num == size))
+    endpoint, api = endpoint_of(file), config.api()
+    size, bar = file.stat().st_size, _Bar("uploaded", "kB")
+    file_id = api.upload(file, lambda num: bar.show(-(-num // 1000), -(-size // 1000), num == size))
     bar.end()
-    batch = api.create(file_id, endpoint, config.completion_window)
-    print(json.dumps(batch), flush=True)
-    return _watch(api, batch["id"]) if config.watch else 0
+    try:
+        batch = api.create(file_id, endpoint, config.completion_window)
+    except ServerRefusedError:
+        # One that a batch reads after all stays.
+        with contextlib.suppress(ServerRefusedError):
+            api.delete_file(file_id)
+        raise
+    if not watch:
+        _print(batch)
+        return 0
+    _tell(f"submitted as {batch['id']}")
+    return _watch(api, batch["id"], is_printed=True)
 
 
 def watch(config: ApiAccess, batch_id: str) -> int:
@@ -80,29 +82,46 @@ def watch(config: ApiAccess, batch_id: str) -> int:
     return _watch(config.api(), _checked(batch_id))
 
 
-def results(config: ResultsConfig, batch_id: str) -> int:
+def results(config: ApiAccess, batch_id: str, errors: bool, output: Path | None, follow: bool) -> int:
     """Print the lines of output of a batch, in the order of their completion, also while it runs.
 
-    With --output the file grows: called again, the command goes on where it ends.
+    With --output the file grows: called again, the command goes on where it ends. A file that is not the beginning of
+    these results is left as it is. With --follow the status is 1 unless the batch has completed.
     """
-    api, kind = config.api(), "error" if config.errors else "output"
-    target: BinaryIO = sys.stdout.buffer if config.output is None else config.output.open("ab")
-    start = 0 if config.output is None else target.tell()
+    api, kind = config.api(), "error" if errors else "output"
+    is_piped = output is None or output == Path("-")
+    target: BinaryIO = sys.stdout.buffer if output is None or is_piped else output.open("a+b")
+    start, tail = (0, b"") if is_piped else _end_of(target)
     try:
         while True:
             batch = api.get(_checked(batch_id))
             file_id = batch[f"{kind}_file_id"] or batch[f"partial_{kind}_file_id"]
             if file_id is not None:
-                start += api.download(file_id, start, target)
+                try:
+                    start, tail = api.download(file_id, start, tail, target)
+                except OtherFileError:
+                    problem = f"{output} is not the beginning of these results: name another file, or delete it"
+                    raise ConfigError("--output", problem) from None
                 target.flush()
-            if not config.follow or batch["status"] in ENDED:
-                return 0
+            if not follow or batch["status"] in ENDED:
+                break
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         return 130
     finally:
-        if config.output is not None:
+        if not is_piped:
             target.close()
+    if not start:
+        what = "errors" if errors else "answers"
+        _tell(f"{batch['status']}: no {what}; `headrace batch watch {batch_id}` shows the progress")
+    return 1 if follow and batch["status"] != "completed" else 0
+
+
+def _end_of(file: BinaryIO) -> tuple[int, bytes]:
+    """Return the size of a file, and the last bytes of it."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - OVERLAP_BYTES))
+    return size, file.read()
 
 
 def _checked(batch_id: str) -> str:
@@ -111,16 +130,16 @@ def _checked(batch_id: str) -> str:
     return batch_id
 
 
-def _watch(api: BatchApi, batch_id: str) -> int:
-    bar = _Bar("answered", "lines")
+def _watch(api: BatchApi, batch_id: str, is_printed: bool = False) -> int:
+    bar = _Bar("done", "lines")
     try:
         while True:
             batch = _patiently(api, batch_id)
             counts = batch["request_counts"]
             num, failed = counts["completed"] + counts["failed"], counts["failed"]
             has_ended = batch["status"] in ENDED
-            more = f", {failed} of them failed" if failed else ""
-            bar.show(num, counts["total"], has_ended, f"{batch['status']}{more}")
+            more = f", {failed} of them without an answer" if failed else ""
+            bar.show(num, counts["total"], has_ended, f"{batch['status']}{more}", batch["expires_at"] - time.time())
             if has_ended:
                 break
             time.sleep(_POLL_S)
@@ -133,6 +152,8 @@ def _watch(api: BatchApi, batch_id: str) -> int:
         place = f"line {error['line']}: " if error["line"] else ""
         _tell(f"{place}{error['message']} ({error['code']})")
     _tell(f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer")
+    if is_printed:
+        _print(batch)
     return 0 if batch["status"] == "completed" and not failed else 1
 
 
@@ -160,8 +181,11 @@ class _Bar:
         self._first: int | None = None
         self._is_open = False
 
-    def show(self, num: int, total: int, is_last: bool, more: str = "") -> None:
-        """Show how much is done; the time that is left follows from what was done since the first call."""
+    def show(self, num: int, total: int, is_last: bool, more: str = "", most_s: float = math.inf) -> None:
+        """Show how much is done; the time that is left follows from what was done since the first call.
+
+        It is left out where it is more than `most_s`.
+        """
         now = self._clock()
         self._first = num if self._first is None else self._first
         is_terminal = sys.stderr.isatty()
@@ -169,7 +193,8 @@ class _Bar:
             return
         self._told_at = now
         speed = (num - self._first) / max(0.001, now - self._began)
-        left = f", about {(total - num) / speed:.0f} s to go" if speed and not is_last and num < total else ""
+        left_s = (total - num) / speed if speed else math.inf
+        left = f", about {left_s:.0f} s to go" if not is_last and num < total and left_s < most_s else ""
         text = f"{num} of {total} {self._unit} {self._verb}{f', {more}' if more else ''}{left}"
         if not is_terminal:
             _tell(text)
@@ -186,15 +211,37 @@ class _Bar:
             self._is_open = False
 
 
+def _print(batch: dict[str, Any]) -> None:
+    """Print a batch without what it does not have."""
+    print(json.dumps({name: value for name, value in batch.items() if value is not None}), flush=True)
+
+
 def _tell(text: str) -> None:
     print(f"headrace: {text}", file=sys.stderr)
 
 
 _ID = click.Argument(["batch_id"], metavar="ID")
-COMMANDS = (
-    settings_command(
-        SubmitConfig, "submit", submit, [click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))]
+_FILE = click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False))
+
+
+def _flag(name: str, text: str) -> click.Option:
+    return click.Option([f"--{name}"], is_flag=True, help=text)
+
+
+_RESULTS = (
+    _ID,
+    _flag("errors", "The lines that have no answer, instead of those that have."),
+    click.Option(
+        ["--output"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="PATH",
+        help="File to write; one that exists is continued where it ends. `-` prints.",
     ),
+    _flag("follow", "Go on until the batch has ended."),
+)
+_WATCH = _flag("watch", "Show the progress until the batch has ended.")
+COMMANDS = (
+    settings_command(SubmitConfig, "submit", submit, [_FILE, _WATCH]),
     settings_command(ApiAccess, "watch", watch, [_ID]),
-    settings_command(ResultsConfig, "results", results, [_ID]),
+    settings_command(ApiAccess, "results", results, _RESULTS),
 )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from ops.cli.batch_api import BatchApi
+from ops.cli.batch_files import _Bar
+from ops.cli.running_system import Endpoint
 from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.batches.test_batches import jsonl, line
 from tests.gateway.gateway_process import API_KEY
@@ -96,10 +102,106 @@ async def test_wrong_lines_are_listed_and_a_cancelled_batch_fails(
     assert "No batch found" in shown
 
 
-@pytest.mark.parametrize("content", ["", "hello", "[]", '{"custom_id": "a"}'])
-def test_file_that_is_none_of_a_batch_is_refused_before_it_is_uploaded(tmp_path: Path, content: str) -> None:
+async def test_results_never_continue_another_file(system: tuple[EchoWorker, Command], tmp_path: Path) -> None:
+    worker, run = system
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    ids = []
+    for content in ("short", "long" * 3000):
+        file.write_bytes(jsonl([line(0, "m", content)]))
+        status, told, shown = await run("submit", file, "--watch")
+        assert status == 0, shown
+        assert "0 of 0" not in shown
+        assert "null" not in told
+        assert json.loads(told)["status"] == "completed"
+        ids.append(json.loads(told)["id"])
+    for first, second in (ids, ids[::-1]):
+        output.unlink(missing_ok=True)
+        assert (await run("results", first, "--output", output))[0] == 0
+        written = output.read_bytes()
+        for other in ((second,), (first, "--errors"), (second, "--errors")):
+            status, _, shown = await run("results", *other, "--output", output, "--follow")
+            assert output.read_bytes() == written
+            assert "--errors" in other or (status, "is not the beginning of these results" in shown) == (2, True)
+    status, told, _ = await run("results", ids[0], "--output", "-")
+    assert (status, json.loads(told)["custom_id"]) == (0, "line-0")
+    status, told, shown = await run("results", ids[0], "--errors")
+    assert (status, told) == (0, "")
+    assert "completed: no errors" in shown
+    worker.answer = lambda request: replace(echo(request), finish="failed", error_code="x", error="y")
+    file.write_bytes(jsonl([line(0, "m"), line(1, "m")]))
+    status, told, shown = await run("submit", file, "--watch")
+    assert status == 1
+    assert "2 of 2 lines done, completed, 2 of them without an answer" in shown
+    await run("results", json.loads(told)["id"], "--errors", "--output", output.with_name("errors"))
+    written = output.read_bytes()
+    assert (await run("results", json.loads(told)["id"], "--errors", "--output", output))[0] == 2
+    assert output.read_bytes() == written
+
+
+async def test_refused_batch_leaves_no_file_and_a_failed_one_is_told(
+    system: tuple[EchoWorker, Command], tmp_path: Path
+) -> None:
+    _, run = system
     file = tmp_path / "in.jsonl"
-    file.write_text(content)
+    file.write_bytes(jsonl([line(0, "m", url="/v1/nonsense")]))
+    for options in ((), ("--completion-window", "9d")):
+        status, told, shown = await run("submit", file, *options)
+        assert (status, told) == (2, ""), shown
+    assert list((tmp_path / "files").rglob("*.data")) == []
+    file.write_bytes(jsonl([line(0, "m"), line(0, "m")]))
+    batch_id = json.loads((await run("submit", file))[1])["id"]
+    assert (await run("watch", batch_id))[0] == 1
+    for options, expected in ((), 0), (("--follow",), 1):
+        status, told, shown = await run("results", batch_id, *options)
+        assert (status, told) == (expected, "")
+        assert "failed: no answers" in shown
+
+
+class _Closed(io.BytesIO):
+    def write(self, data: Any, /) -> int:
+        raise BrokenPipeError
+
+
+def test_output_that_nobody_reads_is_no_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    response = io.BytesIO(b"{}")
+    monkeypatch.setattr(Endpoint, "open", lambda *arguments: response)
+    with pytest.raises(BrokenPipeError):
+        BatchApi(Endpoint("http://x", None)).download("file-1", 0, b"", _Closed())
+
+
+def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[str]) -> None:
+    moments = iter((0.0, 10.0, 20.0, 30.0))
+    bar = _Bar("done", "lines", lambda: next(moments))
+    bar.show(0, 100, False)
+    bar.show(10, 100, False, "in_progress", 1000.0)
+    bar.show(11, 100, False, "in_progress", 1.0)
+    _, before, at = capsys.readouterr().err.splitlines()
+    assert "s to go" in before
+    assert "to go" not in at
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "there is no file"),
+        (b"", "is empty"),
+        (b"\xef\xbb\xbf\n", "is empty"),
+        (b"hello", "does not begin with JSON"),
+        (b"[]", "a JSON array: write one object a line"),
+        (b'{"custom_id": "a"}', "a line without a url"),
+        (b'{"id": "a", "text": "b"}', "use `headrace publish --file"),
+        (b"\x1f\x8b\x08\0\xff", "is compressed; unpack it first"),
+        (b"\xff\xfe\0secret", "is no text in UTF-8"),
+    ],
+)
+def test_file_that_is_none_of_a_batch_is_refused_before_it_is_uploaded(
+    tmp_path: Path, content: bytes | None, told: str
+) -> None:
+    file = tmp_path / "in.jsonl"
+    if content is not None:
+        file.write_bytes(content)
     found = headrace("batch", "submit", str(file), "--url", "http://127.0.0.1:1", "--api-key", "k")
     assert found.returncode == 2
-    assert "names its url" in found.stderr
+    assert told in found.stderr
+    assert "Error(" not in found.stderr
+    assert "secret" not in found.stderr
