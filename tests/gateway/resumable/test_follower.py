@@ -15,6 +15,7 @@ from gateway.resumable.log import Fence, Stored
 from gateway.resumable.record import PieceWriter, StreamHead
 from shared.messages import Delta, Finish
 from tests.gateway.resumable.test_writer import head_and_generation
+from tests.waiting import until
 
 
 class Log:
@@ -25,6 +26,8 @@ class Log:
         self.seq = 1
         self.written: dict[str, list[bytes]] = {}
         self.stale: list[list[bytes]] = []
+        self.may_revoke = asyncio.Event()
+        self.may_revoke.set()
         self.revoked: set[str] = set()
 
     def write(self, owner: str, texts: str, *, is_whole: bool = False) -> None:
@@ -40,6 +43,7 @@ class Log:
         return (self.stale.pop() if self.stale else self.written.get(head.owner, []))[first:]
 
     async def revoke(self, writer: str) -> None:
+        await self.may_revoke.wait()
         self.revoked.add(writer)
 
     async def fence(self, writer: str) -> Fence | None:
@@ -101,6 +105,19 @@ async def test_entries_that_a_dead_owner_logged_are_read_again_after_somebody_el
     assert len(log.written["w"]) > 2
     await asyncio.wait_for(following, 5)
     assert (texts(stream), stream.failure) == (long, None)
+
+
+async def test_a_takeover_is_marked_from_its_begin_so_that_a_client_that_leaves_does_not_end_it() -> None:
+    log, stream, following = case()
+    await stream.caught_up.wait()
+    log.may_revoke.clear()
+    log.revoked.add("w")
+    log.write("w", "abc", is_whole=True)
+    await until(lambda: stream.is_held)
+    assert not stream.ended.done()
+    log.may_revoke.set()
+    await asyncio.wait_for(following, 5)
+    assert (texts(stream), stream.is_held) == ("abc", False)
 
 
 async def test_pieces_that_are_dropped_end_the_stream_with_a_410() -> None:
