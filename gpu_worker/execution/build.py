@@ -112,7 +112,7 @@ def check_fits(config: RunnerConfig) -> int | None:
 
 def _free_bytes(plan: BuildPlan) -> int:
     """Return a rank's part of the host's memory that nobody uses."""
-    return free_host_bytes() // plan.config.num_ranks
+    return free_host_bytes() // plan.config.ranks_per_host
 
 
 def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
@@ -180,7 +180,7 @@ def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
 
 def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
     """Choose this process's threads and pages."""
-    num_threads = choose_num_threads(plan.config.num_threads, plan.config.num_ranks)
+    num_threads = choose_num_threads(plan.config.num_threads, plan.config.ranks_per_host)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())
     ask_for_huge_pages()

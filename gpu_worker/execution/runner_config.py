@@ -40,6 +40,7 @@ class RunnerConfig:
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that each layer is divided among.
+        nnodes: Hosts that all ranks are on, as many on each.
         enable_expert_parallel: Each of them has some experts, not some features of each.
         pipeline_parallel_size: Stages that layers are divided among, of so many ranks each.
     """
@@ -66,11 +67,17 @@ class RunnerConfig:
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
     pipeline_parallel_size: int = 1
+    nnodes: int = 1
 
     @property
     def num_ranks(self) -> int:
         """Processes that have parts of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_per_host(self) -> int:
+        """How many of them share a host."""
+        return self.num_ranks // self.nnodes
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:

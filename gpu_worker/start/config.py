@@ -70,6 +70,24 @@ class WorkerConfig(NatsFiles):
     enable_expert_parallel: bool = setting(
         False, "With several ranks: each has some of a model's experts, not some features of each expert."
     )
+    nnodes: int = setting(
+        1,
+        "Hosts that the ranks are on, as many on each; start a worker on each host, with its own --node-rank.",
+        minimum=1,
+    )
+    node_rank: int = setting(
+        0, "Number of this host. Host 0 is the worker, the others start ranks for it and need no NATS.", minimum=0
+    )
+    master_addr: str | None = setting(
+        None,
+        "IPv4 address of host 0 on which it listens for the others, and by which they find it. Required with --nnodes.",
+    )
+    master_port: int = setting(29_500, "Port of host 0 for the others.", minimum=1, maximum=65535)
+    group_token: str | None = setting(
+        None,
+        "Secret of at least 16 characters by which the hosts of one worker know one another. Required with --nnodes.",
+        secret=True,
+    )
 
     kv_cache_dtype: str = setting(
         "auto",

@@ -25,8 +25,9 @@ from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
+from gpu_worker.start.host_settings import check_hosts
 from gpu_worker.start.proposer_setup import build_proposer, check_speculation, with_room_for_proposer
-from gpu_worker.text.model_directory import ModelDirectory
+from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 
@@ -126,6 +127,17 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     return check_fits(with_room_for_proposer(config, runner_config))
 
 
+def rank_settings(config: WorkerConfig) -> RunnerConfig:
+    """Return the settings of each rank's runner, without loading anything.
+
+    Raises:
+        HeadraceError: They do not fit the model or the machine.
+    """
+    assert config.model is not None
+    runner_config, _ = _runner_config(config, read_model_directory(config.model))
+    return with_room_for_proposer(config, runner_config)
+
+
 def _load_model(
     config: WorkerConfig, directory: ModelDirectory, start_up: StartUp, constraints: SharedConstraints
 ) -> tuple[TorchModelRunner, GroupRunner | None, SchedulerConfig]:
@@ -162,10 +174,12 @@ def _build_group(
     from gpu_worker.execution.build import check_fits
     from gpu_worker.execution.ranks.group import RankGroup
     from gpu_worker.execution.ranks.runner import build_group_runner
+    from gpu_worker.start.hosts import listen_for_hosts
 
     # What cannot be divided is refused before a process is started.
     check_fits(runner_config)
-    group = RankGroup(runner_config, config.log_level, config.log_format, exits_when_stuck=True)
+    remote = listen_for_hosts(config)
+    group = RankGroup(runner_config, config.log_level, config.log_format, exits_when_stuck=True, remote=remote)
     return build_group_runner(runner_config, group, start_up, constraints)
 
 
@@ -175,6 +189,7 @@ def _check_ranks(config: WorkerConfig) -> None:
     Raises:
         ConfigError: It is asked for.
     """
+    check_hosts(config)
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
@@ -216,6 +231,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         tensor_parallel_size=config.tensor_parallel_size,
         enable_expert_parallel=config.enable_expert_parallel,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        nnodes=config.nnodes,
     )
     return runner_config, sizes
 

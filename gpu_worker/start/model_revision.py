@@ -1,21 +1,16 @@
 """A fingerprint of what a worker serves, so that answers cached for other weights of the same name are not repeated.
 
-Small files count whole; of large ones 64 samples do, because reading all weights would double the time to start. Of a
-model from the hub the commit stands behind it, which names every byte.
+Of a model from the hub the commit stands behind that of its files, which names every byte.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from gpu_worker.quantization.gguf.model_file import find_gguf
+from gpu_worker.models.revision import model_revision
 from gpu_worker.start.config import WorkerConfig
 from shared.model_hub import hub_commit
 
-_PATTERNS = ("*.json", "*.jinja", "*.safetensors", "*_Dense/*.safetensors")
-_NUM_SAMPLES = 64
-_SAMPLE_BYTES = 4096
 _COMMIT_MARK = "@"
 _COMMIT_DIGITS = 12
 
@@ -45,20 +40,3 @@ def revision_difference(own: str, other: str) -> str | None:
     if commit and other_commit:
         return "another commit at the hub"
     return "the same files as far as samples tell, but only one of the folders says which commit at the hub it is"
-
-
-def model_revision(model: Path, *settings: str) -> str:
-    """Return 16 hex digits that differ when a file of the model or a setting that decides its answers does."""
-    digest = hashlib.sha256("\0".join(settings).encode())
-    gguf = find_gguf(model)
-    for path in [gguf] if gguf else sorted(path for pattern in _PATTERNS for path in model.glob(pattern)):
-        size = path.stat().st_size
-        digest.update(f"\0{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            if size <= _NUM_SAMPLES * _SAMPLE_BYTES:
-                digest.update(file.read())
-                continue
-            for index in range(_NUM_SAMPLES):
-                file.seek(index * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:16]

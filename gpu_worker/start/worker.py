@@ -30,6 +30,8 @@ from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.health_port import HealthPort, bind_health_port
+from gpu_worker.start.host_settings import check_hosts, with_launcher
+from gpu_worker.start.hosts import serve_host
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.progress_bar import ProgressBar
@@ -64,9 +66,12 @@ def main(config: WorkerConfig) -> int:
         HeadraceError: A setting is wrong, the model cannot be loaded, or a server we need is missing.
     """
     try:
-        config = _with_local_models(config)
+        config = with_launcher(_with_local_models(config), os.environ)
+        check_hosts(config)
         identity = _identity(config)
         configure_logging(config.log_level, config.log_format, role="worker", worker=identity.worker)
+        if config.node_rank > 0:
+            return serve_host(config)
         with observing(config, identity.worker) as observer:
             return _serve(config, identity, observer)
     except KeyboardInterrupt:  # while loading; later, SIGINT drains

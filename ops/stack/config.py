@@ -11,11 +11,12 @@ from shared.nats_files import NatsFiles
 DEFAULT_STATE_DIR = Path(".headrace")
 AUDIT_FILE_NAME = "audit.jsonl"
 # Settings of the parts that `headrace up` chooses itself: it runs on loopback, and `gateways` says how many; it watches
-# its workers itself, and several could not share one port.
+# its workers itself, and several could not share one port. All it starts is on one host.
 CHOSEN_SETTINGS = frozenset(
     {
         *("host", "processes", "operator_host", "health_host", "health_port", "probe_key"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
+        *("nnodes", "node_rank", "master_addr", "master_port", "group_token"),
     }
 )
 DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"

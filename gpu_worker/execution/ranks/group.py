@@ -36,7 +36,9 @@ from gpu_worker.execution.ranks.messages import (
     Stumbled,
     encode,
 )
-from gpu_worker.execution.ranks.process import RankHost, RankProcess
+from gpu_worker.execution.ranks.network import interface_of
+from gpu_worker.execution.ranks.process import Host, Life, LocalHost, RankProcess
+from gpu_worker.execution.ranks.remote import Remote
 from gpu_worker.execution.ranks.replies import RankLostError, Replies
 from gpu_worker.execution.ranks.watch import FREEZE_S, Watch
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -73,6 +75,7 @@ class RankGroup:
         log_format: str = "text",
         *,
         exits_when_stuck: bool = False,
+        remote: Remote | None = None,
     ) -> None:
         """Start the other ranks, and wait until all have met.
 
@@ -80,6 +83,7 @@ class RankGroup:
             config: Settings of every rank's runner.
             log_level: As this process has it.
             log_format: As this process has it.
+            remote: The other hosts, where there are any.
             exits_when_stuck: End this process when it does not leave a step in time in which a rank was lost.
 
         Raises:
@@ -90,10 +94,14 @@ class RankGroup:
         self.on_formed: Callable[[], object] = lambda: None
         self.epoch = 0
         self._config = config
-        is_shared = config.device == "cpu" and config.pipeline_parallel_size == 1 and cpu_library() is not None
-        self._host = RankHost(config, is_shared=is_shared, log_level=log_level, log_format=log_format)
-        self._board = self._host.board
-        self.ranks: GroupRanks = group_ranks(0, self._board, config, is_shared=is_shared)
+        self._remote = remote
+        is_alone = remote is None and config.pipeline_parallel_size == 1
+        is_shared = is_alone and config.device == "cpu" and cpu_library() is not None
+        interface = "" if remote is None else interface_of(remote.address)
+        own = LocalHost(config, is_shared=is_shared, log_level=log_level, log_format=log_format, interface=interface)
+        self._hosts: list[Host] = [own, *([] if remote is None else remote.hosts.values())]
+        self._board = own.board
+        self.ranks: GroupRanks = group_ranks(0, own.board, config, is_shared=is_shared, interface=interface)
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-ranks-")
         self._exits_when_stuck = exits_when_stuck
         self._stuck: threading.Timer | None = None
@@ -103,7 +111,7 @@ class RankGroup:
         self._processes: dict[int, RankProcess] = {}
         self._replies = Replies(self._processes)
         self._landed: SimpleQueue[StepResult] = SimpleQueue()
-        self._watch = Watch(lambda: list(self._processes.values()), self._board.ticks, self._froze)
+        self._watch = Watch(lambda: list(self._processes.values()), lambda rank: self._life(rank).ticks, self._froze)
         try:
             with self.building():
                 self._greet([self._start(rank) for rank in range(1, self.size)])
@@ -132,23 +140,16 @@ class RankGroup:
 
     def readings(self) -> tuple[RankReading, ...]:
         """Return what is known of each rank at present."""
-        board, processes = self._board, dict(self._processes)
-        own = RankReading(0, True, board.step(0), 0.0, board.loads(0))
-        others = [
-            RankReading(
-                rank,
-                rank in processes and processes[rank].epitaph is None and processes[rank].is_serving,
-                board.step(rank),
-                self._watch.silent_s(rank),
-                board.loads(rank),
-            )
-            for rank in range(1, self.size)
-        ]
-        return (own, *others)
+        readings = []
+        for rank in range(self.size):
+            life, process = self._life(rank), self._processes.get(rank)
+            is_alive = rank == 0 or (process is not None and process.epitaph is None and process.is_serving)
+            readings.append(RankReading(rank, is_alive, life.step, self._watch.silent_s(rank), life.loads))
+        return tuple(readings)
 
     def loads(self, rank: int) -> int:
         """Return how often processes of a rank have read its part of the weights."""
-        return self._board.loads(rank)
+        return self._life(rank).loads
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -163,8 +164,11 @@ class RankGroup:
             is_lost = isinstance(error, RankLostError)
             is_told = isinstance(error, HeadraceError) and not is_lost
             problem = None if is_told else self._lost or (str(error) if is_lost else self.cause())
+            self._is_closing = True
             for process in self._processes.values():
                 process.tell(encode(Refuse(problem or str(error))))
+            if self._remote is not None:
+                self._remote.refuse(problem or str(error))
             self.close(_REFUSAL_S)
             if problem is None:
                 raise
@@ -207,7 +211,8 @@ class RankGroup:
             if self._exits_when_stuck:
                 self._stuck = exit_within(LEAVING_S)
         _log.error("the group of ranks is lost: %s", problem)
-        self._board.end()
+        for host in self._hosts:
+            host.end()
         self.ranks.abort()
         self.on_lost()
 
@@ -261,24 +266,29 @@ class RankGroup:
         for process in self._processes.values():
             process.close(deadline - time.monotonic())
         self._watch.close()
+        if self._remote is not None:
+            self._remote.close()
         self.ranks.leave()
         self._folder.cleanup()
 
     def _start(self, rank: int) -> RankProcess:
         self._processes.pop(rank, None)
-        process = self._host.start(rank, self._hear)
+        process = self._hosts[rank // self._config.ranks_per_host].start(rank, self._hear)
         process.freeze_s = _LOADING_FREEZE_S
         self._processes[rank] = process
         return process
 
     def _tell_all(self, command: Meet | Order) -> None:
         message = encode(command)
-        for process in self._processes.values():
-            process.tell(message)
+        for host in self._hosts:
+            host.tell(message)
+
+    def _life(self, rank: int) -> Life:
+        return self._hosts[rank // self._config.ranks_per_host].life(rank)
 
     def _froze(self, process: RankProcess, silent_s: float) -> None:
         """End a rank that stands still."""
-        self.end(f"rank {process.rank} (process {process.pid}) has stood still for {silent_s:.1f} s")
+        self.end(f"{process.name} has stood still for {silent_s:.1f} s")
         process.kill()
 
     def _hear(self, process: RankProcess, reply: Reply | None) -> None:
@@ -289,13 +299,16 @@ class RankGroup:
             self._landed.put(reply.result)
             return
         if isinstance(reply, Stumbled):
-            # More often than not another one is gone, and that is about to be seen.
-            if self.cause() is None:
-                self.end(f"rank {process.rank} (process {process.pid}) failed within a step: {reply.problem}")
+            threading.Thread(target=self._stumbled, args=(process, reply.problem), daemon=True).start()
             return
         self._replies.put(process, reply)
         if process.epitaph is not None:
             self.end(process.epitaph)
+
+    def _stumbled(self, process: RankProcess, problem: str) -> None:
+        """Lose the group because a rank could not compute, unless another is gone, which is about to be seen."""
+        if self.cause() is None:
+            self.end(f"{process.name} failed within a step: {problem}")
 
     def _greet(self, processes: list[RankProcess]) -> None:
         """Wait for what new ranks say of themselves, which must be the same as this one's.
@@ -319,7 +332,8 @@ class RankGroup:
         self._landed = SimpleQueue()
         for process in self._processes.values():
             process.freeze_s = max(process.freeze_s, _WARM_UP_FREEZE_S)
-        store = str(Path(self._folder.name) / f"epoch-{self.epoch}")
+        file = Path(self._folder.name) / f"epoch-{self.epoch}"
+        store = str(file) if self._remote is None else self._remote.new_store()
         self._tell_all(Meet(store))
         self.ranks.join(store)
 
@@ -342,11 +356,12 @@ class RankGroup:
         for process in living:
             if process.rank not in ready:
                 process.close(0.0)
-        gone = {rank for rank, process in self._processes.items() if process.epitaph is not None}
-        for rank in gone:
+        gone = {rank for rank in range(1, self.size) if rank not in ready or self._processes[rank].epitaph is not None}
+        for rank in gone & self._processes.keys():
             self._processes[rank].close(0.0)
-        # Nobody uses what is on the board now: the living have said so, and the others have ended.
-        self._board.begin_again()
+        # Nobody uses what is on a board now: the living have said so, and the others have ended.
+        for host in self._hosts:
+            host.begin_again()
         with self._lock:
             self._lost = None
         new = [self._start(rank) for rank in sorted(gone)]

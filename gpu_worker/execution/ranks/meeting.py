@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import stat
 import sys
@@ -16,7 +17,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from gpu_worker.execution.ranks.board import Board
@@ -29,6 +30,7 @@ from kernels.cpu_library import cpu_library
 _TIMEOUT = timedelta(minutes=60)
 # The tag of what rank 0 sends the last stage, apart from the stream.
 _SHARED = 1
+_STORE_TIMEOUT = timedelta(seconds=60)
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -53,7 +55,7 @@ class GroupRanks(Ranks, Protocol):
         ...
 
 
-def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool) -> GroupRanks:
+def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
     """Return a rank that has not met the others yet.
 
     Args:
@@ -61,11 +63,12 @@ def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: boo
         board: Of the group.
         config: Settings of all ranks.
         is_shared: All of them sum through the board; rank 0 has chosen so.
+        interface: Where ranks of other hosts are reached; empty where there are none.
     """
     size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
     if not is_shared:
-        device = torch.device(device_of(config, rank))
-        return ProcessGroupRanks(rank, size, device, has_whole_experts, config.pipeline_parallel_size)
+        device, num_stages = torch.device(device_of(config, rank)), config.pipeline_parallel_size
+        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
     return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts)
@@ -73,7 +76,7 @@ def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: boo
 
 def device_of(config: RunnerConfig, rank: int) -> str:
     """Return the device of a rank: a GPU each."""
-    return f"cuda:{rank}" if config.device.startswith("cuda") else config.device
+    return f"cuda:{rank % config.ranks_per_host}" if config.device.startswith("cuda") else config.device
 
 
 class SharedMemoryRanks(OneStage):
@@ -116,7 +119,13 @@ class ProcessGroupRanks:
     """This process among those of the group; there is one group a process."""
 
     def __init__(
-        self, number: int, size: int, device: torch.device, has_whole_experts: bool = False, num_stages: int = 1
+        self,
+        number: int,
+        size: int,
+        device: torch.device,
+        has_whole_experts: bool = False,
+        num_stages: int = 1,
+        interface: str = "",
     ) -> None:
         """Prepare to join.
 
@@ -126,6 +135,7 @@ class ProcessGroupRanks:
             device: Where this rank computes.
             has_whole_experts: As `Ranks` has it.
             num_stages: As `Ranks` has it.
+            interface: Where ranks of other hosts are reached; empty where there are none.
         """
         self.stage, self.rank = divmod(number, size)
         self.num_stages = num_stages
@@ -136,20 +146,21 @@ class ProcessGroupRanks:
         self.has_whole_experts = has_whole_experts
         self.exchange = None
         self._device = device
+        # Ranks on one host talk to nobody else, and nobody else to them.
+        self._interface = interface or _LOOPBACK
         self._sockets: list[tuple[int, int]] = []
 
     def join(self, store: str) -> None:
         """Do what `GroupRanks` promises."""
-        # Ranks on one host talk to nobody else, and nobody else to them.
         for backend in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", _LOOPBACK)
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", self._interface)
         is_on_gpu = self._device.type == "cuda"
         if is_on_gpu:
             torch.cuda.set_device(self._device)
         before = _open_sockets()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_on_gpu else "gloo",
-            store=FileStore(store, self.size * self.num_stages),
+            store=_store(store, self.size * self.num_stages),
             rank=self.number,
             world_size=self.size * self.num_stages,
             timeout=_TIMEOUT,
@@ -225,6 +236,22 @@ class ProcessGroupRanks:
         self._sent.append((work, x))
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
+
+
+def serve_store(address: str) -> tuple[str, TCPStore]:
+    """Return what ranks of several hosts meet by, and what serves it at an address of this one, and no other."""
+    listener = socket.create_server((address, 0))
+    port, prefix = listener.getsockname()[1], secrets.token_hex(16)
+    store = TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return f"tcp:{address}:{port}:{prefix}", store
+
+
+def _store(store: str, size: int) -> Store:
+    """Open what ranks meet by. Nobody else guesses the names that they use on a network."""
+    if not store.startswith("tcp:"):
+        return FileStore(store, size)
+    _, address, port, prefix = store.split(":")
+    return PrefixStore(prefix, TCPStore(address, int(port), None, False, timeout=_STORE_TIMEOUT))
 
 
 def _open_sockets() -> set[tuple[int, int]]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -44,6 +45,7 @@ from gpu_worker.execution.ranks.messages import (
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import is_last
+from gpu_worker.models.revision import model_revision
 from shared.errors import HeadraceError
 from shared.telemetry import configure_logging
 
@@ -54,13 +56,11 @@ _log = logging.getLogger(__name__)
 
 def identity(config: RunnerConfig) -> dict[str, str]:
     """Return what all ranks must have alike: their files and what computes with them."""
-    model = config.model
-    files = sorted(model.iterdir()) if model.is_dir() else [model]
-    seen = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    # A host may have them at another place, and other cores.
+    settings = replace(config, model=Path(), num_threads=None)
     return {
-        "model": str(model.resolve()),
-        "files of the model": hashlib.sha256(repr(seen).encode()).hexdigest()[:16],
-        "settings": hashlib.sha256(encode(config)).hexdigest()[:16],
+        "revision of the model": model_revision(config.model),
+        "settings": hashlib.sha256(encode(settings)).hexdigest()[:16],
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }
@@ -79,7 +79,7 @@ def main() -> int:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
     board = Board(start.board_fd, start.runner.num_ranks)
-    ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared)
+    ranks = group_ranks(start.rank, board, start.runner, is_shared=start.is_shared, interface=start.interface)
     threading.Thread(target=_tick, args=(board, ranks, os.getppid()), daemon=True).start()
     try:
         _tell(answers, Hello(identity(start.runner)))

@@ -24,6 +24,7 @@ class Start(msgspec.Struct, frozen=True):
         runner: Settings of the model's runner.
         board_fd: Descriptor of the board of its host.
         is_shared: Ranks sum through the board.
+        interface: Where ranks of other hosts are reached; empty where there are none.
         log_level, log_format: As those of rank 0.
     """
 
@@ -31,6 +32,7 @@ class Start(msgspec.Struct, frozen=True):
     runner: RunnerConfig
     board_fd: int
     is_shared: bool
+    interface: str
     log_level: str
     log_format: str
 
@@ -46,7 +48,7 @@ class Meet(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Meet the other ranks, and warm up with them; who has no model yet builds it first.
 
     Attributes:
-        store: The file by which ranks meet, where they do so by torch.
+        store: What ranks meet by, where they do so by torch: a file, or on several hosts `tcp:address:port:prefix`.
     """
 
     store: str
@@ -111,6 +113,12 @@ def encode(value: object) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
+def decode(data: bytes, kind: type[T] | Any) -> T:
+    """Return the message that stands behind a length."""
+    message: T = msgspec.msgpack.decode(data, type=kind, dec_hook=_path)
+    return message
+
+
 def receive(stream: IO[bytes], kind: type[T] | Any) -> T | None:
     """Return the next message; None at the end of the stream."""
     length = stream.read(4)
@@ -120,7 +128,7 @@ def receive(stream: IO[bytes], kind: type[T] | Any) -> T | None:
     data = stream.read(count)
     if len(data) < count:
         return None
-    message: T = msgspec.msgpack.decode(data, type=kind, dec_hook=_path)
+    message: T = decode(data, kind)
     return message
 
 

@@ -6,8 +6,10 @@ import contextlib
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.messages import Failure, Reply, Start, encode, receive
@@ -16,30 +18,68 @@ from gpu_worker.execution.runner_config import RunnerConfig
 _MEMBER = "gpu_worker.execution.ranks.member"
 
 
-class RankProcess:
-    """The process of a rank.
+class Life(NamedTuple):
+    """What a rank shows of its life: how often it has, which step it computed last, how often its weights were read."""
+
+    ticks: int
+    step: int
+    loads: int
+
+
+class RankProcess(ABC):
+    """The process of a rank, on this host or another.
 
     Attributes:
         rank: Its number.
-        pid: Of the process.
+        pid: Of the process, on its host.
+        name: Of rank and process, for people.
         freeze_s: Time without a tick after which it counts as standing still; the group sets it.
         is_serving: It has loaded its part of the model; the group sets it.
         epitaph: Why it has ended; None while it has not.
     """
 
-    def __init__(self, start: Start, hear: Callable[[RankProcess, Reply | None], None]) -> None:
+    def __init__(self, rank: int, pid: int, name: str) -> None:
+        """Begin as one that loads."""
+        self.rank = rank
+        self.pid = pid
+        self.name = name
+        self.freeze_s = 0.0
+        self.is_serving = False
+        self.epitaph: str | None = None
+
+    @property
+    @abstractmethod
+    def is_starved(self) -> bool:
+        """Whether a thread of it waits for a core, or has one; no where the system does not tell."""
+
+    @abstractmethod
+    def tell(self, message: bytes) -> None:
+        """Send it an encoded message; that it is gone is found by its end."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once."""
+
+    @abstractmethod
+    def close(self, timeout_s: float) -> None:
+        """Let it end by itself, kill it if it has not by then, and wait for its end."""
+
+
+Hear = Callable[[RankProcess, Reply | None], None]
+
+
+class LocalProcess(RankProcess):
+    """The process of a rank on this host."""
+
+    def __init__(self, start: Start, hear: Hear) -> None:
         """Start it. What it says goes to `hear`, on a thread of its own; None is its end."""
-        self.rank = start.rank
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MEMBER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(start.board_fd,),
         )
-        self.pid = self._process.pid
-        self.freeze_s = 0.0
-        self.is_serving = False
-        self.epitaph: str | None = None
+        super().__init__(start.rank, self._process.pid, f"rank {start.rank} (process {self._process.pid})")
         self._hear = hear
         self._reader = threading.Thread(target=self._read, name=f"rank {self.rank}", daemon=True)
         self._reader.start()
@@ -47,7 +87,7 @@ class RankProcess:
 
     @property
     def is_starved(self) -> bool:
-        """Whether a thread of it waits for a core, or has one; no where the system does not tell."""
+        """Do what `RankProcess` promises."""
         try:
             tasks = Path(f"/proc/{self.pid}/task").glob("*/stat")
             states = [path.read_text().rpartition(")")[2].split()[0] for path in tasks]
@@ -56,19 +96,19 @@ class RankProcess:
         return "R" in states
 
     def tell(self, message: bytes) -> None:
-        """Send it an encoded message; that it is gone is found by its end."""
+        """Do what `RankProcess` promises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(message)
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Do what `RankProcess` promises."""
         if self._process.poll() is None:
             self._process.kill()
 
     def close(self, timeout_s: float) -> None:
-        """Let it end by itself, kill it if it has not by then, and wait for its end."""
+        """Do what `RankProcess` promises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -90,25 +130,69 @@ class RankProcess:
                 else:
                     self._hear(self, reply)
         status = self._process.wait()
-        name = f"rank {self.rank} (process {self.pid})"
-        self.epitaph = f"{name} ended with status {status}" if problem is None else f"{name} failed: {problem}"
+        self.epitaph = f"{self.name} " + (f"ended with status {status}" if problem is None else f"failed: {problem}")
         self._hear(self, None)
 
 
-class RankHost:
-    """Starts ranks on this host.
+class Host(Protocol):
+    """Where some ranks of a group run."""
+
+    def start(self, rank: int, hear: Hear) -> RankProcess:
+        """Start the process of a rank."""
+        ...
+
+    def tell(self, message: bytes) -> None:
+        """Send an encoded message to all ranks that were started there."""
+        ...
+
+    def life(self, rank: int) -> Life:
+        """Return what a rank shows of its life."""
+        ...
+
+    def end(self) -> None:
+        """Tell ranks that wait for others that these do not come."""
+        ...
+
+    def begin_again(self) -> None:
+        """Prepare for ranks that meet anew. Nobody may be in a sum or a gather."""
+        ...
+
+
+class LocalHost:
+    """Does what `Host` promises, here.
 
     Attributes:
-        board: What they share.
+        board: What the ranks share.
+        processes: Those that were started last, by rank.
     """
 
-    def __init__(self, config: RunnerConfig, *, is_shared: bool, log_level: str, log_format: str) -> None:
+    def __init__(
+        self, config: RunnerConfig, *, is_shared: bool, log_level: str, log_format: str, interface: str = ""
+    ) -> None:
         """Make the board."""
         self.board = make_board(config.num_ranks)
+        self.processes: dict[int, LocalProcess] = {}
         self._config = config
-        self._is_shared = is_shared
-        self._log = (log_level, log_format)
+        self._settings = (is_shared, interface, log_level, log_format)
 
-    def start(self, rank: int, hear: Callable[[RankProcess, Reply | None], None]) -> RankProcess:
-        """Start the process of a rank."""
-        return RankProcess(Start(rank, self._config, self.board.fd, self._is_shared, *self._log), hear)
+    def start(self, rank: int, hear: Hear) -> RankProcess:
+        """Do what `Host` promises."""
+        self.processes[rank] = process = LocalProcess(Start(rank, self._config, self.board.fd, *self._settings), hear)
+        return process
+
+    def tell(self, message: bytes) -> None:
+        """Do what `Host` promises."""
+        for process in self.processes.values():
+            process.tell(message)
+
+    def life(self, rank: int) -> Life:
+        """Do what `Host` promises."""
+        return Life(self.board.ticks(rank), self.board.step(rank), self.board.loads(rank))
+
+    def end(self) -> None:
+        """Do what `Host` promises."""
+        self.board.end()
+
+    def begin_again(self) -> None:
+        """Do what `Host` promises."""
+        self.board.begin_again()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_worker.models.revision import model_revision
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.model_revision import model_revision, revision_difference, served_revision
+from gpu_worker.start.model_revision import revision_difference, served_revision
 
 
 @pytest.fixture

@@ -18,12 +18,21 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.ranks.group import RankGroup
+from gpu_worker.execution.ranks.remote import Remote
 from gpu_worker.execution.ranks.runner import build_group_runner
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.execution.engine_run import Outcome
+
+DEFAULTS: dict[str, Any] = {
+    "block_size": 4,
+    "num_blocks": 200,
+    "max_num_seqs": 6,
+    "num_threads": 1,
+    "max_draft_tokens": 4,
+}
 
 
 class Run:
@@ -70,16 +79,17 @@ class Run:
 
 
 @contextmanager
-def started(directory: Path, size: int, **settings: Any) -> Iterator[tuple[Run, RankGroup | None]]:
-    """Build the runner of a model that is divided among `size` processes, this one included."""
-    defaults = {"block_size": 4, "num_blocks": 200, "max_num_seqs": 6, "num_threads": 1, "max_draft_tokens": 4}
-    config = RunnerConfig(directory, **{**defaults, **settings}, tensor_parallel_size=size)
+def started(
+    directory: Path, size: int, remote: Remote | None = None, **settings: Any
+) -> Iterator[tuple[Run, RankGroup | None]]:
+    """Build the runner of a model that is divided among `size` processes, this one and those of `remote` included."""
+    config = RunnerConfig(directory, **{**DEFAULTS, **settings}, tensor_parallel_size=size)
     constraints = SharedConstraints()
     if config.num_ranks == 1:
         own = build_runner(config, constraints=constraints)
         yield Run(own, own, constraints), None
         return
-    group = RankGroup(config, "warning")
+    group = RankGroup(config, "warning", remote=remote)
     try:
         runner = build_group_runner(config, group, StartUp(), constraints)
         run = Run(runner.own, runner, constraints)

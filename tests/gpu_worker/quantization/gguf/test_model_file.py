@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.models.revision import model_revision
 from gpu_worker.quantization.gguf.model_file import find_gguf
-from gpu_worker.start.model_revision import model_revision
 from gpu_worker.text.model_directory import read_model_directory
 from shared.errors import ConfigError
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair

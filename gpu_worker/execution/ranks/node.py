@@ -1,0 +1,144 @@
+"""A host of a group on which rank 0 is not: it connects to rank 0's, and starts ranks when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from gpu_worker.execution.ranks.link import Link, LinkError, connect
+from gpu_worker.execution.ranks.member import TICK_S
+from gpu_worker.execution.ranks.messages import Reply
+from gpu_worker.execution.ranks.network import interface_of
+from gpu_worker.execution.ranks.node_messages import (
+    Beat,
+    BeginEpoch,
+    Ended,
+    EndEpoch,
+    FromNode,
+    Goodbye,
+    KillRank,
+    Pulse,
+    Said,
+    Started,
+    StartRank,
+    TellRank,
+    ToNode,
+)
+from gpu_worker.execution.ranks.process import LocalHost, RankProcess
+from gpu_worker.execution.ranks.remote import COMING_S
+from gpu_worker.execution.runner_config import RunnerConfig
+from shared.errors import DependencyError
+
+_RETRY_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """One host.
+
+    Attributes:
+        is_connected: Rank 0 can reach it.
+    """
+
+    def __init__(self, config: RunnerConfig, log_level: str, log_format: str) -> None:
+        """Start ranks with these settings."""
+        self.is_connected = False
+        self._config = config
+        self._log_settings = (log_level, log_format)
+
+    def serve(self, address: str, port: int, token: str, node: int) -> None:
+        """Be host number `node` of the group whose rank 0 listens there, and of its successors.
+
+        Raises:
+            DependencyError: Rank 0 does not answer for two minutes, is not of this group, or says that it does not
+                start.
+        """
+        where = f"rank 0 at {address}:{port}"
+        while True:
+            link = self._connect(address, port, token, node)
+            _log.info("connected to %s as host %d", where, node)
+            problem = self._follow(link)
+            if problem is not None:
+                raise DependencyError(f"{where}: the group does not start: {problem}")
+            _log.warning("%s is gone; the ranks of this host have ended, and wait for another", where)
+
+    def _connect(self, address: str, port: int, token: str, node: int) -> Link:
+        deadline = time.monotonic() + COMING_S
+        while True:
+            try:
+                return connect(address, port, token, node, max(0.1, deadline - time.monotonic()))
+            except (OSError, LinkError) as error:
+                is_final = isinstance(error, LinkError) and error.is_final
+                if is_final or time.monotonic() > deadline:
+                    reason = str(error) if is_final else f"no answer within {COMING_S:g} s: {error}"
+                    raise DependencyError(f"rank 0 at {address}:{port}: {reason}") from None
+            time.sleep(_RETRY_S)
+
+    def _follow(self, link: Link) -> str | None:
+        """Do what rank 0 says until it is gone; return why the group does not start, where it says so."""
+        level, form = self._log_settings
+        host = LocalHost(
+            self._config, is_shared=False, log_level=level, log_format=form, interface=interface_of(link.address)
+        )
+
+        def say(message: FromNode) -> None:
+            with contextlib.suppress(OSError):
+                link.send(msgspec.msgpack.encode(message))
+
+        stopped = threading.Event()
+        pulse = threading.Thread(target=_beat, args=(host, say, stopped), name="pulse", daemon=True)
+        pulse.start()
+        self.is_connected = True
+        try:
+            while (message := link.receive(ToNode)) is not None:
+                if isinstance(message, Goodbye):
+                    return message.problem
+                _do(message, host, say)
+        except LinkError as error:
+            _log.error("cut the connection to rank 0: %s", error)
+        finally:
+            self.is_connected = False
+            stopped.set()
+            link.close()
+            for process in host.processes.values():
+                process.close(0.0)
+            pulse.join()
+        return None
+
+
+def _do(message: ToNode, host: LocalHost, say: Callable[[FromNode], None]) -> None:
+    """Do what rank 0 says."""
+
+    def hear(process: RankProcess, reply: Reply | None) -> None:
+        if process.epitaph is not None:
+            say(Ended(process.rank, process.pid, process.epitaph))
+        elif reply is not None:
+            say(Said(process.rank, process.pid, reply))
+
+    match message:
+        case StartRank(rank):
+            process = host.start(rank, hear)
+            say(Started(rank, process.pid))
+        case KillRank(rank):
+            host.processes[rank].kill()
+        case TellRank(None, content):
+            host.tell(content)
+        case TellRank(int(rank), content):
+            host.processes[rank].tell(content)
+        case EndEpoch():
+            host.end()
+        case BeginEpoch():
+            host.begin_again()
+
+
+def _beat(host: LocalHost, say: Callable[[FromNode], None], stopped: threading.Event) -> None:
+    """Tell of the ranks' lives."""
+    while not stopped.wait(TICK_S):
+        processes = list(host.processes.values())
+        say(Pulse([Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]))

@@ -1,0 +1,235 @@
+"""The other hosts of a group, as rank 0 has them: each connects, and starts ranks when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import msgspec
+from torch._C._distributed_c10d import TCPStore
+
+from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener
+from gpu_worker.execution.ranks.meeting import serve_store
+from gpu_worker.execution.ranks.node_messages import (
+    BeginEpoch,
+    Ended,
+    EndEpoch,
+    FromNode,
+    Goodbye,
+    KillRank,
+    Pulse,
+    Said,
+    Started,
+    StartRank,
+    TellRank,
+    ToNode,
+)
+from gpu_worker.execution.ranks.process import Hear, Life, RankProcess
+from gpu_worker.execution.ranks.replies import RankLostError
+
+COMING_S = 120.0
+"""Time for a host to connect."""
+_STARTING_S = 30.0
+_KILLING_S = 1.0
+
+
+class RemoteProcess(RankProcess):
+    """The process of a rank on another host."""
+
+    def __init__(self, rank: int, pid: int, host: RemoteHost, hear: Hear) -> None:
+        """Report to `hear` what the host says of it."""
+        super().__init__(rank, pid, f"rank {rank} (process {pid} of host {host.node})")
+        self.host = host
+        self.hear = hear
+        self.ended = threading.Event()
+
+    @property
+    def is_starved(self) -> bool:
+        """Do what `RankProcess` promises."""
+        return self.host.is_starved(self.rank)
+
+    def tell(self, message: bytes) -> None:
+        """Do what `RankProcess` promises."""
+        self.host.send(TellRank(self.rank, message))
+
+    def kill(self) -> None:
+        """Do what `RankProcess` promises; a host that does not do it is cut off."""
+        if self.epitaph is None:
+            self.host.send(KillRank(self.rank))
+            timer = threading.Timer(_KILLING_S, self._give_up)
+            timer.daemon = True
+            timer.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Do what `RankProcess` promises."""
+        self.ended.wait(max(0.0, timeout_s))
+        self.kill()
+        self.ended.wait()
+
+    def end(self, epitaph: str) -> None:
+        """Take note that it has ended."""
+        if self.epitaph is None:
+            self.epitaph = epitaph
+            self.ended.set()
+            self.hear(self, None)
+
+    def _give_up(self) -> None:
+        if not self.ended.is_set():
+            self.host.drop()
+
+
+class RemoteHost:
+    """Does what `Host` promises on another host, for as long as that is connected."""
+
+    def __init__(self, node: int) -> None:
+        """Wait for host number `node`."""
+        self.node = node
+        self._link: Link | None = None
+        self._changed = threading.Condition()
+        self._pids: dict[int, int] = {}
+        self._processes: dict[int, RemoteProcess] = {}
+        self._pulse: dict[int, tuple[Life, bool]] = {}
+
+    def attach(self, link: Link) -> bool:
+        """Use a link, unless there is one, for as long as it lasts; returns at once."""
+        with self._changed:
+            if self._link is not None:
+                return False
+            self._link = link
+            self._pids.clear()
+            self._changed.notify_all()
+        threading.Thread(target=self._receive, args=(link,), name=f"host {self.node}", daemon=True).start()
+        return True
+
+    def start(self, rank: int, hear: Hear) -> RankProcess:
+        """Do what `Host` promises, when the host has connected.
+
+        Raises:
+            RankLostError: It does not come in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._link is not None, COMING_S):
+                raise RankLostError(f"host {self.node} did not connect within {COMING_S:g} s")
+            self._pids.pop(rank, None)
+        self.send(StartRank(rank))
+        with self._changed:
+            if not self._changed.wait_for(lambda: rank in self._pids or self._link is None, _STARTING_S):
+                raise RankLostError(f"host {self.node} did not start rank {rank} within {_STARTING_S:g} s")
+            if rank not in self._pids:
+                raise RankLostError(f"host {self.node} has hung up")
+            self._processes[rank] = process = RemoteProcess(rank, self._pids[rank], self, hear)
+            self._changed.notify_all()
+        return process
+
+    def tell(self, message: bytes) -> None:
+        """Do what `Host` promises."""
+        self.send(TellRank(None, message))
+
+    def life(self, rank: int) -> Life:
+        """Do what `Host` promises."""
+        return self._pulse.get(rank, (Life(0, 0, 0), False))[0]
+
+    def is_starved(self, rank: int) -> bool:
+        """Whether a rank's process wanted a core when the host was heard last."""
+        return self._pulse.get(rank, (Life(0, 0, 0), False))[1]
+
+    def end(self) -> None:
+        """Do what `Host` promises."""
+        self.send(EndEpoch())
+
+    def begin_again(self) -> None:
+        """Do what `Host` promises."""
+        self.send(BeginEpoch())
+
+    def send(self, message: ToNode) -> None:
+        """Send a message; that nobody is there is found by the end of the ranks."""
+        if (link := self._link) is not None:
+            with contextlib.suppress(OSError):
+                link.send(msgspec.msgpack.encode(message))
+
+    def drop(self) -> None:
+        """Cut the host off: what runs there has ended as far as the group is concerned."""
+        if (link := self._link) is not None:
+            link.close()
+
+    def _receive(self, link: Link) -> None:
+        """Take what the host says, until it is gone."""
+        problem = "is gone"
+        try:
+            while (message := link.receive(FromNode)) is not None:
+                self._take(message)
+        except LinkError as error:
+            problem = f"is not heard any more: {error}"
+        link.close()
+        with self._changed:
+            self._link = None
+            self._changed.notify_all()
+        for process in list(self._processes.values()):
+            process.end(f"{process.name} is lost: the host {problem}")
+
+    def _take(self, message: FromNode) -> None:
+        if isinstance(message, Pulse):
+            for beat in message.beats:
+                self._pulse[beat.rank] = Life(beat.ticks, beat.step, beat.loads), beat.is_starved
+            return
+        if isinstance(message, Started):
+            with self._changed:
+                self._pids[message.rank] = message.pid
+                self._changed.notify_all()
+            return
+        # What a process says at once may come before whoever started it knows that it was.
+        with self._changed:
+            self._changed.wait_for(lambda: self._process(message.rank, message.pid) is not None, _KILLING_S)
+            process = self._process(message.rank, message.pid)
+        if process is None:
+            return
+        if isinstance(message, Said):
+            process.hear(process, message.reply)
+        else:
+            assert isinstance(message, Ended)
+            process.end(message.epitaph)
+
+    def _process(self, rank: int, pid: int) -> RemoteProcess | None:
+        process = self._processes.get(rank)
+        return process if process is not None and process.pid == pid else None
+
+
+class Remote:
+    """All other hosts, and what ranks meet by.
+
+    Attributes:
+        hosts: By their numbers, from 1.
+        address: Where they find this one.
+        port: Where they connect.
+    """
+
+    def __init__(self, address: str, port: int, token: str, nnodes: int) -> None:
+        """Listen at an address of this host, and at no other.
+
+        Raises:
+            OSError: It cannot be used.
+        """
+        self.hosts = {node: RemoteHost(node) for node in range(1, nnodes)}
+        self.address = address
+        self._store: TCPStore | None = None
+        self._listener = LinkListener(address, port, token, self._admit)
+        self.port = self._listener.port
+
+    def new_store(self) -> str:
+        """Return what ranks meet by next."""
+        name, self._store = serve_store(self.address)
+        return name
+
+    def refuse(self, problem: str) -> None:
+        """Tell all hosts why the group does not start."""
+        for host in self.hosts.values():
+            host.send(Goodbye(problem))
+
+    def close(self) -> None:
+        """Let the hosts go."""
+        self._listener.close()
+        for host in self.hosts.values():
+            host.drop()
+
+    def _admit(self, node: int, link: Link) -> bool:
+        return node in self.hosts and self.hosts[node].attach(link)

@@ -1,0 +1,74 @@
+"""The settings of a worker whose ranks are on several hosts: where they come from, and which do not go together."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from collections.abc import Mapping
+
+from gpu_worker.start.config import WorkerConfig
+from shared.errors import ConfigError
+
+_MIN_TOKEN = 16
+
+
+def with_launcher(config: WorkerConfig, environ: Mapping[str, str]) -> WorkerConfig:
+    """Return the settings with what torchrun, or whatever sets its variables, says of the hosts; one process each.
+
+    Raises:
+        ConfigError: Its variables are of several processes a host, or are no numbers.
+    """
+    if config.nnodes > 1 or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environ.keys():
+        return config
+    nnodes, rank, local = (_number(environ, name) for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"))
+    if nnodes == 1:
+        return config
+    if local > 1:
+        problem = f"is {local}, but a worker starts the ranks of its host itself: use torchrun --nproc-per-node 1"
+        raise ConfigError("LOCAL_WORLD_SIZE", problem)
+    # The launcher listens at its own port for as long as it runs.
+    is_taken = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = _number(environ, "MASTER_PORT", config.master_port) + is_taken
+    return dataclasses.replace(
+        config, nnodes=nnodes, node_rank=rank, master_addr=environ["MASTER_ADDR"], master_port=port
+    )
+
+
+def check_hosts(config: WorkerConfig) -> None:
+    """Refuse settings of hosts that do not go together.
+
+    Raises:
+        ConfigError: One of them.
+    """
+    nnodes, size = config.nnodes, config.tensor_parallel_size * config.pipeline_parallel_size
+    if nnodes == 1:
+        if config.node_rank:
+            raise ConfigError("HEADRACE_NODE_RANK", f"is {config.node_rank}, but --nnodes says that there is one host")
+        return
+    if size % nnodes:
+        raise ConfigError("HEADRACE_TENSOR_PARALLEL_SIZE", f"is {size}, which {nnodes} hosts cannot share equally")
+    if config.node_rank >= nnodes:
+        raise ConfigError("HEADRACE_NODE_RANK", f"is {config.node_rank}; allowed: 0 to {nnodes - 1}")
+    if config.master_addr is None:
+        raise ConfigError("HEADRACE_MASTER_ADDR", "is required with several hosts: the address of host 0")
+    if len(config.group_token or "") < _MIN_TOKEN:
+        problem = f"needs at least {_MIN_TOKEN} characters with several hosts; the same on each of them"
+        raise ConfigError("HEADRACE_GROUP_TOKEN", problem)
+    if config.node_rank == 0 and ipaddress_is_any(config.master_addr):
+        problem = f"is {config.master_addr}, which is every network of this host; name the address of one"
+        raise ConfigError("HEADRACE_MASTER_ADDR", problem)
+
+
+def ipaddress_is_any(address: str) -> bool:
+    """Whether an address stands for all of a host."""
+    try:
+        return ipaddress.ip_address(address).is_unspecified
+    except ValueError:
+        return False
+
+
+def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
+    value = environ.get(name, str(default))
+    if not value.isdigit():
+        raise ConfigError(name, f"is {value!r}, which is no number")
+    return int(value)

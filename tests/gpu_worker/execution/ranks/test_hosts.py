@@ -1,0 +1,128 @@
+"""A group of two hosts, which are processes with other folders, on loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.execution.ranks import node as node_module
+from gpu_worker.execution.ranks import remote as remote_module
+from gpu_worker.execution.ranks.remote import Remote
+from shared.errors import ConfigError
+from tests.gpu_worker.execution.engine_run import save_tiny_model
+from tests.gpu_worker.execution.ranks.group_run import started
+from tests.gpu_worker.execution.ranks.test_group import assert_same, replace_rank, sequences
+from tests.gpu_worker.models.variants import save_variant
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[4]
+TOKEN = "a token of a group in a test"
+
+
+@contextmanager
+def host(folder: Path, model: Path, remote: Remote, size: int, token: str = TOKEN) -> Iterator[subprocess.Popen[str]]:
+    """Run another host, with the model at a place of its own."""
+    folder.mkdir()
+    if not (own := folder / "weights").exists():
+        shutil.copytree(model, own)
+    arguments = (str(own), str(remote.port), "1", str(size), "2")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu_worker.execution.ranks.node_process", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HR_TOKEN": token},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture
+def remote() -> Iterator[Remote]:
+    remote = Remote("127.0.0.1", 0, TOKEN, 2)
+    yield remote
+    remote.close()
+
+
+@pytest.mark.slow
+def test_ranks_on_two_hosts_give_the_tokens_of_one_also_after_deaths_on_both(tmp_path: Path, remote: Remote) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_variant("llama", model)
+    with started(model, 1) as (alone, _):
+        expected = alone.answer(list(sequences()))
+    with host(tmp_path / "first", model, remote, 4) as first, started(model, 4, remote, nnodes=2) as (run, group):
+        assert group is not None
+        assert_same(run.answer(list(sequences())), expected)
+        replace_rank(run, group, 2, signal.SIGSTOP)
+        replace_rank(run, group, 1, signal.SIGKILL)
+        assert [group.loads(rank) for rank in range(4)] == [1, 2, 2, 1]
+        assert_same(run.answer(list(sequences())), expected)
+        # The whole host dies, and another one takes its place.
+        before = group.pids
+        first.kill()
+        wait_for(lambda: group.lost)
+        assert "of host 1) is lost: the host is gone" in str(group.lost)
+        with host(tmp_path / "second", model, remote, 4):
+            group.reform(run.own.num_blocks, run.own.restart)
+            assert_same(run.answer(list(sequences())), expected)
+            assert [rank for rank, pid in group.pids.items() if pid != before[rank]] == [2, 3]
+        wait_for(lambda: group.lost)
+
+
+@pytest.mark.slow
+def test_host_with_another_model_is_refused_on_both(tmp_path: Path, remote: Remote) -> None:
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+        save_tiny_model(tmp_path / name)
+    config = tmp_path / "other" / "config.json"
+    config.write_text(config.read_text().replace("1e-06", "1e-05") + " ")
+    with host(tmp_path / "first", tmp_path / "other", remote, 2) as process:
+        reason = r"is 2, but rank 1 has another revision of the model: \w+, and rank 0"
+        with pytest.raises(ConfigError, match=reason), started(tmp_path / "model", 2, remote, nnodes=2):
+            pass
+        assert process.stderr is not None
+        assert process.wait(10) == 1
+        assert "the group does not start: " in (said := process.stderr.read())
+        assert "rank 1 has another revision of the model" in said
+
+
+@pytest.mark.slow
+def test_host_with_another_token_is_refused_on_both(
+    tmp_path: Path, remote: Remote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_module, "COMING_S", 8.0)
+    model = tmp_path / "model"
+    model.mkdir()
+    save_tiny_model(model)
+    with host(tmp_path / "first", model, remote, 2, "another token of a test") as process:
+        reason = "is 2, but host 1 did not connect within 8 s"
+        with pytest.raises(ConfigError, match=reason), started(model, 2, remote, nnodes=2):
+            pass
+        assert process.stderr is not None
+        assert process.wait(10) == 1
+        assert "does not know the token of this group" in process.stderr.read()
+    assert any("refused a connection of 127.0.0.1" in record.getMessage() for record in caplog.records)
+
+
+def test_host_whose_rank_0_never_comes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "COMING_S", 0.3)
+    began = time.monotonic()
+    node = node_module.Node.__new__(node_module.Node)
+    with pytest.raises(node_module.DependencyError, match=r"rank 0 at 127\.0\.0\.1:1: no answer within 0\.3 s: "):
+        node.serve("127.0.0.1", 1, TOKEN, 1)
+    assert time.monotonic() - began < 3

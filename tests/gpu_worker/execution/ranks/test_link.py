@@ -1,0 +1,151 @@
+"""Only those who know the group's token are talked to, and nobody changes what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import msgspec
+import pytest
+
+from gpu_worker.execution.ranks import link as link_module
+from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener, connect
+
+TOKEN = "a token of a group in a test"
+
+
+class Admitted:
+    def __init__(self) -> None:
+        self.links: SimpleQueue[tuple[int, Link]] = SimpleQueue()
+        self.all: list[Link] = []
+        self.listener = LinkListener("127.0.0.1", 0, TOKEN, self.admit)
+
+    def admit(self, node: int, link: Link) -> bool:
+        if node == 9:
+            return False
+        self.links.put((node, link))
+        self.all.append(link)
+        return True
+
+
+@pytest.fixture
+def admitted() -> Iterator[Admitted]:
+    admitted = Admitted()
+    yield admitted
+    admitted.listener.close()
+    for link in admitted.all:
+        link.close()
+
+
+def test_messages_arrive_in_order_both_ways(admitted: Admitted) -> None:
+    there = connect("127.0.0.1", admitted.listener.port, TOKEN, 3, 5)
+    node, here = admitted.links.get(timeout=5)
+    assert node == 3
+    for sender, receiver in ((there, here), (here, there)):
+        for number in range(20):
+            sender.send(msgspec.msgpack.encode([number] * 1000 * number))
+        assert [receiver.receive(list[int]) for _ in range(20)] == [[number] * 1000 * number for number in range(20)]
+    there.close()
+    assert here.receive(list[int]) is None
+    here.close()
+
+
+def test_wrong_token_is_told_to_who_has_it_and_is_not_admitted(
+    admitted: Admitted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LinkError, match="does not know the token of this group") as refused:
+        connect("127.0.0.1", admitted.listener.port, "another token of a test", 1, 5)
+    assert refused.value.is_final
+    assert admitted.links.empty()
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, link_module._HELLO.pack(b"HRRANK01", 1, bytes(32))]
+)
+def test_stranger_who_says_something_else_gets_nothing(
+    admitted: Admitted, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", admitted.listener.port)) as stranger:
+        stranger.sendall(said + bytes(32))
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(5)
+        answer = b""
+        # Who is refused with bytes unread is told by a reset.
+        with contextlib.suppress(ConnectionResetError):
+            while piece := stranger.recv(1000):
+                answer += piece
+    # A nonce and a proof at most, which say nothing without the token.
+    assert len(answer) in (0, 64)
+    assert admitted.links.empty()
+
+
+def test_many_silent_strangers_do_not_keep_a_host_out(admitted: Admitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_HANDSHAKE_S", 0.3)
+    strangers = [socket.create_connection(("127.0.0.1", admitted.listener.port)) for _ in range(40)]
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            connect("127.0.0.1", admitted.listener.port, TOKEN, 1, 1).close()
+            break
+        except (OSError, LinkError):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    for stranger in strangers:
+        stranger.close()
+
+
+class Between:
+    """Passes bytes on from one end to the other, and changes one of them."""
+
+    def __init__(self, port: int, position: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._target = port
+        self._position = position
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        one, _ = self._listener.accept()
+        other = socket.create_connection(("127.0.0.1", self._target))
+        threading.Thread(target=self._pass, args=(other, one, None), daemon=True).start()
+        self._pass(one, other, self._position)
+        for each in (one, other, self._listener):
+            each.close()
+
+    def _pass(self, source: socket.socket, target: socket.socket, position: int | None) -> None:
+        seen = 0
+        while data := bytearray(_received(source)):
+            if position is not None and seen <= position < seen + len(data):
+                data[position - seen] ^= 1
+            seen += len(data)
+            target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+def _received(source: socket.socket) -> bytes:
+    with contextlib.suppress(OSError):
+        return source.recv(4096)
+    return b""
+
+
+def test_message_that_was_changed_on_its_way_is_refused(admitted: Admitted) -> None:
+    handshake = link_module._HELLO.size + link_module._PROOF_BYTES
+    between = Between(admitted.listener.port, handshake + link_module._HEAD.size + 3)
+    there = connect("127.0.0.1", between.port, TOKEN, 1, 5)
+    _, here = admitted.links.get(timeout=5)
+    there.send(msgspec.msgpack.encode("a plan"))
+    with pytest.raises(LinkError, match="changed on its way"):
+        here.receive(str)
+    there.close()
+    here.close()
+
+
+def test_host_that_is_not_one_of_the_group_is_let_go(admitted: Admitted, caplog: pytest.LogCaptureFixture) -> None:
+    link = connect("127.0.0.1", admitted.listener.port, TOKEN, 9, 5)
+    assert link.receive(str) is None
+    link.close()
