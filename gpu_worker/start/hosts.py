@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -60,6 +62,8 @@ def serve_host(config: WorkerConfig) -> int:
     assert config.master_addr is not None
     assert config.group_token is not None
     bound = bind_health_port(config.health_host, config.health_port)
+    # The first process of a container has no handler of its own.
+    signal.signal(signal.SIGTERM, lambda _, __: sys.exit(0))
     node = Node(rank_settings(config), config.log_level, config.log_format)
     if bound is not None:
         threading.Thread(target=lambda: asyncio.run(_answer_probes(node, bound)), name="health", daemon=True).start()

@@ -254,6 +254,8 @@ class RankGroup:
         """Let `reform` fail, because the worker ends."""
         self._is_leaving = True
         self._replies.stop()
+        if self._lost is not None and self._remote is not None:
+            self._remote.close()
 
     def close(self, timeout_s: float | None = None) -> None:
         """Let the other ranks end, and wait for that; kill those that have not after a while."""

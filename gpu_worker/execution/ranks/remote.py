@@ -86,6 +86,7 @@ class RemoteHost:
         self.node = node
         self._link: Link | None = None
         self._changed = threading.Condition()
+        self._is_closed = False
         self._pids: dict[int, int] = {}
         self._processes: dict[int, RemoteProcess] = {}
         self._pulse: dict[int, tuple[Life, bool]] = {}
@@ -108,8 +109,10 @@ class RemoteHost:
             RankLostError: It does not come in time.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._link is not None, COMING_S):
+            if not self._changed.wait_for(lambda: self._link is not None or self._is_closed, COMING_S):
                 raise RankLostError(f"host {self.node} did not connect within {COMING_S:g} s")
+            if self._is_closed:
+                raise RankLostError("the worker ends")
             self._pids.pop(rank, None)
         self.send(StartRank(rank))
         with self._changed:
@@ -151,6 +154,13 @@ class RemoteHost:
         """Cut the host off: what runs there has ended as far as the group is concerned."""
         if (link := self._link) is not None:
             link.close()
+
+    def close(self) -> None:
+        """Let the host go, and whoever waits for it fail."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self.drop()
 
     def _receive(self, link: Link) -> None:
         """Take what the host says, until it is gone."""
@@ -229,7 +239,7 @@ class Remote:
         """Let the hosts go."""
         self._listener.close()
         for host in self.hosts.values():
-            host.drop()
+            host.close()
 
     def _admit(self, node: int, link: Link) -> bool:
         return node in self.hosts and self.hosts[node].attach(link)

@@ -27,7 +27,7 @@ from tests.ops.deploy.machine import Container, Machine, can_make_machines
 from tests.waiting import wait_for
 
 FOLDER = ROOT / "ops" / "deploy" / "kubernetes"
-OVERLAYS = ["base", "overlays/gpu", "overlays/keda"]
+OVERLAYS = ["base", "overlays/gpu", "overlays/keda", "overlays/group"]
 SCHEMAS = "1.33"
 SECRETS = {role: f"password{role}" for role in ("gateway", "worker", "batch", "admin")} | {
     "operator": "operators-own-key",
@@ -71,6 +71,22 @@ def test_every_variable_is_a_setting_of_its_command(base: dict[str, dict[str, An
         known = {variable_name(field) for field in config.__dataclass_fields__}
         (container,) = pod_of(base[name])["containers"]
         assert set(_environ(base, name, container)) - known == set()
+
+
+def test_group_of_pods_is_told_what_a_worker_takes_and_what_it_needs() -> None:
+    found = yaml.safe_load_all((FOLDER / "overlays/group/group.yaml").read_text())
+    service, pods = found
+    (container,) = pod_of(pods)["containers"]
+    known = {variable_name(field) for field in WorkerConfig.__dataclass_fields__}
+    environ = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environ.keys() - known == set()
+    assert int(environ["HEADRACE_NNODES"]) == pods["spec"]["replicas"]
+    gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert int(environ["HEADRACE_TENSOR_PARALLEL_SIZE"]) == gpus * pods["spec"]["replicas"]
+    assert environ["HEADRACE_MASTER_ADDR"] == f"{pods['metadata']['name']}-0.{service['metadata']['name']}"
+    assert service["spec"]["ports"] == [{"name": "ranks", "port": WorkerConfig().master_port}]
+    assert service["spec"]["selector"] == pods["spec"]["template"]["metadata"]["labels"]
+    assert pod_of(pods)["securityContext"]["runAsNonRoot"] is True
 
 
 def test_pods_have_longer_to_end_than_a_drain_takes(base: dict[str, dict[str, Any]]) -> None:

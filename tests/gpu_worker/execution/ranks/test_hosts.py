@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.execution.ranks import node as node_module
 from gpu_worker.execution.ranks import remote as remote_module
 from gpu_worker.execution.ranks.remote import Remote
@@ -82,6 +84,12 @@ def test_ranks_on_two_hosts_give_the_tokens_of_one_also_after_deaths_on_both(tmp
             assert_same(run.answer(list(sequences())), expected)
             assert [rank for rank, pid in group.pids.items() if pid != before[rank]] == [2, 3]
         wait_for(lambda: group.lost)
+        # A worker that ends does not wait for hosts that may come back.
+        began = time.monotonic()
+        threading.Timer(0.5, group.stop_forming).start()
+        with pytest.raises(BrokenRunnerError, match="the worker ends"):
+            group.reform(run.own.num_blocks, run.own.restart)
+        assert time.monotonic() - began < 20
 
 
 @pytest.mark.slow
