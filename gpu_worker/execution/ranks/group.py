@@ -21,6 +21,7 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
+from gpu_worker.execution.ranks.last_resort import exit_within
 from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
 from gpu_worker.execution.ranks.messages import (
@@ -106,7 +107,7 @@ class RankGroup:
         self._exits_when_stuck = exits_when_stuck
         self._stuck: threading.Timer | None = None
         self._lost: str | None = None
-        self._is_leaving = self._is_closing = False
+        self._is_leaving = self._is_closing = self._is_forming = False
         self._lock = threading.Lock()
         self._processes: dict[int, RankProcess] = {}
         self._replies = Replies(self._processes)
@@ -207,9 +208,10 @@ class RankGroup:
         with self._lock:
             if self._lost is not None or self._is_closing:
                 return
-            self._lost = problem
+            # Before others see that it is lost: who leaves its step stops the timer.
             if self._exits_when_stuck:
                 self._stuck = exit_within(LEAVING_S)
+            self._lost = problem
         _log.error("the group of ranks is lost: %s", problem)
         for host in self._hosts:
             host.end()
@@ -227,6 +229,7 @@ class RankGroup:
             BrokenRunnerError: That does not succeed.
         """
         began, replaced = time.monotonic(), set[int]()
+        self._is_forming = True
         self._end_stuck_timer()
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
@@ -244,6 +247,7 @@ class RankGroup:
                 _log.warning("the group of ranks has to be formed anew: %s", problem)
                 self.end(problem)
                 self._end_stuck_timer()
+        self._is_forming = False
         self.begin()
         seconds = time.monotonic() - began
         extra = {"epoch": self.epoch, "replaced": sorted(replaced), "seconds": round(seconds, 2)}
@@ -254,7 +258,7 @@ class RankGroup:
         """Let `reform` fail, because the worker ends."""
         self._is_leaving = True
         self._replies.stop()
-        if self._lost is not None and self._remote is not None:
+        if self._is_forming and self._remote is not None:
             self._remote.close()
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -379,11 +383,3 @@ class RankGroup:
     def _end_stuck_timer(self) -> None:
         if self._stuck is not None:
             self._stuck.cancel()
-
-
-def exit_within(seconds: float) -> threading.Timer:
-    """End this process with status 1 if it has not ended by itself by then, unless the timer is cancelled."""
-    timer = threading.Timer(seconds, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
-    return timer

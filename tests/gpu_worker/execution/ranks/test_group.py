@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.ranks import group as group_module
 from gpu_worker.execution.ranks import process as process_module
+from gpu_worker.execution.ranks import runner as runner_module
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.runner import build_group_runner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -223,7 +225,7 @@ def test_rank_that_fails_within_a_step_keeps_its_weights(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_ranks_that_die_again_and_again_while_they_load_break_the_runner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_tiny_model(tmp_path)
     with started(tmp_path, 2) as (run, group):
@@ -235,8 +237,25 @@ def test_ranks_that_die_again_and_again_while_they_load_break_the_runner(
             next(begin(run))
         with pytest.raises(BrokenRunnerError, match=r"rank 1 \(process \d+\) ended with status 3"):
             interruption.value.recover()
+        assert "the group of ranks cannot be formed again: rank 1 (process " in caplog.messages[-1]
         with pytest.raises(BrokenRunnerError):
             next(begin(run))
+
+
+def test_timer_of_a_lost_group_runs_before_anybody_can_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path)
+    group = RankGroup(config(tmp_path), exits_when_stuck=True)
+    seen: list[str | None] = []
+
+    def slow(seconds: float) -> threading.Timer:
+        seen.append(group.lost)
+        return threading.Timer(seconds, lambda: None)
+
+    monkeypatch.setattr(group_module, "exit_within", slow)
+    group.end("rank 1 is gone")
+    group.close()
+    # Who sees that it is lost stops the timer at once; one that began later would end a worker that serves again.
+    assert seen == [None]
 
 
 def run_python(script: str, *arguments: str) -> subprocess.Popen[str]:
@@ -271,18 +290,30 @@ with started(Path(sys.argv[1]), 2) as (run, group):
 
 @pytest.mark.slow
 def test_process_that_does_not_leave_in_time_is_ended() -> None:
-    script = "import time\nfrom gpu_worker.execution.ranks.group import exit_within\nexit_within(0.1)\ntime.sleep(600)"
+    script = (
+        "import time\nfrom gpu_worker.execution.ranks.last_resort import exit_within\nexit_within(0.1)\ntime.sleep(600)"
+    )
     with run_python(script) as process:
         assert process.wait(60) == 1
 
 
 @pytest.mark.slow
-def test_rank_that_cannot_load_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_rank_that_cannot_load_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path)
     few = replace(config(tmp_path), num_blocks=None, kv_cache_bytes=1 << 50)
     group = RankGroup(few)
     pids = group.pids.values()
-    with pytest.raises(ConfigError):
+
+    def build(*arguments: Any) -> Any:
+        """Fail after the other rank, which is busy elsewhere."""
+        try:
+            return build_runner(*arguments)
+        except Exception:
+            wait_for(lambda: group.lost)
+            raise
+
+    monkeypatch.setattr(runner_module, "build_runner", build)
+    with pytest.raises(ConfigError, match=r"is 2, but rank 1 \(process \d+\) failed: "):
         build_group_runner(few, group, StartUp())
     assert_gone(pids)
 
