@@ -1,4 +1,4 @@
-"""The end of a process that does not leave a step in which a rank was lost: whoever waits for a GPU may never be told."""
+"""The end of a process that does not leave a step in which a rank was lost: who waits for a GPU may never be told."""
 
 from __future__ import annotations
 
