@@ -31,9 +31,9 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.host_settings import check_hosts, with_launcher
-from gpu_worker.start.hosts import serve_host
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
+from gpu_worker.start.other_host import serve_host
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory

@@ -1,9 +1,8 @@
-"""A worker of several hosts: where host 0 listens for the others, and what `headrace worker` does on these."""
+"""What `headrace worker` does on a host of a group on which rank 0 is not."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
@@ -13,41 +12,15 @@ from typing import TYPE_CHECKING
 from gpu_worker.engine.engine import EngineStats
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.health_port import HealthPort, bind_health_port
-from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpu_worker.execution.ranks.node import Node
-    from gpu_worker.execution.ranks.remote import Remote
 
 _IDLE = EngineStats(
     step=0, running=0, running_batch=0, waiting=0, waiting_batch=0, max_batch_seqs=0, waiting_tokens=0, free_blocks=0,
     total_blocks=0, max_num_seqs=0, num_preemptions=0, num_prefix_queries=0, num_prefix_hits=0, prefill_rate=0,
     decode_rate=0, num_failed_steps=0, is_fatal=False,
 )  # fmt: skip
-
-_log = logging.getLogger(__name__)
-
-
-def listen_for_hosts(config: WorkerConfig) -> Remote | None:
-    """Listen for the other hosts; None where there are none.
-
-    Raises:
-        ConfigError: The address cannot be used.
-    """
-    from gpu_worker.execution.ranks.remote import Remote
-
-    if config.nnodes == 1:
-        return None
-    assert config.master_addr is not None
-    assert config.group_token is not None
-    try:
-        address = socket.gethostbyname(config.master_addr)
-        remote = Remote(address, config.master_port, config.group_token, config.nnodes)
-    except OSError as error:
-        problem = f"{config.master_addr}:{config.master_port} cannot be used on host 0: {error.strerror or error}"
-        raise ConfigError("HEADRACE_MASTER_ADDR", problem) from None
-    _log.info("waiting for %d hosts at %s:%d", config.nnodes - 1, address, remote.port)
-    return remote
 
 
 def serve_host(config: WorkerConfig) -> int:
