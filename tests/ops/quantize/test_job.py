@@ -349,3 +349,12 @@ def test_sizes_that_no_group_divides_are_refused_with_the_methods_that_do_withou
     save_model(tmp_path, intermediate_size=100)
     with pytest.raises(ConfigError, match=r"GROUP_SIZE: is 32, which .*; no group size does: use int8 or fp8$"):
         next(quantize(replace(job_for(tmp_path, tmp_path / "out", "rtn-int4"), calibration=None)))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_features_that_no_word_holds_are_refused_with_the_methods_that_do_without(method: str, tmp_path: Path) -> None:
+    save_model(tmp_path, head_dim=12, num_attention_heads=8, num_key_value_heads=1)
+    problem = r"METHOD: \w+ stores multiples of 8 output features, and self_attn.k_proj of layer 0 has 12; use rtn-int4"
+    with pytest.raises(ConfigError, match=problem):
+        next(quantize(job_for(tmp_path, tmp_path / "out", method)))
+    assert not (tmp_path / "out").exists()
