@@ -23,6 +23,36 @@ def test_same_files_have_the_same_revision(model: Path) -> None:
     assert model_revision(model, "float32") == model_revision(model, "float32")
 
 
+def test_revision_is_the_same_in_every_version_and_process(model: Path) -> None:
+    """Workers of an earlier version serve beside this one, so that the digest must not change."""
+    assert served_revision(WorkerConfig(model=model)) == "e68748dafdb6bef8"
+    assert served_revision(WorkerConfig(model=model, simulate=1.0)) == "901c9b6c7ecd0511"
+
+
+def test_name_and_size_of_a_file_count(model: Path) -> None:
+    before = model_revision(model)
+    (model / "model.safetensors").rename(model / "other.safetensors")
+    renamed = model_revision(model)
+    (model / "other.safetensors").write_bytes(bytes((1 << 20) + 4096))
+    assert len({before, renamed, model_revision(model)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "difference"),
+    [
+        ("a", "a", None),
+        ("a@1", "a@1", None),
+        ("a@1", "b@2", "other weights or another number format"),
+        ("a", "b@2", "other weights or another number format"),
+        ("a@1", "a@2", "another commit at the hub"),
+        *((one, two, "the same files as far as samples tell") for one, two in (("a@1", "a"), ("a", "a@1"))),
+    ],
+)
+def test_difference_of_content_is_told_before_that_of_the_commit(own: str, other: str, difference: str | None) -> None:
+    told = revision_difference(own, other)
+    assert told == difference or (told and difference and told.startswith(difference))
+
+
 def test_other_weights_of_the_same_size_have_another_revision(model: Path) -> None:
     before = model_revision(model)
     (model / "model.safetensors").write_bytes(bytes([1]) * (1 << 20))
