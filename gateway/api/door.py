@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.answer import ResponseHead
@@ -74,14 +74,16 @@ class Application(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the door, behind which the routes stand."""
-        return Door(self.router.app, self._port)
+        return Door(self.router.app, self._port, self.routes)
 
 
 class Door:
     """Pure ASGI. Owns nothing of a request; what there is to know of it lies in `scope["state"]["head"]`."""
 
-    def __init__(self, app: ASGIApp, port: Port) -> None:
+    def __init__(self, app: ASGIApp, port: Port, routes: Sequence[BaseRoute] = ()) -> None:
+        """Tell what `app` answers; `routes` know the methods of a path."""
         self._app = app
+        self._routes = routes
         self._port = port
         self._dialects = port.dialects
         self._others = {each.client_header: each for each in port.dialects.values() if each.client_header is not None}
@@ -164,6 +166,10 @@ class Door:
     def _not_served(self, scope: Scope, error: HTTPException) -> ApiError:
         """Return the 404 of a path, or the 405 of a method: the routes raise nothing else."""
         status, path, headers = error.status_code, scope["path"], dict(error.headers or {})
+        if status == 405:
+            # The router names those of the first route alone.
+            allowed = {method for route in self._routes for method in _methods(route, scope)}
+            headers["Allow"] = ", ".join(sorted(allowed)) or headers.get("Allow", "")
         methods = sorted({*headers.get("Allow", "").split(", ")} - {"HEAD"})
         what_to_do = self._port.advice(path) if status == 404 else f"Use {' or '.join(methods)}."
         message = f"{scope['method']} {path[:128]}: {error.detail}. {what_to_do}"
@@ -172,6 +178,11 @@ class Door:
     def _leave(self, head: ResponseHead, status: int) -> None:
         if head.record is not None and self._port.observer is not None:
             self._port.observer.end(head.record, status)
+
+
+def _methods(route: BaseRoute, scope: Scope) -> Collection[str]:
+    is_path = isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+    return (route.methods or ()) if is_path and isinstance(route, Route) else ()
 
 
 def exchange_of(scope: Scope) -> Exchange:

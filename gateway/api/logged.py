@@ -46,7 +46,7 @@ def idempotency_key(headers: Iterable[tuple[bytes, bytes]], endpoint: str, body:
     if not values:
         return None
     value = values[0].strip()
-    is_visible = all(0x20 <= byte < 0x7F for byte in value)
+    is_visible = all(0x21 <= byte < 0x7F for byte in value)
     if len(values) > 1 or not 1 <= len(value) <= MAX_KEY_CHARACTERS or not is_visible:
         message = f"'Idempotency-Key' must be one value of 1 to {MAX_KEY_CHARACTERS} visible ASCII characters."
         raise ApiError(400, message, param="Idempotency-Key", code="invalid_value")

@@ -68,13 +68,28 @@ async def opened_store(files: str) -> tuple[ObjectStore, str]:
     Raises:
         ConfigError: It cannot be used.
     """
-    if "://" in files and not files.startswith("s3://"):
-        raise ConfigError("HEADRACE_FILES", f"{files!r} is neither a directory nor s3://BUCKET/PREFIX")
-    store: ObjectStore = S3Store(files) if files.startswith("s3://") else DirectoryStore(Path(files))
+    store = store_of(files)
     try:
         return store, await identity(store)
     except StoreError as error:
         raise ConfigError("HEADRACE_FILES", str(error)) from error
+
+
+def store_of(files: str) -> ObjectStore:
+    """Return the store that a setting names, which is not looked at yet.
+
+    Raises:
+        ConfigError: There is no such kind, a package is missing, or a directory has no place.
+    """
+    if "://" in files and not files.startswith("s3://"):
+        raise ConfigError("HEADRACE_FILES", f"{files!r} is neither a directory nor s3://BUCKET/PREFIX")
+    if files.startswith("s3://"):
+        return S3Store(files)
+    directory = Path(files)
+    if not directory.absolute().parent.is_dir():
+        problem = f"{files!r} would be made, but there is no {directory.absolute().parent} either: make that first"
+        raise ConfigError("HEADRACE_FILES", problem)
+    return DirectoryStore(directory)
 
 
 def unserved_routes() -> list[KeyRoute]:

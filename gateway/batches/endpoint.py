@@ -35,7 +35,7 @@ from gateway.batches.record import (
 )
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog, Hooks, PartialFile
-from gateway.files.endpoint import check_query, checked_limit, reading
+from gateway.files.endpoint import check_query, checked_after, checked_limit, reading
 from gateway.files.objects import ordered_hex
 from gateway.files.upload import checked_expiry
 from shared.batch_streams import batch_stream
@@ -136,7 +136,7 @@ class BatchRoutes:
         try:
             await self.nats.jetstream().stream_info(batch_stream(tenant))
         except NotFoundError:
-            message = "This tenant has no batch queue. The operator makes it: `headrace setup --tenants`."
+            message = f"This tenant has no batch queue. The operator makes it: `headrace setup --tenants {tenant}`."
             raise ApiError(400, message, code="batch_unavailable") from None
         if len(await self.log.list_active(tenant)) >= MAX_ACTIVE:
             message = f"{MAX_ACTIVE} batches of this tenant run already. Wait until one has ended, or cancel one."
@@ -146,8 +146,9 @@ class BatchRoutes:
         allow_unknown = self.services.config.allow_unknown_parameters
         check_query(request, frozenset({"after", "limit"}), allow_unknown=allow_unknown)
         limit = checked_limit(request.query_params.get("limit"), 20, _MAX_PAGE)
+        after = checked_after(request.query_params.get("after"), BATCH_ID)
         async with reading(self.services, principal):
-            page, has_more = await _answered(self.log.page(principal.tenant, limit, request.query_params.get("after")))
+            page, has_more = await _answered(self.log.page(principal.tenant, limit, after))
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(BatchList("list", list(map(batch_answer, page)), first, last, has_more))
 

@@ -20,12 +20,12 @@ from gateway.errors import ApiError
 from gateway.files.catalog import READ_BYTES, FileCatalog
 from gateway.files.form_data import FormData
 from gateway.files.object_store import MissingObjectError, StoreError
-from gateway.files.objects import BYTES, DeletedFile, FileList, FileRecord, file_answer, ordered_hex
+from gateway.files.objects import BYTES, FILE_ID, DeletedFile, FileList, FileRecord, file_answer, ordered_hex
 from gateway.files.upload import UploadForm
 
 _PATH = "/v1/files"
 _MAX_FILES = 10_000
-_RANGE = re.compile(r"bytes=([0-9]{1,15})-")
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 # Of the form around the file.
 _FORM_BYTES = 64 << 10
 _LIST = frozenset({"after", "limit", "order", "purpose"})
@@ -89,7 +89,11 @@ class FileRoutes:
         limit = checked_limit(query.get("limit"), _MAX_FILES, _MAX_FILES)
         async with self._reading(principal):
             found, has_more = await self._catalog.page(
-                principal.tenant, limit, query.get("after"), is_ascending=order == "asc", purpose=query.get("purpose")
+                principal.tenant,
+                limit,
+                checked_after(query.get("after"), FILE_ID),
+                is_ascending=order == "asc",
+                purpose=query.get("purpose"),
             )
         first, last = (found[0].id, found[-1].id) if found else (None, None)
         return json_response(FileList("list", list(map(file_answer, found)), first, last, has_more))
@@ -110,36 +114,37 @@ class FileRoutes:
     async def _download(self, request: Request, principal: Principal) -> Response:
         found = await self._found(request, principal)
         size = found.record.num_bytes
-        asked = _RANGE.fullmatch(request.headers.get("range", ""))
-        start = int(asked[1]) if asked else 0
-        if asked and start >= size:
+        asked = None if request.method == "HEAD" else _asked_range(request.headers.get("range", ""), size)
+        start, end = asked or (0, size)
+        if asked and start >= end:
             message = f"File '{found.record.id}' has {size} bytes."
             raise ApiError(416, message, code="invalid_range", headers={"Content-Range": f"bytes */{size}"})
         headers = {
             "content-disposition": 'attachment; filename="' + _quoted(found.record.filename) + '"',
             "accept-ranges": "bytes",
+            "content-length": str(end - start),
         }
         if asked:
-            headers["content-range"] = f"bytes {start}-{size - 1}/{size}"
+            headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
         if request.method == "HEAD" or not size:
             return Response(b"", 200, headers, BYTES)
         with self._catalog.answering():
             try:
-                first = await found.read(start, READ_BYTES)
+                first = await found.read(start, min(READ_BYTES, end - start))
             except MissingObjectError:
                 raise _not_found(found.record.id) from None
-        pieces = self._pieces(found, first, start)
+        pieces = self._pieces(found, first, start, end)
         return StreamingResponse(pieces, 206 if asked else 200, headers, BYTES)
 
-    async def _pieces(self, found: _Found, first: bytes, start: int) -> AsyncIterator[bytes]:
-        """Yield a file; where it cannot be read, the connection is cut, which tells the client that it has not all."""
+    async def _pieces(self, found: _Found, first: bytes, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yield bytes of a file; where they cannot be read, the connection is cut, so that the client knows."""
         piece = first
         while piece:
             yield piece
             start += len(piece)
             self._services.metrics.file_bytes_downloaded += len(piece)
             try:
-                piece = await found.read(start, READ_BYTES)
+                piece = await found.read(start, min(READ_BYTES, end - start)) if start < end else b""
             except StoreError as error:
                 self._catalog.note_failure(error)
                 raise
@@ -196,6 +201,28 @@ def checked_limit(text: str | None, default: int, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
         raise invalid_value("limit", f"'limit' must be a whole number from 1 to {most}.")
     return int(text)
+
+
+def checked_after(text: str | None, form: re.Pattern[str]) -> str | None:
+    """Return the id behind which a page begins.
+
+    Raises:
+        ApiError: 400; it is no such id.
+    """
+    if text is not None and form.fullmatch(text) is None:
+        raise invalid_value("after", "'after' must be the id of the last object of the page before, as it was listed.")
+    return text
+
+
+def _asked_range(header: str, size: int) -> tuple[int, int] | None:
+    """Return begin and end of the bytes that a Range header asks for; None for all of them, also where it is wrong."""
+    found = _RANGE.fullmatch(header)
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:
+        return max(0, size - int(found[2])), size
+    start, end = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
+    return None if found[2] and int(found[2]) < start else (start, end)
 
 
 async def _bounded(upload: UploadForm, body: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:

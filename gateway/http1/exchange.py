@@ -162,13 +162,14 @@ class Exchange(_WritePath):
         """Address and port of the client; None on a Unix socket."""
         return self._channel.client
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response in one write."""
+    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
+        """Send a whole response in one write; to HEAD `length` is that of the body that GET would have."""
         if self.closed or not self._begin(status):
             return
         # A 204 has no body, and must not say how long it is.
-        length = [] if status == 204 else [(b"content-length", b"%d" % len(body))]
-        head = head_bytes(status, [*self._headers(headers), *length, *self._connection_header()])
+        num_bytes = len(body) if length is None else length
+        framing = [] if status == 204 else [(b"content-length", b"%d" % num_bytes)]
+        head = head_bytes(status, [*self._headers(headers), *framing, *self._connection_header()])
         self._transport.write(head if self.head.method == "HEAD" else head + body)
         self._complete()
 
@@ -181,12 +182,14 @@ class Exchange(_WritePath):
         self._closes = True
         self.respond(error.status, [*error.response_headers(), id_header(self.head.headers)], error.body())
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Begin a response of unknown length; the head leaves together with the first bytes written."""
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """Begin a response of `length` bytes, None if unknown; the head leaves with the first bytes written."""
         if self.closed or not self._begin(status):
             return
         assert self.head.method != "HEAD", "an answer to HEAD has no body to stream"
+        self._chunked = self._chunked and length is None
         framing = [(b"transfer-encoding", b"chunked")] if self._chunked else []
+        framing += [] if length is None else [(b"content-length", b"%d" % length)]
         all_headers = [*self._headers(headers), *framing, *self._connection_header()]
         self._response_head = head_bytes(status, all_headers)
 

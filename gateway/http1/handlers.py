@@ -83,7 +83,7 @@ class AsgiHandler:
 class AsgiCall:
     """`receive` and `send` of one call of an application, on an exchange."""
 
-    __slots__ = ("_exchange", "_has_read", "_headers", "_left", "_max_body_bytes", "_scope", "_status")
+    __slots__ = ("_exchange", "_has_read", "_headers", "_left", "_length", "_max_body_bytes", "_scope", "_status")
 
     def __init__(self, exchange: Exchange, max_body_bytes: int, scope: MutableMapping[str, Any]) -> None:
         self._exchange = exchange
@@ -93,6 +93,7 @@ class AsgiCall:
         self._status = 0
         self._left: asyncio.Event | None = None
         self._headers: list[tuple[bytes, bytes]] = []
+        self._length: int | None = None
 
     async def receive(self) -> Message:
         """Return the whole body; after that, wait until the client leaves."""
@@ -111,6 +112,7 @@ class AsgiCall:
         exchange = self._exchange
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self._length = next((int(value) for name, value in message["headers"] if name == b"content-length"), None)
             # The exchange frames the body itself.
             self._headers = [(name, value) for name, value in message["headers"] if name != b"content-length"]
             return
@@ -119,10 +121,12 @@ class AsgiCall:
             if exchange.started:
                 exchange.finish(body)
             else:
-                exchange.respond(self._status, self._headers, body)
+                exchange.respond(
+                    self._status, self._headers, body, self._length if exchange.head.method == "HEAD" else None
+                )
             return
         if not exchange.started:
-            exchange.start(self._status, self._headers)
+            exchange.start(self._status, self._headers, self._length)
         exchange.write(body)
         while exchange.paused_since is not None and not exchange.closed:
             await self._wait_writable()

@@ -28,7 +28,7 @@ operator's time (600 s) after its end. Each reading counts as a read of the key.
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
 not, lets a repeated POST have the same generation: while it runs it is joined, afterwards its answer is told again,
 with `idempotent-replayed: true`. Keys belong to a tenant and an endpoint. The same key with another body is a 422. An
-answer that failed is not kept.
+answer that failed is not kept. Elsewhere, as in `/v1/responses` and `/v1/embeddings`, the header changes nothing.
 """
 
 _ENDING = "This page is made from the description: `python -m gateway.openapi.page > ops/docs/api.md`.\n"

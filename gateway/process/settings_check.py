@@ -11,6 +11,7 @@ from pathlib import Path
 from gateway.admission.api_keys import list_keys
 from gateway.admission.auth import KeyStore, check_auth_settings, is_loopback
 from gateway.api.cross_origin import CrossOrigin
+from gateway.batches.assembly import store_of
 from gateway.cache.redis_url import check_redis_url
 from gateway.config import GatewayConfig, read_secrets
 from gateway.http1.tls import server_tls
@@ -42,6 +43,8 @@ def check_settings(config: GatewayConfig) -> None:
     KeyStore(keys_file, config.api_key, GatewayMetrics(), asks_for_key=config.auth)
     CrossOrigin(config.cors_origins or "")
     read_secrets(config.responses_secret)
+    if config.files is not None:
+        store_of(config.files)
     check_endpoint(config.otlp_endpoint)
     check_redis_url(config.redis_url)
     check_url(config.nats_url)

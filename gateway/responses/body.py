@@ -167,6 +167,10 @@ class TextBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
 
 
+class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
+    """How a stream is sent: always in the same way, so there is nothing to choose."""
+
+
 class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The whole body: what OpenAI has, and the sampling parameters of chat completions. None always means: left out."""
 
@@ -189,6 +193,7 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         bool | None, described("Answer at once, and compute the response as a job of the batch lane.", True)
     ] = None
     stream: Annotated[bool | None, described("Send the response as typed server-sent events.", True)] = None
+    stream_options: Annotated[ResponseStreamOptions | None, described("How the stream is sent.")] = None
     include: Annotated[
         Annotated[list[Name], Meta(max_length=32)] | None,
         described("More output: log probabilities, reasoning to give back.", ["reasoning.encrypted_content"]),

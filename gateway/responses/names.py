@@ -17,7 +17,15 @@ from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.checks import invalid_value, unknown_parameter, unsupported_parameter
 from gateway.api.schemas.names import Kind, OtherTypes, ParameterTable, Row, ignored, refused
 from gateway.api.schemas.unserved_names import names_of_clients
-from gateway.responses.body import InputItemBody, InputPartBody, ReasoningBody, ResponseBody, TextBody, TextFormatBody
+from gateway.responses.body import (
+    InputItemBody,
+    InputPartBody,
+    ReasoningBody,
+    ResponseBody,
+    ResponseStreamOptions,
+    TextBody,
+    TextFormatBody,
+)
 from gateway.responses.items import read_hosted
 from gateway.responses.tools import FunctionToolBody
 
@@ -31,6 +39,7 @@ class Responses(Kind):
     REASONING = "reasoning of /v1/responses"
     TEXT = "text of /v1/responses"
     TEXT_FORMAT = "text.format of /v1/responses"
+    STREAM_OPTIONS = "stream_options of /v1/responses"
 
 
 _ITEM_TYPES = frozenset(
@@ -69,7 +78,16 @@ _ROWS = (
     _ignored("service_tier", "There is one tier.", "auto"),
     _ignored("client_metadata", "Codex's notes about itself.", {"session": "a"}),
     _ignored("image", "Images are refused where they stand.", {"context_compression": "auto"}),
-    _ignored("stream_options", "Streams are never padded, and always end with usage.", {"include_obfuscation": False}),
+    ignored("include_obfuscation", "Streams are never padded.", False, Responses.STREAM_OPTIONS),
+    ignored("include_usage", "Streams always end with usage.", True, Responses.STREAM_OPTIONS),
+    ignored("continuous_usage_stats", "Streams always end with usage.", True, Responses.STREAM_OPTIONS),
+    refused(
+        "resumable",
+        "Use 'background' with 'stream': such a response goes on without its client, and is read again.",
+        True,
+        (False,),
+        Responses.STREAM_OPTIONS,
+    ),
     _refused("truncation", "Shorten the conversation before it is too long.", "auto", ("disabled",)),
     _refused("conversation", "Use 'previous_response_id'.", "conv_1"),
     _refused(
@@ -123,6 +141,7 @@ RESPONSE_NAMES = ParameterTable(
         Responses.REASONING: ReasoningBody,
         Responses.TEXT: TextBody,
         Responses.TEXT_FORMAT: TextFormatBody,
+        Responses.STREAM_OPTIONS: ResponseStreamOptions,
     },
     (*_ROWS, *names_of_clients(Responses.RESPONSE)),
     {Responses.ITEM: OtherTypes(_ITEM_TYPES, read_hosted), Responses.PART: OtherTypes(_PART_TYPES)},

@@ -94,7 +94,9 @@ class NumberedEventStream(EventStream):
 
     def beyond(self) -> ApiError:
         """Return the error for a client that wants an event that does not exist yet."""
-        message = f"The stream has {self.num_events} events so far: 'from' must be at most {self.num_events}."
+        num = self.num_events
+        last = f", 'Last-Event-ID' at most {num - 1}" if num else ""
+        message = f"The stream has {num} events so far: 'from' must be at most {num}{last}."
         return ApiError(400, message, param="from", code="invalid_value")
 
     def _numbered(self, data: bytes) -> bytes:

@@ -45,19 +45,20 @@ class AsgiExchange(Exchange):
         """Wait until everything is sent; an answer that is not complete is left so, and the server cuts it."""
         await self._pipe.settle(CLOSE_TIMEOUT_S if self._closes or kind is not None else None)
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response."""
+    def respond(self, status: int, headers: Headers, body: bytes, length: int | None = None) -> None:
+        """Send a whole response; to HEAD `length` is that of the body that GET would have."""
         if self.closed or not self._begin(status):
             return
-        length = (b"content-length", b"%d" % len(body))
-        self._pipe.begin_response(status, [*self._headers(headers), length])
+        framing = (b"content-length", b"%d" % (len(body) if length is None else length))
+        self._pipe.begin_response(status, [*self._headers(headers), framing])
         self._pipe.write(b"" if self.head.method == "HEAD" else body)
         self._complete()
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Begin a response of unknown length."""
+    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
+        """Begin a response of `length` bytes, None if unknown."""
         if not self.closed and self._begin(status):
-            self._pipe.begin_response(status, self._headers(headers))
+            framing = [] if length is None else [(b"content-length", b"%d" % length)]
+            self._pipe.begin_response(status, [*self._headers(headers), *framing])
 
 
 class _Pipe(asyncio.WriteTransport):

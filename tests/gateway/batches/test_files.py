@@ -14,6 +14,9 @@ import openai
 import psutil
 import pytest
 
+from gateway.config import GatewayConfig
+from gateway.process.settings_check import check_settings
+from shared.errors import ConfigError
 from tests.gateway.batches.conftest import EchoWorker, Place
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.waiting import until
@@ -199,3 +202,70 @@ async def test_gateway_without_a_store_says_so_and_serves_the_rest(place: Place)
             answer = await raw.get(f"{gateway.url}/v1/batches")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_not_served")
             assert (await raw.get(f"{gateway.url}/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "begin", "end"),
+    [
+        (None, 200, 0, 15),
+        ("bytes=3-", 206, 3, 15),
+        ("bytes=0-9", 206, 0, 10),
+        ("bytes=5-99", 206, 5, 15),
+        ("bytes=-10", 206, 5, 15),
+        ("bytes=-99", 206, 0, 15),
+        ("bytes=9-3", 200, 0, 15),
+        ("bytes=-", 200, 0, 15),
+        ("bytes=15-", 416, 0, 0),
+        ("bytes=-0", 416, 0, 0),
+    ],
+)
+async def test_range_of_a_file_comes_with_its_length(
+    gateway: GatewayProcess, asked: str | None, status: int, begin: int, end: int
+) -> None:
+    data = b"0123456789abcde"
+    url = f"{gateway.url}/v1/files/{(await post(gateway, form(data))).json()['id']}/content"
+    headers = HEADERS | ({} if asked is None else {"range": asked})
+    async with httpx2.AsyncClient(headers=headers) as raw:
+        answer = await raw.get(url)
+        assert answer.status_code == status
+        if status != 416:
+            assert answer.content == data[begin:end]
+            assert answer.headers["content-length"] == str(end - begin)
+        told = {206: f"bytes {begin}-{end - 1}/15", 416: "bytes */15"}.get(status)
+        assert answer.headers.get("content-range") == told
+        head = await raw.head(url)
+        assert (head.status_code, head.headers["content-length"], head.content) == (200, "15", b"")
+
+
+@pytest.mark.parametrize("path", ["/v1/files?after=nope", "/v1/batches?after=nope", "/v1/batches?after=batch_1"])
+async def test_page_behind_no_id_is_refused(gateway: GatewayProcess, path: str) -> None:
+    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+        answer = await raw.get(f"{gateway.url}{path}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("POST", "/v1/files/file-1", "DELETE, GET, HEAD"),
+        ("POST", "/v1/streams/x", "DELETE, GET, HEAD"),
+        ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
+    ],
+)
+async def test_wrong_method_is_told_all_that_a_path_has(
+    gateway: GatewayProcess, method: str, path: str, allowed: str
+) -> None:
+    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+        answer = await raw.request(method, f"{gateway.url}{path}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert "Use " + " or ".join(allowed.replace(", HEAD", "").split(", ")) in answer.text
+
+
+@pytest.mark.parametrize(
+    ("files", "told"), [("/nope/x", "there is no /nope either"), ("ftp://x", "neither"), ("s3://", "no bucket")]
+)
+def test_store_that_cannot_be_is_refused_before_anything_starts(files: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_settings(GatewayConfig(files=files, auth=False, operator_port=None))
+    assert not Path("/nope").exists()

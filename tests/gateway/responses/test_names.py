@@ -175,3 +175,13 @@ def test_other_tools_are_told_by_their_type() -> None:
 def test_half_of_a_surrogate_pair_is_no_obstacle() -> None:
     tool = json.dumps(FUNCTION).replace("Adds.", "\\ud83d")
     parse_body(f'{{"model":"m","input":"x","tools":[{tool}]}}'.encode())
+
+
+def test_stream_that_cannot_be_resumed_is_refused_and_pointed_to_background() -> None:
+    body = {"model": "m", "input": "a", "stream": True}
+    others: dict[str, Any] = {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True}
+    for passing in (others, {"resumable": False}, {}, None):
+        parse_body(json.dumps(body | {"stream_options": passing}).encode())
+    with pytest.raises(ApiError, match="background") as caught:
+        parse_body(json.dumps(body | {"stream_options": others | {"resumable": True}}).encode())
+    assert (caught.value.status, caught.value.param) == (400, "stream_options.resumable")

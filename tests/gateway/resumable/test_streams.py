@@ -92,6 +92,8 @@ async def test_positions_beyond_the_end_are_told(serving: WireWorker, one: Clien
         status, error = await client.ask("GET", f"{path}?from={num_events + 1}")
         assert status == 400, error
         assert f"has {num_events} events" in error["error"]["message"]
+        status, error = await client.ask("GET", path, **{"Last-Event-ID": "99999"})
+        assert (status, f"'Last-Event-ID' at most {num_events - 1}." in error["error"]["message"]) == (400, True)
     async with one.post("/v1/completions", completion(serving, 200)) as running:
         await running.read(5)
         status, error = await one.ask("GET", f"/v1/streams/{running.stream_id}?from=10000")

@@ -60,6 +60,7 @@ PARSERS: dict[Kind, Callable[..., Any]] = {
     Responses.PART: parse_response,
     Responses.REASONING: parse_response,
     Responses.TEXT: parse_response,
+    Responses.STREAM_OPTIONS: parse_response,
     Responses.TEXT_FORMAT: parse_response,
     Pooled.EMBEDDINGS: parse_embeddings,
     Pooled.RERANK: parse_rerank,
@@ -82,6 +83,7 @@ RESPONSES = {
     Responses.PART,
     Responses.REASONING,
     Responses.TEXT,
+    Responses.STREAM_OPTIONS,
     Responses.TEXT_FORMAT,
 }
 POOLING = {Pooled.EMBEDDINGS, Pooled.RERANK, Pooled.SCORE, Pooled.DOCUMENT}
@@ -155,6 +157,7 @@ def response_fields(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
         Responses.PART: {"input": [item]},
         Responses.REASONING: {"reasoning": fields},
         Responses.TEXT: {"text": fields},
+        Responses.STREAM_OPTIONS: {"stream_options": fields},
         Responses.TEXT_FORMAT: {"text": {"format": text_format}},
     }
     return holders.get(kind, fields)
