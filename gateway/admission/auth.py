@@ -34,7 +34,9 @@ BOOTSTRAP_KEY_ID = "bootstrap"
 PROBE_KEY_ID = "probe"
 NO_KEY_ID = "none"
 _DIGEST = "digest of the key"
-_WHERE_KEYS_ARE = "The operator makes keys with `headrace keys create`; that of `headrace up` is in .headrace/api_key."
+_WHERE_KEYS_ARE = (
+    "The operator makes keys with `headrace keys create`; that of `headrace up` is api_key in its state directory."
+)
 
 _logger = logging.getLogger(__name__)
 

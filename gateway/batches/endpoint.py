@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from nats.js.errors import NoStreamResponseError, NotFoundError
@@ -215,7 +215,11 @@ def _window_s(text: str) -> int:
     return seconds
 
 
-def _check_metadata(metadata: dict[str, str] | None) -> None:
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    for name, text in (metadata or {}).items():
+        if not isinstance(text, str):
+            place = f"metadata.{name[:64]}"
+            raise invalid_value(place, f"'{place}' must be a text.")
     num, key, value = _METADATA
     pairs = (metadata or {}).items()
     if len(pairs) > num or any(len(name) > key or len(text) > value for name, text in pairs):

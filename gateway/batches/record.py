@@ -148,7 +148,7 @@ class BatchBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     output_expires_after: OutputExpiry | None = None
 
 

@@ -85,7 +85,11 @@ class StreamRoutes:
 
     async def _list(self, request: Request, principal: Principal) -> Response:
         heads = await self._hub.running(principal)
-        streams = [StreamInfo(head.id, "stream", int(head.created), head.model, head.form.endpoint) for head in heads]
+        streams = [
+            StreamInfo(head.id, "stream", int(head.created), head.model, self._endpoints[head.form.endpoint].path)
+            for head in heads
+            if head.form.endpoint in self._endpoints
+        ]
         return json_response(StreamList("list", streams))
 
     async def _read(self, request: Request, principal: Principal) -> Response:

@@ -11,7 +11,7 @@ import click
 from ops.cli.admin import QueueAccess, admin_client
 from ops.cli.batch_api import BATCH_ID
 from ops.cli.batch_files import COMMANDS, ApiAccess
-from ops.cli.batch_list import list_jobs
+from ops.cli.batch_list import list_
 from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
 from shared.audit import audited, nats_login
@@ -32,7 +32,7 @@ _INSTEAD = {
 @click.group("batch", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
-    """Submit, watch and cancel batches; list and cancel jobs.
+    """Submit, watch, list and cancel batches; list and cancel jobs.
 
     A batch is a file of OpenAI's Batch API: submit, watch and results use the HTTP API and its key. The jobs of all
     batches and publishers are in one queue a tenant: to list and cancel them needs an administrator's credentials.
@@ -40,7 +40,7 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     ctx.obj = resolve_settings(QueueAccess, values)
 
 
-for _command in (list_jobs, *COMMANDS):
+for _command in (list_, *COMMANDS):
     command.add_command(_command)
 
 
@@ -61,7 +61,9 @@ def cancel(
     if bool(ids) == is_all:
         raise click.UsageError("Give ids of jobs, or --all for everything that the filters select.")
     if not all(ids):
-        raise click.UsageError("An id is empty; `headrace batch list` shows the ids.")
+        raise click.UsageError(
+            "An id is empty; `headrace batch list` shows those of batches, with --jobs those of jobs."
+        )
     if batches := [each for each in ids if BATCH_ID.fullmatch(each)]:
         if len(batches) < len(ids):
             raise click.UsageError("Give ids of batches or ids of jobs, not both.")
@@ -84,7 +86,9 @@ def cancel(
         if missing := wanted - {job.request.id for job in cancelled}:
             names = ", ".join(sorted(missing))
             problem = f"no job of tenant {tenant!r} that waits or runs has the id {names}; it may have ended"
-            raise HeadraceError(f"{problem}; `headrace batch list` shows those that have not")
+            if any(each.startswith("batch_") for each in missing):
+                problem += "; a batch is named in full, as `headrace batch list` shows it"
+            raise HeadraceError(f"{problem}; `headrace batch list --jobs` shows those that have not")
 
 
 async def _cancel(

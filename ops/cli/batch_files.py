@@ -68,7 +68,7 @@ def submit(config: SubmitConfig, file: Path, watch: bool) -> int:
             api.delete_file(file_id)
         raise
     if not watch:
-        _print(batch)
+        print_batch(batch)
         return 0
     _tell(f"submitted as {batch['id']}")
     return _watch(api, batch["id"], is_printed=True)
@@ -153,7 +153,7 @@ def _watch(api: BatchApi, batch_id: str, is_printed: bool = False) -> int:
         _tell(f"{place}{error['message']} ({error['code']})")
     _tell(f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer")
     if is_printed:
-        _print(batch)
+        print_batch(batch)
     return 0 if batch["status"] == "completed" and not failed else 1
 
 
@@ -211,7 +211,7 @@ class _Bar:
             self._is_open = False
 
 
-def _print(batch: dict[str, Any]) -> None:
+def print_batch(batch: dict[str, Any]) -> None:
     """Print a batch without what it does not have."""
     print(json.dumps({name: value for name, value in batch.items() if value is not None}), flush=True)
 

@@ -1,19 +1,24 @@
-"""`headrace batch list`: the jobs of a tenant that have not ended."""
+"""`headrace batch list`: the batches of a key, or the jobs of a tenant that have not ended."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from ops.cli.admin import QueueAccess, admin_client
-from ops.cli.options import checked_name
+from ops.cli.batch_api import BatchApi
+from ops.cli.batch_files import ApiAccess, print_batch
+from ops.cli.options import checked_name, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
 from ops.text_table import aligned, printable_cell
 
+_PAGE = 100
+_BATCH_HEADS = ("ID", "ENDPOINT", "STATUS", "COMPLETED", "FAILED", "TOTAL", "AGE")
 _HEADS = ("ID", "MODEL", "QUEUE", "STATE", "AGE")
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -31,18 +36,54 @@ class _Row:
     state: Literal["waiting", "taken"] = "waiting"
 
 
-@click.command("list")
-@click.option("--tenant", default="default", show_default=True, callback=checked_name, help="Whose jobs.")
+@click.command("list", params=options(ApiAccess))
+@click.option("--jobs", is_flag=True, help="List jobs instead; so do --tenant and --model.")
+@click.option("--tenant", callback=checked_name, help="Whose jobs; `default` if not given.")
 @click.option("--model", callback=checked_name, help="Only jobs for this model.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Show the oldest ones.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Show this many.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def list_jobs(config: QueueAccess, /, tenant: str, model: str | None, limit: int, is_json: bool) -> None:
-    """List jobs that have not ended, oldest first, without their prompts.
+def list_(
+    config: QueueAccess, /, jobs: bool, tenant: str | None, model: str | None, limit: int, is_json: bool, **api: Any
+) -> None:
+    """List the batches of the key's tenant, the newest first; with --jobs the jobs that have not ended.
 
-    A job is `waiting` until a worker takes it. One that is `taken` runs, or is given to another worker if its own
-    has died. Those of the queue `background` are responses that were created with `background`.
+    Jobs are listed from the oldest on, without their prompts. A job is `waiting` until a worker takes it. One that is
+    `taken` runs, or is given to another worker if its own has died. Those of the queue `background` are responses that
+    were created with `background`.
     """
+    if jobs or tenant is not None or model is not None:
+        _list_jobs(config, tenant or "default", model, limit, is_json)
+    else:
+        _list_batches(resolve_settings(ApiAccess, api).api(), limit, is_json)
+
+
+def _list_batches(api: BatchApi, limit: int, is_json: bool) -> None:
+    found: list[dict[str, Any]] = []
+    after, has_more = None, True
+    while has_more and len(found) < limit:
+        page = api.batches(min(_PAGE, limit - len(found)), after)
+        found += page["data"]
+        after, has_more = page["last_id"], page["has_more"]
+    if is_json:
+        for batch in found:
+            print_batch(batch)
+    elif found:
+        click.echo("\n".join(aligned([_BATCH_HEADS, *map(_batch_cells, found)])))
+    else:
+        click.echo("no batches; `headrace batch list --jobs` lists jobs", err=True)
+    if has_more:
+        click.echo(f"the newest {len(found)} batches; --limit shows more", err=True)
+
+
+def _batch_cells(batch: dict[str, Any]) -> list[str]:
+    counts = batch["request_counts"]
+    numbers = (counts["completed"], counts["failed"], counts["total"])
+    age = _age(max(0.0, time.time() - batch["created_at"]))
+    return [batch["id"], batch["endpoint"], batch["status"], *map(str, numbers), age]
+
+
+def _list_jobs(config: QueueAccess, tenant: str, model: str | None, limit: int, is_json: bool) -> None:
     rows, count = asyncio.run(_rows(config, tenant, model, limit))
     if is_json:
         for row in rows:

@@ -75,6 +75,10 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 
     name = "TIME"
 
+    def __init__(self, *, may_be_never: bool = True) -> None:
+        """Name `never` among what may be written, or do not."""
+        self._forms = "30d, 12h, 90m, a day such as 2027-01-31" + (", or never" if may_be_never else "")
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read it."""
         text = str(value).strip().lower()
@@ -86,7 +90,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
             else:
                 moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
-            self.fail(f"{text!r} is no time: write 30d, 12h, 90m, a day such as 2027-01-31, or never", param, ctx)
+            self.fail(f"{text!r} is no time: write {self._forms}", param, ctx)
         if moment <= time.time():
             self.fail(f"{text!r} is past; `headrace keys revoke` ends a key now", param, ctx)
         return moment
@@ -216,7 +220,7 @@ def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: fl
 @click.argument("key")
 @click.option(
     "--overlap",
-    type=_Moment(),
+    type=_Moment(may_be_never=False),
     default="1h",
     show_default=True,
     callback=_checked_overlap,
@@ -225,12 +229,17 @@ def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: fl
 @click.pass_obj
 def rotate(config: KeysConfig, /, key: str, overlap: float) -> None:
     """Make a new key in the place of one, named by id or name, and print it; the old one expires after a while."""
-    from gateway.admission.api_keys import rotate_key
+    from gateway.admission.api_keys import list_keys, rotate_key
 
     with audited(config.audit_log, "keys.rotate", keys_file=config.file, key=key) as what:
         made, shown = rotate_key(config.file, key, max(0.0, overlap - time.time()))
         what |= {"new": made.id, "tenant": made.tenant}
     _show(config, made, shown)
+    ends = next((record.expires for record in list_keys(config.file) if record.id == made.replaces), None)
+    if ends is not None:
+        click.echo(
+            f"{made.replaces}, the old key, opens until {time.strftime('%F %T', time.gmtime(ends))} UTC", err=True
+        )
 
 
 @command.command()

@@ -107,7 +107,7 @@ def test_refusal_names_the_header_that_holds_the_unknown_key(header: tuple[bytes
     [
         ((b"authorization", b"Bearer "), "variable that it comes from may be empty"),
         ((b"authorization", b"secret"), "must be `Bearer <key>`"),
-        ((b"authorization", b"Bearer other"), ".headrace/api_key"),
+        ((b"authorization", b"Bearer other"), "api_key in its state directory"),
         ((b"x-api-key", b"other"), "`headrace keys create`"),
         ((b"x-goog-api-key", b"secret"), "as `Authorization: Bearer <key>` or as `x-api-key: <key>`"),
     ],

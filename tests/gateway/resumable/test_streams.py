@@ -132,7 +132,7 @@ async def test_running_streams_are_listed_until_they_end(serving: WireWorker, on
         for client in (one, two):
             _, listed = await client.ask("GET", "/v1/streams")
             (info,) = [each for each in listed["data"] if each["id"] == reading.stream_id]
-            assert (info["object"], info["model"], info["endpoint"]) == ("stream", serving.model, "completion")
+            assert (info["object"], info["model"], info["endpoint"]) == ("stream", serving.model, "/v1/completions")
         await reading.read()
     for _ in range(100):
         _, listed = await two.ask("GET", "/v1/streams")

@@ -259,7 +259,7 @@ def test_job_of_another_tenant_with_the_same_id_goes_on(cli_system: System, stat
 
 
 def listed(state_dir: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
-    done = headrace("batch", "--state-dir", str(state_dir), "list", "--json", *arguments)
+    done = headrace("batch", "--state-dir", str(state_dir), "list", "--jobs", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -315,7 +315,7 @@ def test_name_that_cannot_be_is_refused_with_its_option(action: list[str], optio
 def test_empty_id_is_told(state_dir: Path) -> None:
     code, ids, told = cancel(state_dir, "some-id", "")
     assert (code, ids) == (2, [])
-    assert "An id is empty; `headrace batch list` shows the ids." in told
+    assert "An id is empty; `headrace batch list` shows those of batches" in told
 
 
 def test_ages_are_short() -> None:

@@ -114,6 +114,11 @@ async def test_results_never_continue_another_file(system: tuple[EchoWorker, Com
         assert "null" not in told
         assert json.loads(told)["status"] == "completed"
         ids.append(json.loads(told)["id"])
+    status, table, _ = await run("list")
+    rows = [each.split()[:6] for each in table.splitlines()]
+    assert rows[1:] == [[each, "/v1/chat/completions", "completed", "1", "0", "1"] for each in ids[::-1]], table
+    status, told, shown = await run("list", "--limit", 1, "--json")
+    assert (json.loads(told)["id"], "the newest 1 batches" in shown) == (ids[1], True)
     for first, second in (ids, ids[::-1]):
         output.unlink(missing_ok=True)
         assert (await run("results", first, "--output", output))[0] == 0

@@ -63,6 +63,8 @@ def test_keys_are_changed_rotated_and_revoked_by_name_and_tenants_limited(tmp_pa
     old, new = json.loads(file.read_text())
     assert new["sha256"] == hashlib.sha256(done.stdout.strip().encode()).hexdigest()
     assert old["expires"] - time.time() < 601
+    told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(old["expires"]))
+    assert f"{old['id']}, the old key, opens until {told} UTC" in done.stderr
     done = headrace("keys", "limit", "default", "--max-concurrent", "9", **variable)
     assert f"tenant default: 9 max concurrent, kept in {tmp_path / 'tenants.json'}" in done.stdout
     listed = headrace("keys", "list", **variable).stdout
@@ -93,6 +95,7 @@ def test_what_makes_a_useless_key_is_refused(tmp_path: Path) -> None:
         (["create", "--expires", "2020-01-01"], "'2020-01-01' is past"),
         (["update", "a", "--allow-model", ""], "a model's name is empty"),
         (["rotate", "a", "--overlap", "never"], "the old key ends some time"),
+        (["rotate", "a", "--overlap", "5s"], "12h, 90m, a day such as 2027-01-31\n"),
         (["rotate", "a", "--overlap", "0m"], "`headrace keys revoke` ends a key now"),
         (["create", "--name", "a"], "the name 'a' means key_"),
         (["revoke", ""], "name a key by its id or name"),
