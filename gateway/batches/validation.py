@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +19,8 @@ from shared.errors import BadRequestError, InvalidNameError
 from shared.subjects import check_name
 
 MAX_LINES = 50_000
+# Blank ones among them: they cost time too.
+MAX_LINE_BREAKS = 200_000
 # As many are told; a file with more wrong lines has one mistake in all of them.
 MAX_ERRORS = 100
 
@@ -40,19 +43,39 @@ class InputCheck:
     _ids: dict[bytes, int] = field(default_factory=dict)
 
     async def run(self, catalog: FileCatalog, file: FileRecord, bodies: LargeBodies) -> None:
-        """Read the whole file.
+        """Read the file, up to where it is certain that it is refused.
 
         Raises:
             StoreError: It cannot be read.
         """
-        digest = hashlib.sha256()
-        async for group in input_lines(partial(catalog.read, file), self.max_line_bytes, on_chunk=digest.update):
-            if len(self.errors) < MAX_ERRORS:
-                await bodies.read_kept(self.record.tenant, LARGE_BYTES + 1, partial(self.check, group))
+        digest, num_breaks = hashlib.sha256(), 0
+
+        def count(chunk: bytes) -> None:
+            nonlocal num_breaks
+            digest.update(chunk)
+            num_breaks += chunk.count(b"\n")
+            if num_breaks > MAX_LINE_BREAKS:
+                message = f"A file has at most {MAX_LINE_BREAKS} line breaks, and a batch at most {MAX_LINES} lines."
+                raise BadRequestError(message, None, "too_many_lines")
+
+        groups = input_lines(partial(catalog.read, file), self.max_line_bytes, on_chunk=count)
+        async with aclosing(groups):
+            try:
+                async for group in groups:
+                    await bodies.read_kept(self.record.tenant, LARGE_BYTES + 1, partial(self.check, group))
+                    if self._is_refused:
+                        return
+            except BadRequestError as error:
+                self.errors.append(BatchError(error.code, str(error)))
+                return
         if digest.hexdigest() != file.sha256:
             self.errors = [BatchError("damaged_file", "The file in the store is not what was uploaded.")]
         elif not self.num_lines:
             self.errors = [BatchError("empty_file", "The input file has no lines.", "input_file_id")]
+
+    @property
+    def _is_refused(self) -> bool:
+        return self.num_lines > MAX_LINES or len(self.errors) >= MAX_ERRORS
 
     def check(self, group: list[InputLine]) -> None:
         """Check some lines."""
@@ -64,7 +87,7 @@ class InputCheck:
                 self._check(line)
             except BadRequestError as error:
                 self.errors.append(BatchError(error.code, str(error), error.param, line.number))
-                if self.num_lines > MAX_LINES or len(self.errors) >= MAX_ERRORS:
+                if self._is_refused:
                     return
 
     def _check(self, line: InputLine) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from email.message import Message
-from email.parser import HeaderParser
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from gateway.errors import ApiError
 
@@ -14,7 +13,15 @@ MAX_FIELDS = 32
 MAX_FIELD_BYTES = 16 << 10
 _MAX_HEADER_BYTES = 8 << 10
 # RFC 2046, and as long as any client makes it.
-_BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,199}[0-9A-Za-z'()+_,./:=?-]")
+_BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,199}[0-9A-Za-z'()+_,./:=?-]")
+# Possessive throughout: a head of a stranger takes time in proportion to its length.
+_PARAMETER = re.compile(
+    r"""[ \t]*+;[ \t;]*+(?:([^\s=;"]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?""", re.DOTALL
+)
+_ESCAPED = re.compile(r"""\\(["\\])""")
+_FOLD = re.compile(r"\r\n[ \t]++")
+# RFC 8187: the character sets that are told beside a name.
+_CHARSETS = frozenset({"utf-8", "iso-8859-1"})
 
 
 class FieldStart(NamedTuple):
@@ -33,15 +40,14 @@ class FormData:
         Raises:
             ApiError: 400; it is not form data, or names no boundary.
         """
-        message = Message()
-        message["content-type"] = content_type
-        boundary = str(message.get_param("boundary", "")).encode("ascii", "replace")
-        if message.get_content_type() != "multipart/form-data" or _BOUNDARY.fullmatch(boundary) is None:
+        media_type, parameters = _with_parameters(content_type)
+        boundary = (parameters or {}).get("boundary", "")
+        if media_type != "multipart/form-data" or _BOUNDARY.fullmatch(boundary) is None:
             text = "Send the file as multipart/form-data, with the fields 'file' and 'purpose'."
             raise ApiError(400, text, code="invalid_content_type")
         # A line break before the first boundary too: it may be the first line.
         self._buffer = bytearray(b"\r\n")
-        self._delimiter = b"\r\n--" + boundary
+        self._delimiter = b"\r\n--" + boundary.encode()
         self._is_in_field = False
         self._num_fields = 0
         self.is_complete = False
@@ -77,7 +83,7 @@ class FormData:
         if self._buffer[at : at + 2] == b"--":
             self.is_complete = True
             return None
-        end = self._buffer.find(b"\r\n\r\n", at)
+        end = self._buffer.find(b"\r\n\r\n", at, at + _MAX_HEADER_BYTES + 4)
         if end < 0:
             if len(self._buffer) - at > _MAX_HEADER_BYTES:
                 raise _broken(f"the head of a field is longer than {_MAX_HEADER_BYTES} bytes")
@@ -87,13 +93,58 @@ class FormData:
         self._num_fields += 1
         if self._num_fields > MAX_FIELDS:
             raise _broken(f"it has more than {MAX_FIELDS} fields")
-        head = HeaderParser().parsestr(self._buffer[at + 2 : end + 4].decode("utf-8", "replace"))
+        head = self._buffer[at + 2 : end].decode("utf-8", "replace")
         del self._buffer[: end + 4]
         self._is_in_field = True
-        name = head.get_param("name", header="content-disposition")
-        if not isinstance(name, str):
-            raise _broken("a field has no name")
-        return FieldStart(name, head.get_filename())
+        return _field_start(head)
+
+
+def _field_start(head: str) -> FieldStart:
+    """Return what the head of a field tells."""
+    for line in _FOLD.sub(" ", head).split("\r\n"):
+        header, _, value = line.partition(":")
+        if header.strip().lower() == "content-disposition":
+            break
+    else:
+        raise _broken("a field has no name")
+    parameters = _with_parameters(value)[1]
+    if parameters is None:
+        raise _broken("the Content-Disposition of a field cannot be read")
+    if "name" not in parameters:
+        raise _broken("a field has no name")
+    filename = parameters.get("filename")
+    if "filename*" in parameters:
+        filename = _decoded(parameters["filename*"])
+    return FieldStart(parameters["name"], filename)
+
+
+def _with_parameters(value: str) -> tuple[str, dict[str, str] | None]:
+    """Return the value of a header and its parameters, the first of each name; None if they cannot be read."""
+    value = value.strip()
+    kind, parameters = value.partition(";")[0], dict[str, str]()
+    at = len(kind)
+    while at < len(value):
+        match = _PARAMETER.match(value, at)
+        if match is None:
+            return kind.strip().lower(), None
+        name, quoted, plain = match.groups()
+        if name is not None:
+            text = plain.strip() if quoted is None else _ESCAPED.sub(r"\1", quoted)
+            parameters.setdefault(name.lower(), text)
+        at = match.end()
+    return kind.strip().lower(), parameters
+
+
+def _decoded(extended: str) -> str:
+    """Return the text of an extended value, `charset'language'percent-encoded` (RFC 8187)."""
+    charset, _, rest = extended.partition("'")
+    _, quote, encoded = rest.partition("'")
+    try:
+        if quote and charset.lower() in _CHARSETS:
+            return unquote_to_bytes(encoded).decode(charset)
+    except UnicodeDecodeError:
+        pass
+    raise _broken("the 'filename*' of a field has to be UTF-8''..., percent-encoded")
 
 
 def _broken(problem: str) -> ApiError:

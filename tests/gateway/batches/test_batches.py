@@ -127,6 +127,8 @@ def bad_lines(model: str) -> list[tuple[bytes, str, str | None]]:
         (lambda: of().replace(b"text", b"te\0xt"), "invalid_json_line", None),
         (lambda: b"[" * 100_000, "invalid_json_line", None),
         (lambda: of(url="/v1/embeddings"), "invalid_url", "url"),
+        (lambda: of(url="\ud800"), "invalid_url", "url"),
+        (lambda: of(**{"\ud800": 1}), "unknown_parameter", "\ufffd"),
         (lambda: of(url=None), "missing_required_parameter", "url"),
         (lambda: of(method="GET"), "invalid_method", "method"),
         (lambda: of(custom_id=7), "invalid_custom_id", "custom_id"),
@@ -174,6 +176,15 @@ async def test_file_of_blank_lines_is_empty_and_marks_and_line_ends_are_no_part_
     assert batch.request_counts is not None
     assert (batch.status, batch.request_counts.total) == ("completed", 3)
     assert len(await lines_of(client, batch.output_file_id)) == 3
+
+
+async def test_half_of_a_surrogate_pair_in_an_id_is_answered_as_the_replacement_character(
+    client: openai.AsyncOpenAI, worker: EchoWorker
+) -> None:
+    data = json.dumps(line(0, worker.model) | {"custom_id": "a\ud800\U0001f600"}).encode()
+    batch = await ended(client, await submitted(client, data))
+    assert batch.status == "completed", batch
+    assert [each["custom_id"] for each in await lines_of(client, batch.output_file_id)] == ["a\ufffd\U0001f600"]
 
 
 async def test_output_can_be_read_while_the_batch_runs(

@@ -1,0 +1,81 @@
+"""Files of very many short lines: the event loop goes on, and reading ends once the verdict is certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.api.large_bodies import LargeBodies
+from gateway.batches.input_lines import CHUNK_BYTES, input_lines
+from gateway.batches.record import BatchRecord
+from gateway.batches.validation import InputCheck
+from gateway.files.catalog import FileCatalog
+from gateway.files.directory_store import DirectoryStore
+from gateway.files.object_store import identity
+from gateway.files.objects import FileRecord
+from gateway.metrics import GatewayMetrics
+
+
+class CountedCatalog(FileCatalog):
+    num_reads = 0
+
+    async def read(self, record: FileRecord, start: int, num_bytes: int) -> bytes:
+        self.num_reads += 1
+        return await super().read(record, start, num_bytes)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"1\n", b"{}\n"])
+async def test_event_loop_goes_on_every_thousand_lines(line: bytes) -> None:
+    data = line * 60_000
+    num_turns = 0
+
+    async def turn() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    async def read(start: int, num_bytes: int) -> bytes:
+        return data[start : start + num_bytes]
+
+    task = asyncio.create_task(turn())
+    groups = [group async for group in input_lines(read, 1000)]
+    task.cancel()
+    assert num_turns >= 60
+    numbers = [line.number for group in groups for line in group]
+    assert numbers == ([] if line == b"\n" else list(range(1, len(numbers) + 1)))
+    assert sum(map(len, groups)) == (0 if line == b"\n" else 60_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "num_errors"),
+    [
+        (b"\n", "too_many_lines", 1),
+        (b" \r\n" * 2, "too_many_lines", 1),
+        (b'{"url": 1}' + b" " * 500 + b"\n", "invalid_url", 100),
+    ],
+)
+async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes, code: str, num_errors: int) -> None:
+    store, bodies = DirectoryStore(tmp_path), LargeBodies()
+    catalog = CountedCatalog(store, await identity(store), 1 << 30, GatewayMetrics())
+    data = line * (8 * CHUNK_BYTES // len(line))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    num_bytes, digest = await catalog.write("acme", "file-1", pieces())
+    file = FileRecord(
+        id="file-1", tenant="acme", filename="x", purpose="batch", num_bytes=num_bytes, sha256=digest, created_at=0
+    )
+    record = BatchRecord(
+        id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id=file.id, completion_window="24h",
+        created_at=0, expires_at=0,
+    )  # fmt: skip
+    check = InputCheck(record, 1 << 20, list)
+    await check.run(catalog, file, bodies)
+    assert (check.errors[-1].code, len(check.errors)) == (code, num_errors)
+    assert catalog.num_reads <= 2
+    await store.close()
