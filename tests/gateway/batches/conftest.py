@@ -121,6 +121,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     keys = {
         "acme": create_key(file, tenant="acme")[1],
         "narrow": create_key(file, tenant="default", models=["other"])[1],
+        "queueless": create_key(file, tenant="queueless")[1],
         "slow": create_key(file, tenant="default", requests_per_minute=2)[1],
     }
     yield Place(server.url, directory, keys)

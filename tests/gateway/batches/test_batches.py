@@ -347,3 +347,9 @@ async def test_unknown_batch_is_not_found(client: openai.AsyncOpenAI, gateway: G
         answer = await raw.get(f"{gateway.url}/v1/batches/{batch_id}")
     assert answer.status_code == 404
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_tenant_without_a_queue_is_told_the_command_that_makes_it(place: Place, gateway: GatewayProcess) -> None:
+    async with place.client(gateway, "queueless") as client:
+        with pytest.raises(openai.BadRequestError, match="`headrace setup --tenants queueless`"):
+            await submitted(client, jsonl([line(0, "m")]))
