@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
+from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
 from gateway.batches.record import BATCH_ID, BatchRecord, decode_batch
@@ -19,11 +21,14 @@ from shared.direct_client import DirectClient
 from shared.errors import HeadraceError, InvalidNameError
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import WRONG_LAST_SEQUENCE
-from shared.streams import BATCHES_STREAM
+from shared.streams import BATCHES_STREAM, StreamLimits
 from shared.subjects import batch_subject, batches_filter, decode_name
 
-# Of one tenant; when there are more, the records of its oldest ended ones are dropped.
+# Of one tenant, an eighth of the stream; beyond either, the records of its oldest ended batches are dropped.
 MAX_ENDED = 10_000
+MAX_ENDED_BYTES = StreamLimits().batches_max_bytes // 8
+# A record with the longest metadata and errors has about 110 kB: so many are within the bound, whatever they hold.
+_FEW = 128
 _TIMEOUT_S = 5.0
 _CONCURRENT_READS = 16
 ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
@@ -41,10 +46,15 @@ class Stored(NamedTuple):
 
 
 class BatchLog:
-    """Reads and writes records. Keeps nothing. All methods raise what NATS does where it does not answer (`ERRORS`)."""
+    """Reads and writes records. Keeps nothing but the sizes of those of tenants that have many.
+
+    All methods raise what NATS does where it does not answer (`ERRORS`).
+    """
 
     def __init__(self, nats: DirectClient) -> None:
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._bounding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, tenant: str, batch_id: str) -> BatchRecord | None:
         """Return a batch of a tenant; None if there is none."""
@@ -64,13 +74,21 @@ class BatchLog:
     async def _read(self, state: str, tenant: str, batch_id: str) -> Stored | None:
         if BATCH_ID.fullmatch(batch_id) is None:
             return None
+        message = await self._message(state, tenant, batch_id)
+        if message is None:
+            return None
         try:
-            message = await self._js.get_last_msg(BATCHES_STREAM, batch_subject(state, tenant, batch_id))
             record = decode_batch(message.data or b"")
-        except (NotFoundError, msgspec.MsgspecError):
+        except msgspec.MsgspecError:
             return None
         is_meant = (record.tenant, record.id) == (tenant, batch_id)
         return Stored(record, message.seq or 0) if is_meant else None
+
+    async def _message(self, state: str, tenant: str, batch_id: str) -> RawStreamMsg | None:
+        try:
+            return await self._js.get_last_msg(BATCHES_STREAM, batch_subject(state, tenant, batch_id))
+        except NotFoundError:
+            return None
 
     async def put(self, record: BatchRecord, revision: int) -> int:
         """Replace an active record whose message has this number, 0 for one that is new; return the new number.
@@ -114,12 +132,29 @@ class BatchLog:
         return page, len(ids) > limit
 
     async def bound(self, tenant: str) -> None:
-        """Drop the oldest records of a tenant that has too many."""
-        ids = sorted(batch_id for _, batch_id in await self._list("ended", tenant))
-        for batch_id in ids[:-MAX_ENDED]:
-            found = await self.ended(tenant, batch_id)
-            if found is not None:
-                await self.drop(found.revision)
+        """Drop the oldest records of a tenant that has too many, or too large ones."""
+        ids = sorted((batch_id for _, batch_id in await self._list("ended", tenant)), reverse=True)
+        if len(ids) <= _FEW:
+            return
+        async with self._bounding.setdefault(tenant, asyncio.Lock()):
+            known = self._sizes.get(tenant, {})
+            unknown = [batch_id for batch_id in ids if batch_id not in known]
+            for start in range(0, len(unknown), _CONCURRENT_READS):
+                group = unknown[start : start + _CONCURRENT_READS]
+                sizes = await asyncio.gather(*(self._size(tenant, batch_id) for batch_id in group))
+                known |= dict(zip(group, sizes, strict=True))
+            self._sizes[tenant] = kept = dict[str, int]()
+            num_bytes = 0
+            for batch_id in ids:
+                num_bytes += known[batch_id]
+                if len(kept) < MAX_ENDED and num_bytes <= MAX_ENDED_BYTES:
+                    kept[batch_id] = known[batch_id]
+                elif (message := await self._message("ended", tenant, batch_id)) is not None:
+                    await self.drop(message.seq or 0)
+
+    async def _size(self, tenant: str, batch_id: str) -> int:
+        message = await self._message("ended", tenant, batch_id)
+        return 0 if message is None else len(message.data or b"")
 
     async def _list(self, state: str, tenant: str | None) -> list[tuple[str, str]]:
         info = await self._js.stream_info(BATCHES_STREAM, subjects_filter=batches_filter(state, tenant))
