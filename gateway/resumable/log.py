@@ -1,7 +1,7 @@
 """The log of resumable streams in JetStream: heads, requests, pieces of entries, idempotency keys, and fences.
 
 It lies in memory, as the queue of interactive requests does, each tenant for itself. Pieces are messages of at most 4
-kB (one with a large entry apart), so the number of a tenant's messages bounds their bytes: beyond `TENANT_MESSAGES` its
+kB (heads with many tools apart), so the number of a tenant's messages bounds their bytes: beyond `TENANT_MESSAGES` its
 oldest are dropped. A stream that has lost a piece is gone. Age and total size are bounds of the JetStream stream.
 """
 
@@ -143,7 +143,7 @@ class StreamLog:
         return present
 
     async def pieces(self, head: StreamHead, first: int, num_ahead: int = READ_AHEAD) -> list[bytes]:
-        """Return the pieces of a stream from number `first` on, as far as they are there.
+        """Return the messages with pieces of a stream from number `first` on, as far as they are there.
 
         `num_ahead` of them are asked for at once. They are read one by one: one that is read early may lack entries
         that are before those of the next.

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import READ_AHEAD, StreamLog, no_longer_kept
-from gateway.resumable.record import decode_piece
+from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, decode_piece
 
 _MAX_GAPS = 20
 
@@ -23,8 +23,10 @@ class LogReader:
         self._log = log
         self._stream = stream
         self._owner = ""
-        # Number of the last piece that was read, which may have grown.
+        # Number of the last message of the last piece that was read, which may have grown.
         self._number = 0
+        # Entries that the stream had when the last piece of several messages was read.
+        self._num_read = 0
         self._has_read = False
 
     async def read(self) -> None:
@@ -43,12 +45,34 @@ class LogReader:
             pieces = await self._log.pieces(head, self._number, 2 if self._has_read else READ_AHEAD)
             if not pieces and (self._stream.entries or head.term or head.ended is not None):
                 raise PiecesGoneError
-            if all(self._take(number, piece) for number, piece in enumerate(pieces, self._number)):
+            if self._take_all(pieces):
                 self._has_read = True
                 return
             # The stream may have fewer entries than when the last piece was read: those that may not be shown go.
             self._number = 0
         raise no_longer_kept(head.id, "a piece of it is missing")
+
+    def _take_all(self, messages: list[bytes]) -> bool:
+        """Take the new entries of messages, the last piece only if it is whole; False as `_take` does."""
+        parts: list[bytes] = []
+        for number, message in enumerate(messages, self._number):
+            mark, part = message[: len(FIRST_PART)], message[len(FIRST_PART) :]
+            if mark not in (FIRST_PART, MIDDLE_PART, LAST_PART):
+                is_taken = self._take(number, message)
+            elif mark == FIRST_PART:
+                parts, is_taken = [part], True
+            elif mark == MIDDLE_PART or parts:
+                parts.append(part)
+                is_taken = True
+                if mark == LAST_PART:
+                    is_taken, parts = self._take(number, b"".join(parts)), []
+                    self._num_read = len(self._stream.entries)
+            else:
+                # The last part alone: its piece was read before.
+                is_taken = len(self._stream.entries) >= self._num_read
+            if not is_taken:
+                return False
+        return True
 
     def _take(self, number: int, piece: bytes) -> bool:
         """Take the new entries of a piece; False if it begins behind them, and nothing was taken."""

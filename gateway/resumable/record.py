@@ -163,6 +163,8 @@ _decode_requests = msgspec.msgpack.Decoder(list[Request]).decode
 # A piece is one message of NATS, which is written anew while it grows. Reading a stream takes a round trip for each.
 PIECE_BYTES = 4 << 10
 MAX_PIECE_ENTRIES = 0xFFFF
+# An entry that is larger than a piece lies in several messages, each behind one of these: no msgpack begins so.
+FIRST_PART, MIDDLE_PART, LAST_PART = b"\xc1\x00", b"\xc1\x01", b"\xc1\x02"
 
 
 def encode_requests(requests: Sequence[Request], n: int) -> list[bytes]:
@@ -187,6 +189,7 @@ class PieceWriter:
         has_begun: Pieces were written, at least an empty one.
         num_entries: Entries that were put in.
         num_bytes: Their encoded size.
+        num_messages: In which they lie.
     """
 
     def __init__(self) -> None:
@@ -196,26 +199,43 @@ class PieceWriter:
         self.has_begun = False
         self.num_entries = 0
         self.num_bytes = 0
+        self.num_messages = 0
 
     def put(self, entries: Iterable[Entry]) -> list[tuple[int, bytes]]:
-        """Add entries; return the pieces that changed, with their numbers."""
+        """Add entries; return the messages that changed, with their numbers."""
         changed: list[tuple[int, bytes]] = []
         self.has_begun = True
         for entry in entries:
             encoded = encode(entry)
             is_full = len(self._content) + len(encoded) > PIECE_BYTES or self._num_in_piece == MAX_PIECE_ENTRIES
             if is_full and self._num_in_piece:
-                changed.append((self._number, self._piece()))
-                self._number, self._first, self._num_in_piece = self._number + 1, self.num_entries, 0
-                self._content.clear()
+                self._close([self._piece()], changed)
             self._content += encoded
             self._num_in_piece += 1
             self.num_entries += 1
             self.num_bytes += len(encoded)
-        changed.append((self._number, self._piece()))
+            if len(self._content) > PIECE_BYTES:
+                self._close(_parts(self._piece()), changed)
+        if self._num_in_piece or not changed:
+            changed.append((self._number, self._piece()))
+        self.num_messages = changed[-1][0] + 1
         return changed
+
+    def _close(self, messages: list[bytes], changed: list[tuple[int, bytes]]) -> None:
+        """Write a piece that does not grow any more, and begin the next one."""
+        changed += enumerate(messages, self._number)
+        self._number, self._first, self._num_in_piece = self._number + len(messages), self.num_entries, 0
+        self._content.clear()
 
     def _piece(self) -> bytes:
         # In msgpack: a pair of the number of the first entry, 32 bits, and an array with a length of 16 bits.
         head = b"\x92\xce" + self._first.to_bytes(4, "big") + b"\xdc" + self._num_in_piece.to_bytes(2, "big")
         return head + self._content
+
+
+def _parts(piece: bytes) -> list[bytes]:
+    """Return the messages of a piece that is larger than one, two or more."""
+    size = PIECE_BYTES - len(FIRST_PART)
+    parts = [piece[start : start + size] for start in range(0, len(piece), size)]
+    middle = [MIDDLE_PART + part for part in parts[1:-1]]
+    return [FIRST_PART + parts[0], *middle, LAST_PART + parts[-1]]

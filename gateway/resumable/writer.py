@@ -156,11 +156,13 @@ class LogWriter:
         up_to = len(stream.entries)
         if stream.is_cut or (pieces.has_begun and up_to == pieces.num_entries):
             return up_to
+        # The first message was counted with the head.
+        num_counted = max(1, pieces.num_messages)
         changed = pieces.put(stream.entries[pieces.num_entries : up_to])
         for number, payload in changed:
             self._log.send(head.tenant, head.id, head.owner, number, payload=payload)
-        if len(changed) > 1:
-            self._log.count(head.tenant, len(changed) - 1)
+        if pieces.num_messages > num_counted:
+            self._log.count(head.tenant, pieces.num_messages - num_counted)
         if pieces.num_bytes > self._max_stream_bytes:
             self._on_large(stream)
         return up_to

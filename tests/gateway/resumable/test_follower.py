@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.resumable.follower import Follower
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import Fence, Stored
-from gateway.resumable.record import PieceWriter, StreamHead
+from gateway.resumable.reader import LogReader
+from gateway.resumable.record import PIECE_BYTES, Entry, PieceWriter, StreamHead
 from shared.messages import Delta, Finish
 from tests.gateway.resumable.test_writer import head_and_generation
 from tests.waiting import until
@@ -142,3 +145,31 @@ async def test_a_piece_that_was_read_before_the_next_one_was_begun_is_read_again
     log.stale = [[stale, *whole[1:]]] * 3
     await asyncio.wait_for(following, 5)
     assert texts(stream) == "ab" + long
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 50, 3000, PIECE_BYTES, 9000, 30_000]), min_size=1, max_size=12),
+    rounds=st.lists(st.integers(0, 4), max_size=8),
+    num_lost=st.integers(0, 12),
+)
+async def test_large_entries_lie_in_messages_of_bounded_size(
+    sizes: list[int], rounds: list[int], num_lost: int
+) -> None:
+    entries: list[Entry] = [(0, Delta("r", 0, at, (at,), "x" * size), None) for at, size in enumerate(sizes)]
+    head, generation = head_and_generation()
+    log, stream, writer = Log(head), LiveStream(head, generation, 0.0), PieceWriter()
+    reader, messages, start = LogReader(cast("Any", log), stream), dict[int, bytes](), 0
+    for num_entries in [*rounds, len(entries)]:
+        for number, message in writer.put(entries[start : start + num_entries]):
+            messages[number] = message
+            assert len(message) <= PIECE_BYTES + 16
+            log.written["w"] = [messages[each] for each in sorted(messages)]
+            await reader.read()
+            assert stream.entries == entries[: len(stream.entries)]
+        start += num_entries
+        assert stream.entries == entries[:start]
+    assert sorted(messages) == list(range(writer.num_messages))
+    # Those that may not be shown go, and are read again.
+    del stream.entries[max(0, len(entries) - num_lost) :]
+    await reader.read()
+    assert stream.entries == entries
