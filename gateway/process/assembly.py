@@ -335,7 +335,7 @@ def public_app(
     routes: list[KeyRoute] = [
         count_tokens_route(services),
         input_tokens_route(services, responses_endpoint),
-        *StreamRoutes(streams, service, logged, services.config.allow_unknown_parameters).routes(),
+        *StreamRoutes(streams, service, logged, services).routes(),
         *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
         *LlamaCppRoutes(services).routes(),
         *(unserved_routes() if batches is None else batches),

@@ -149,8 +149,8 @@ class StreamHub:
         except ERRORS as error:
             raise unavailable() from error
 
-    async def running(self, principal: Principal) -> list[StreamHead]:
-        """Return the streams of a key that are generated, the oldest first.
+    async def running(self, principal: Principal) -> tuple[list[StreamHead], int]:
+        """Return the streams of a key that are generated, the oldest first, and how many of its tenant were read.
 
         Raises:
             ApiError: 503; the log does not answer.
@@ -160,7 +160,7 @@ class StreamHub:
         except ERRORS as error:
             raise unavailable() from error
         own = [head for head in heads if head.key_id == principal.key_id and head.form.has_ids and head.ended is None]
-        return sorted(own, key=lambda head: head.created)
+        return sorted(own, key=lambda head: head.created), len(heads)
 
     async def repeated(self, principal: Principal, key: IdempotencyKey) -> LoggedGeneration | None:
         """Return the generation that a key stands for, or None if it is new."""

@@ -19,7 +19,7 @@ from gateway.api.door import exchange_of, head_of
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.operation import Operation
-from gateway.api.routes import KeyRoute, json_response
+from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value, unknown_parameter
 from gateway.errors import ApiError
 from gateway.http1.head import REQUEST_ID
@@ -32,6 +32,8 @@ from shared.bounds import MAX_NAME_BYTES
 _PATH = "/v1/streams/{stream_id:path}"
 _LAST_EVENT_ID = "last-event-id"
 _MAX_DIGITS = len(str(MAX_EVENT))
+# A read is 64 kB: so many heads have about as much.
+_HEADS_A_READ = 16
 
 
 class StreamInfo(Struct, forbid_unknown_fields=True):
@@ -67,13 +69,14 @@ class StreamRoutes:
     """Handles the routes. Keeps nothing."""
 
     def __init__(
-        self, hub: StreamHub, service: GenerationService, endpoints: Mapping[str, Endpoint], allow_unknown: bool = False
+        self, hub: StreamHub, service: GenerationService, endpoints: Mapping[str, Endpoint], services: RouteServices
     ) -> None:
-        """Show streams of `hub` as their endpoints answer, by name; ignore unknown parameters if `allow_unknown`."""
+        """Show streams of `hub` as their endpoints answer, by name."""
         self._hub = hub
         self._service = service
         self._endpoints = endpoints
-        self._allow_unknown = allow_unknown
+        self._limiter = services.limiter
+        self._allow_unknown = services.config.allow_unknown_parameters
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes; each is for those who have a key."""
@@ -84,7 +87,11 @@ class StreamRoutes:
         ]
 
     async def _list(self, request: Request, principal: Principal) -> Response:
-        heads = await self._hub.running(principal)
+        lease, num_read = await self._limiter.admit_read(principal), 0
+        try:
+            heads, num_read = await self._hub.running(principal)
+        finally:
+            lease.release(1 + num_read // _HEADS_A_READ)
         streams = [
             StreamInfo(head.id, "stream", int(head.created), head.model, self._endpoints[head.form.endpoint].path)
             for head in heads
@@ -104,6 +111,7 @@ class StreamRoutes:
         return _StreamResponse(self._service, endpoint, self._hub, head, principal, first_event)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
+        (await self._limiter.admit_read(principal)).release(1)
         head = await self._found(request, principal)
         await self._hub.stop(head)
         return json_response(DeletedStream(head.id, "stream", True))

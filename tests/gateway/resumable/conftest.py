@@ -37,8 +37,14 @@ def other_key(key_file: Path) -> str:
 
 
 @pytest.fixture(scope="package")
+def slow_key(key_file: Path) -> str:
+    """A key that may read twice a minute."""
+    return create_key(key_file, tenant="other", reads_per_minute=2)[1]
+
+
+@pytest.fixture(scope="package")
 def gateways(
-    nats_url: str, key_file: Path, other_key: str, tmp_path_factory: pytest.TempPathFactory
+    nats_url: str, key_file: Path, other_key: str, slow_key: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[GatewayProcess]]:
     """Two gateways that cancel what nobody has read for a second."""
     settings = {"keys_file": key_file, "resume_grace_s": GRACE_S, "resume_stream_bytes": 32 << 10}

@@ -126,6 +126,16 @@ async def test_a_stream_of_another_tenant_is_not_found(
         assert (status, error["error"]["code"]) == (404, "stream_not_found"), stream_id
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/streams"), ("DELETE", "/v1/streams/unknown")])
+async def test_lists_and_deletions_count_against_the_reads_of_their_key(
+    gateways: list[GatewayProcess], slow_key: str, method: str, path: str
+) -> None:
+    slow = Client(gateways[0].url, slow_key)
+    answers = [await slow.ask(method, path) for _ in range(3)]
+    assert answers[-1][0] == 429, answers
+    assert answers[-1][1]["error"]["code"] == "rate_limit_exceeded"
+
+
 async def test_running_streams_are_listed_until_they_end(serving: WireWorker, one: Client, two: Client) -> None:
     async with one.post("/v1/completions", completion(serving, 100)) as reading:
         await reading.read(3)
