@@ -22,7 +22,7 @@ from gateway.batches.line import BatchLine, JobNaming, checked_id, output_line, 
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
 from gateway.batches.log import ERRORS, BatchLog
 from gateway.batches.output import BatchOutput, delete_parts, patiently
-from gateway.batches.record import ENDED, BatchError
+from gateway.batches.record import ENDED, BatchError, bounded_errors
 from gateway.batches.validation import InputCheck
 from gateway.files.catalog import FileCatalog
 from gateway.files.object_store import MissingObjectError
@@ -127,7 +127,7 @@ class BatchDriver:
         checked = await patiently(self._services.catalog, check)
         record.total = checked.num_lines
         if checked.errors:
-            record.errors, record.ends_as = checked.errors, "failed"
+            record.errors, record.ends_as = bounded_errors(checked.errors), "failed"
         elif not self._lease.is_cancelled:
             record.enter("in_progress", services.clock.now())
         await self._lease.save()

@@ -215,6 +215,10 @@ def _window_s(text: str) -> int:
     return seconds
 
 
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
 def _check_metadata(metadata: dict[str, Any] | None) -> None:
     for name, text in (metadata or {}).items():
         if not isinstance(text, str):
@@ -222,8 +226,8 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
             raise invalid_value(place, f"'{place}' must be a text.")
     num, key, value = _METADATA
     pairs = (metadata or {}).items()
-    if len(pairs) > num or any(len(name) > key or len(text) > value for name, text in pairs):
-        message = f"'metadata' has up to {num} pairs, names of up to {key} and texts of up to {value} characters."
+    if len(pairs) > num or any(_num_bytes(name) > key or _num_bytes(text) > value for name, text in pairs):
+        message = f"'metadata' has up to {num} pairs, names of up to {key} and texts of up to {value} bytes of UTF-8."
         raise invalid_value("metadata", message)
 
 

@@ -8,6 +8,7 @@ drivers: what a driver writes into the store carries its epoch, and counts once 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -43,6 +44,31 @@ class BatchError(Struct, frozen=True, omit_defaults=False):
     message: str
     param: str | None = None
     line: int | None = None
+
+
+# A record is a message of NATS: lines of a tenant's file may not make it large.
+MAX_ERROR_BYTES = 400
+MAX_ERRORS_BYTES = 16 << 10
+
+
+def bounded_errors(errors: Iterable[BatchError]) -> list[BatchError]:
+    """Return the first errors, with their texts cut, within `MAX_ERRORS_BYTES` of JSON."""
+    kept: list[BatchError] = []
+    num_left = MAX_ERRORS_BYTES
+    for error in errors:
+        param = None if error.param is None else _cut(error.param)
+        kept.append(msgspec.structs.replace(error, message=_cut(error.message), param=param))
+        num_left -= len(msgspec.json.encode(kept[-1]))
+        if num_left < 0:
+            return kept[:-1]
+    return kept
+
+
+def _cut(text: str) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_ERROR_BYTES:
+        return encoded.decode()
+    return encoded[:MAX_ERROR_BYTES].decode(errors="ignore") + "..."
 
 
 class Part(Struct, frozen=True, array_like=True):

@@ -1,13 +1,15 @@
 """The log of resumable streams in JetStream: heads, requests, pieces of entries, idempotency keys, and fences.
 
-It lies in memory, as the queue of interactive requests does, each tenant for itself. Pieces are messages of at most 4
-kB (heads with many tools apart), so the number of a tenant's messages bounds their bytes: beyond `TENANT_MESSAGES` its
-oldest are dropped. A stream that has lost a piece is gone. Age and total size are bounds of the JetStream stream.
+It lies in memory, as the queue of interactive requests does, each tenant for itself. Messages have about 4 kB at most,
+so the number of a tenant's messages bounds their bytes: beyond `TENANT_MESSAGES` its oldest are dropped. A larger head
+is cut into chunks, each under the digest of its content, and its own message names them. A stream that has lost a
+message is gone. Age and total size are bounds of the JetStream stream.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -18,7 +20,7 @@ import msgspec
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
-from gateway.resumable.record import KeyRecord, StreamHead, decode_head, decode_key, encode
+from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, encode
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
@@ -29,11 +31,16 @@ from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
 from shared.subjects import fence_subject, stream_subject, streams_filter
 
 # A quarter of the stream: a tenant that keeps as much as it can leaves room for three others that do.
-TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // (4 << 10)
+TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // PIECE_BYTES
 # A tenant may exceed its bound by this many messages for each gateway.
 MESSAGES_BETWEEN_PURGES = 512
+# A message that begins so names chunks by their digests. No msgpack has this byte.
+_CHUNKS_MARK = b"\xc1"
+_DIGEST_BYTES = 12
 # Pieces that are asked for at once.
 READ_AHEAD = 4
+# Chunks of a head that are asked for at once.
+_CHUNKS_AHEAD = 16
 # Heads that one list reads.
 MAX_LISTED = 1000
 # For so long after it was revoked a fence is not revoked again, for the other streams of its writer.
@@ -110,7 +117,7 @@ class StreamLog:
         Raises:
             Exception: One of `ERRORS`.
         """
-        found = await self._last(stream_subject(tenant, stream_id, "head"))
+        found = await self._whole(stream_subject(tenant, stream_id, "head"))
         if found is None:
             return None
         try:
@@ -126,7 +133,7 @@ class StreamLog:
         Raises:
             Exception: One of `ERRORS`.
         """
-        return await self._publish_expecting(_head_subject(head), encode(head), seq)
+        return await self._publish_head(head, seq)
 
     async def requests(self, head: StreamHead) -> list[bytes]:
         """Return the pieces of a stream's requests.
@@ -181,7 +188,7 @@ class StreamLog:
         subjects = list(info.state.subjects or {})[:MAX_LISTED]
         heads: list[StreamHead] = []
         for start in range(0, len(subjects), READ_AHEAD):
-            found = await asyncio.gather(*map(self._last, subjects[start : start + READ_AHEAD]))
+            found = await asyncio.gather(*map(self._whole, subjects[start : start + READ_AHEAD]))
             heads += [decode_head(each[0]) for each in found if each is not None]
         return heads
 
@@ -287,7 +294,41 @@ class StreamLog:
     async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
         for number, piece in enumerate(requests):
             self.send(head.tenant, head.id, "req", number, payload=piece)
-        return await self._publish_expecting(_head_subject(head), encode(head), 0)
+        return await self._publish_head(head, 0)
+
+    async def _publish_head(self, head: StreamHead, seq: int) -> int | None:
+        subject = stream_subject(head.tenant, head.id, "head")
+        return await self._publish_expecting(subject, self._in_chunks(head.tenant, subject, encode(head)), seq)
+
+    def _in_chunks(self, tenant: str, subject: str, payload: bytes) -> bytes:
+        """Return a payload, or if it is large, send its chunks and return what names them.
+
+        A head that changes keeps the chunks before the change.
+        """
+        if len(payload) <= PIECE_BYTES:
+            return payload
+        chunks = [payload[start : start + PIECE_BYTES] for start in range(0, len(payload), PIECE_BYTES)]
+        digests = [hashlib.blake2b(chunk, digest_size=_DIGEST_BYTES).digest() for chunk in chunks]
+        for digest, chunk in zip(digests, chunks, strict=True):
+            self._nats.send(f"{subject}.{digest.hex()}", chunk)
+        self.count(tenant, len(chunks))
+        return _CHUNKS_MARK + b"".join(digests)
+
+    async def _whole(self, subject: str) -> tuple[bytes, int] | None:
+        """Return a message with its chunks; None if one of them is gone."""
+        found = await self._last(subject)
+        if found is None or not found[0].startswith(_CHUNKS_MARK):
+            return found
+        names, seq = found[0][1:].hex(), found[1]
+        width = 2 * _DIGEST_BYTES
+        subjects = [f"{subject}.{names[start : start + width]}" for start in range(0, len(names), width)]
+        chunks: list[bytes] = []
+        for start in range(0, len(subjects), _CHUNKS_AHEAD):
+            several = await asyncio.gather(*map(self._last, subjects[start : start + _CHUNKS_AHEAD]))
+            chunks += [chunk[0] for chunk in several if chunk is not None]
+            if len(chunks) < min(len(subjects), start + _CHUNKS_AHEAD):
+                return None
+        return b"".join(chunks), seq
 
     async def _purge(self, subject: str) -> None:
         await self._js.purge_stream(STREAMS_STREAM, subject=subject)
@@ -308,10 +349,6 @@ class StreamLog:
             if error.err_code != WRONG_LAST_SEQUENCE:
                 raise
             return None
-
-
-def _head_subject(head: StreamHead) -> str:
-    return stream_subject(head.tenant, head.id, "head")
 
 
 def unavailable() -> ApiError:

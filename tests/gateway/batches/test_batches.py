@@ -329,6 +329,7 @@ async def test_batches_are_listed_newest_first_page_by_page(client: openai.Async
         ({"input_file_id": "../../etc/passwd"}, "input_file_id"),
         ({"input_file_id": "file-" + "0" * 32}, "input_file_id"),
         ({"metadata": {str(each): "x" for each in range(17)}}, "metadata"),
+        ({"metadata": {"x": "\N{GRINNING FACE}" * 129}}, "metadata"),
         ({"metadata": {"fine": "x", "number": 5}}, "metadata.number"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
         ({"extra_body": {"nonsense": 1}}, "nonsense"),

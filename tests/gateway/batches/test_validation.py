@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import CHUNK_BYTES, input_lines
-from gateway.batches.record import BatchRecord
+from gateway.batches.record import MAX_ERRORS_BYTES, BatchError, BatchRecord, bounded_errors
 from gateway.batches.validation import InputCheck
 from gateway.files.catalog import FileCatalog
 from gateway.files.directory_store import DirectoryStore
@@ -79,3 +80,12 @@ async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes
     assert (check.errors[-1].code, len(check.errors)) == (code, num_errors)
     assert catalog.num_reads <= 2
     await store.close()
+
+
+def test_errors_of_a_record_are_bounded_in_bytes() -> None:
+    errors = [BatchError("c", "\N{GRINNING FACE}" * 1000, "\ud800" * 9000, line) for line in range(100)]
+    kept = bounded_errors(errors)
+    assert len(msgspec.json.encode(kept)) <= MAX_ERRORS_BYTES + len(kept) + 2
+    assert [error.line for error in kept] == list(range(len(kept)))
+    assert len(kept) > 10
+    assert bounded_errors([BatchError("c", "short", None, 1)]) == [BatchError("c", "short", None, 1)]

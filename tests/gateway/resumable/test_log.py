@@ -1,0 +1,83 @@
+"""What one tenant's streams may keep, in bytes, whatever the size of their heads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from nats.js import JetStreamContext
+
+from gateway.api.answer import AnswerStamp
+from gateway.generation import Generation, Prompt
+from gateway.resumable import log as stream_log
+from gateway.resumable.log import StreamLog
+from gateway.resumable.record import PIECE_BYTES, StreamForm, StreamHead
+from shared.nats_connection import connect
+from shared.sampling import Sampling
+from shared.streams import STREAMS_STREAM, StreamLimits
+from tests.servers import NatsServer
+
+MAX_BYTES = 2 << 20
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[tuple[StreamLog, JetStreamContext]]:
+    server = NatsServer(tmp_path)
+    server.start()
+    nats = await connect(server.url, role="gateway", name="log")
+    log = StreamLog(nats, StreamLimits(streams_max_bytes=MAX_BYTES))
+    await log.ensure()
+    yield log, nats.jetstream()
+    await log.close()
+    await nats.close()
+    server.kill()
+
+
+def head_of(tenant: str, stream_id: str, num_bytes: int = 0) -> StreamHead:
+    generation = Generation("completion", "m", (Prompt(1),), 1, Sampling(), deterministic=False)
+    form = msgspec.structs.replace(
+        StreamForm.of(generation, "completion"), chat_format=os.urandom(num_bytes // 2).hex()
+    )
+    return StreamHead(
+        id=stream_id, tenant=tenant, key_id="k", model="m", form=form, stamp=AnswerStamp("a", 0), fingerprint=None,
+        owner="w", num_request_pieces=0, created=0.0,
+    )  # fmt: skip
+
+
+async def test_large_head_is_read_as_written_and_lies_in_small_messages(
+    opened: tuple[StreamLog, JetStreamContext],
+) -> None:
+    log, js = opened
+    head = head_of("t", "s", 76_000)
+    seq = await log.create(head, [b"request"])
+    found = await log.find("t", "s")
+    assert found is not None
+    assert (found.head, found.seq) == (head, seq)
+    state = (await js.stream_info(STREAMS_STREAM)).state
+    numbers = range(state.first_seq, state.last_seq + 1)
+    sizes = [len((await js.get_msg(STREAMS_STREAM, seq=number)).data or b"") for number in numbers]
+    assert sum(sizes) > 76_000
+    assert max(sizes) <= PIECE_BYTES
+    assert await log.replace(msgspec.structs.replace(head, ended=1.0), seq) is not None
+    assert [each.ended for each in await log.list("t")] == [1.0]
+    # The chunks before the change are the same messages.
+    assert (await js.stream_info(STREAMS_STREAM)).state.messages <= state.messages + 2
+    await log.delete(head)
+    assert (await js.stream_info(STREAMS_STREAM)).state.messages == 0
+
+
+async def test_large_heads_of_a_tenant_push_out_its_own_streams(
+    opened: tuple[StreamLog, JetStreamContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_log, "TENANT_MESSAGES", MAX_BYTES // 4 // PIECE_BYTES)
+    monkeypatch.setattr(stream_log, "MESSAGES_BETWEEN_PURGES", 16)
+    log, _ = opened
+    await log.create(head_of("victim", "v"), [b"request"])
+    for number in range(64):
+        await log.create(head_of("evil", f"s{number}", 76_000), [b"request"])
+        await log.close()
+    assert await log.find("victim", "v") is not None
+    assert await log.find("evil", "s0") is None
