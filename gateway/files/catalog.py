@@ -14,18 +14,21 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import msgspec
 
 from gateway.errors import ApiError
 from gateway.files.object_store import MissingObjectError, ObjectStore, StoreError, StoreFullError, known_identity, put
-from gateway.files.objects import FILE_ID, FileRecord
+from gateway.files.objects import FILE_ID, FileRecord, Purpose
 from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.subjects import decode_name, encode_name
 
 READ_BYTES = 1 << 20
+# Of one tenant: each upload and each list looks at all of them.
+MAX_FILES = 10_000
 SWEEP_INTERVAL_S = 3600.0
 _RECORD = ".json"
 _DATA = ".data"
@@ -114,6 +117,8 @@ class FileCatalog:
         Raises:
             ApiError: 503; the store cannot be read.
         """
+        if purpose not in (None, *get_args(Purpose)):
+            return [], False
         with self.answering():
             names = [each.name for each in await self.store.objects(_folder(tenant))]
         ids = sorted((n.removesuffix(_RECORD) for n in names if n.endswith(_RECORD)), reverse=not is_ascending)
@@ -133,11 +138,14 @@ class FileCatalog:
         """Keep room for an upload of up to `num_bytes` while it lasts.
 
         Raises:
-            ApiError: 400, the tenant's quota does not suffice; 507, the store is full; 503, it cannot be read.
+            ApiError: 400, the tenant has too many files or bytes; 507, the store is full; 503, it cannot be read.
         """
         with self.answering():
             await self.store.check_room(num_bytes)
             stored = await self.store.objects(_folder(tenant))
+        if sum(each.name.endswith(_RECORD) for each in stored) >= MAX_FILES:
+            message = f"This tenant has {MAX_FILES} files, which is the most that are kept. Delete some."
+            raise ApiError(400, message, param="file", code="file_quota_exceeded")
         used = sum(each.num_bytes for each in stored) + self._uploading[tenant]
         if used + num_bytes > self._tenant_bytes:
             message = (

@@ -1,0 +1,47 @@
+"""Bounds of what one tenant's files cost others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.files.catalog import FileCatalog
+from gateway.files.directory_store import DirectoryStore
+from gateway.files.object_store import identity
+from gateway.files.objects import FileRecord
+from gateway.metrics import GatewayMetrics
+
+
+async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_purpose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.files.catalog.MAX_FILES", 3)
+    store = DirectoryStore(tmp_path)
+    catalog = FileCatalog(store, await identity(store), 1 << 20, GatewayMetrics())
+    for number in range(3):
+        async with catalog.room("acme", 1):
+            await catalog.publish(
+                FileRecord(
+                    id=f"file-{number:032x}", tenant="acme", filename="x", purpose="batch", num_bytes=0, sha256="",
+                    created_at=0,
+                )
+            )  # fmt: skip
+    with pytest.raises(ApiError, match="has 3 files") as caught:
+        await catalog.room("acme", 1).__aenter__()
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "file_quota_exceeded", "file")
+    async with catalog.room("other", 1):
+        pass
+    read: list[str] = []
+
+    async def counted(key: str, *place: Any) -> bytes:
+        read.append(key)
+        return await DirectoryStore.read(store, key, *place)
+
+    monkeypatch.setattr(store, "read", counted)
+    for purpose, num_files in (("fine-tune", 0), ("batch", 3)):
+        found, _ = await catalog.page("acme", 10, None, is_ascending=True, purpose=purpose)
+        assert (len(found), len(read)) == (num_files, num_files)
+    await store.close()
