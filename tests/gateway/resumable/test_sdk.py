@@ -72,7 +72,7 @@ async def test_the_official_client_repeats_a_request_under_its_key(
                     model=serving.model,
                     prompt="x",
                     max_tokens=5,
-                    extra_headers={"Idempotency-Key": f"sdk {serving.model}"},
+                    extra_headers={"Idempotency-Key": f"sdk-{serving.model}"},
                 )
             )
     assert answers[0] == answers[1]

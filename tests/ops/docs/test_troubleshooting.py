@@ -16,7 +16,7 @@ _PLACES = re.compile(r"\b(?:NAME|WORKER)\b|…|\.\.\.|[:;]")
 _LEAST = 8
 _OF_THE_SYSTEM = {"Permission denied"}
 _OF_NATS = {"maximum connections", "Slow Consumer", "sync_interval"}
-_TYPED = ("headrace ", "--", "nvidia-smi", "py-spy", "python ", "redis-cli")
+_TYPED = ("headrace ", "--", "DELETE ", "du ", "nvidia-smi", "py-spy", "python ", "redis-cli")
 
 
 def _quoted() -> list[str]:
