@@ -47,6 +47,8 @@ USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
 STREAMS_STREAM = "HR_STREAMS"
 
+# A counter with its headers.
+_USAGE_MESSAGE_BYTES = 1 << 10
 _STREAM_EXISTS = 10058
 
 
@@ -182,6 +184,8 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
             USAGE_STREAM,
             ["hr.usage.*.*.*.*"],
             max_bytes=limits.usage_max_bytes,
+            # NATS lets no stream of counters refuse new messages when it is full: few large ones must not fill it.
+            max_msg_size=_USAGE_MESSAGE_BYTES,
             duplicate_window=600.0,
             allow_msg_counter=True,
             allow_atomic=True,
@@ -311,6 +315,7 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: I
                 subjects=config.subjects,
                 allow_direct=config.allow_direct or found.allow_direct,
                 republish=config.republish,
+                max_msg_size=found.max_msg_size if config.max_msg_size is None else config.max_msg_size,
                 allow_atomic=config.allow_atomic or found.allow_atomic,
                 # That of a tenant is a limit, which its operator set.
                 duplicate_window=found.duplicate_window

@@ -197,6 +197,29 @@ async def test_stream_of_the_version_before_keeps_counts_waiting_until_setup(
     await client.close()
 
 
+@pytest.mark.parametrize("is_of_version_before", [True, False])
+async def test_few_large_messages_push_out_no_counter(
+    start_nats: Callable[..., NatsServer], *, is_of_version_before: bool
+) -> None:
+    client = await nats.connect(start_nats().url)
+    js, limits = client.jetstream(), StreamLimits(usage_max_bytes=256 << 10)
+    if is_of_version_before:
+        [config] = [config for config in stream_configs(limits) if config.name == USAGE_STREAM]
+        await js.add_stream(config.evolve(max_msg_size=None))
+    await ensure_streams(js, limits)
+    await reshape_streams(js, limits)
+    ledger = UsageLedger("interactive")
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    for number in range(8):
+        with pytest.raises(APIError, match="message size exceeds maximum"):
+            await js.publish(f"hr.usage.x.m.batch.x{number}", headers={"Nats-Incr": "+1", "X": "x" * 60_000})
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+    assert (await totals(js))["t", "m", "interactive", "completion_tokens"] == 6
+    await client.close()
+
+
 async def test_without_the_stream_nothing_is_lost_but_told(
     start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
