@@ -9,6 +9,7 @@ message is gone. Age and total size are bounds of the JetStream stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -41,6 +42,8 @@ _DIGEST_BYTES = 12
 READ_AHEAD = 4
 # Chunks of a head that are asked for at once.
 _CHUNKS_AHEAD = 16
+# The part that a stream has besides once it has ended: no list reads its head any more.
+_ENDED = "ended"
 # Heads that one list reads.
 MAX_LISTED = 1000
 # For so long after it was revoked a fence is not revoked again, for the other streams of its writer.
@@ -133,7 +136,13 @@ class StreamLog:
         Raises:
             Exception: One of `ERRORS`.
         """
-        return await self._publish_head(head, seq)
+        stored = await self._publish_head(head, seq)
+        if stored is not None and head.ended is not None:
+            # Without it a list reads the head, which says so too.
+            with contextlib.suppress(*SEND_ERRORS):
+                self.send(head.tenant, head.id, _ENDED, payload=b"")
+                self.count(head.tenant, 1)
+        return stored
 
     async def requests(self, head: StreamHead) -> list[bytes]:
         """Return the pieces of a stream's requests.
@@ -176,21 +185,26 @@ class StreamLog:
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
 
     async def list(self, tenant: str) -> list[StreamHead]:
-        """Return the heads of a tenant's streams, `MAX_LISTED` at most.
+        """Return the heads of a tenant's streams that have not ended, `MAX_LISTED` at most.
 
         Raises:
             Exception: One of `ERRORS`.
         """
         try:
-            info = await self._js.stream_info(STREAMS_STREAM, subjects_filter=streams_filter(tenant, "*.head"))
+            ended = {subject.removesuffix(_ENDED) for subject in await self._subjects(tenant, _ENDED)}
+            found_heads = await self._subjects(tenant, "head")
         except NotFoundError:
             return []
-        subjects = list(info.state.subjects or {})[:MAX_LISTED]
+        subjects = [subject for subject in found_heads if subject.removesuffix("head") not in ended][:MAX_LISTED]
         heads: list[StreamHead] = []
         for start in range(0, len(subjects), READ_AHEAD):
             found = await asyncio.gather(*map(self._whole, subjects[start : start + READ_AHEAD]))
             heads += [decode_head(each[0]) for each in found if each is not None]
         return heads
+
+    async def _subjects(self, tenant: str, part: str) -> dict[str, int]:
+        info = await self._js.stream_info(STREAMS_STREAM, subjects_filter=streams_filter(tenant, f"*.{part}"))
+        return info.state.subjects or {}
 
     async def delete(self, head: StreamHead) -> None:
         """Forget a stream, and the idempotency key that stands for it.
