@@ -74,6 +74,7 @@ class BatchDriver:
     def __init__(self, services: DriverServices, lease: Lease) -> None:
         self._services = services
         self._lease = lease
+        self.tenant = lease.record.tenant
         self._output = BatchOutput(services.catalog, lease)
         self._file: FileRecord | None = None
         self._repeated: list[tuple[InputLine, int]] = []

@@ -21,8 +21,9 @@ from shared.log_limit import LogLimit
 
 SCAN_S = 1.5
 STALE_S = 4.5
-# Driven by one gateway process at once; further ones wait for another gateway, or for an end.
-MAX_DRIVEN = 16
+# Driven by one gateway process at once, in all and of one tenant; further ones wait for another gateway, or for an end.
+MAX_DRIVEN = 64
+MAX_OF_TENANT = 8
 _MAX_CRASHES = 3
 _INTERNAL = BatchError("internal_error", "The gateway failed to compute this batch. The failure was logged.")
 
@@ -51,7 +52,7 @@ class BatchDrivers:
             nats.errors.Error: NATS does not answer.
         """
         batch_id = stored.record.id
-        if batch_id in self._driven or len(self._driven) >= MAX_DRIVEN:
+        if batch_id in self._driven or not self._has_seat_for(stored.record.tenant):
             return
         lease = await Lease.take(self._services.log, stored, self._gateway)
         if lease is None or batch_id in self._driven:
@@ -62,6 +63,10 @@ class BatchDrivers:
         self._count()
         extra = {"batch": batch_id, "tenant": stored.record.tenant, "epoch": lease.record.epoch}
         _log.info("driving a batch", extra=extra)
+
+    def _has_seat_for(self, tenant: str) -> bool:
+        own = sum(driver.tenant == tenant for driver, _ in self._driven.values())
+        return len(self._driven) < MAX_DRIVEN and own < MAX_OF_TENANT
 
     async def _drive(self, batch_id: str, driver: BatchDriver) -> None:
         try:

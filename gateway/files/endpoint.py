@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.door import exchange_of
@@ -25,6 +27,8 @@ from gateway.files.upload import UploadForm
 
 _PATH = "/v1/files"
 _MAX_FILES = 10_000
+# A slow reader holds some megabytes.
+MAX_DOWNLOADS = 32
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 # Of the form around the file.
 _FORM_BYTES = 64 << 10
@@ -39,13 +43,34 @@ class _Found:
     read: Callable[[int, int], Awaitable[bytes]]
 
 
+class _Download(StreamingResponse):
+    """Pieces of a file. It is counted while it runs; what it holds of the file goes when the client leaves."""
+
+    def __init__(
+        self, pieces: AsyncGenerator[bytes], running: Counter[str], tenant: str, status: int, headers: dict[str, str]
+    ) -> None:
+        super().__init__(pieces, status, headers, BYTES)
+        self._pieces, self._running, self._tenant = pieces, running, tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._running[self._tenant] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._running.subtract((self._tenant,))
+            if not self._running[self._tenant]:
+                del self._running[self._tenant]
+            await self._pieces.aclose()
+
+
 class FileRoutes:
-    """Handles the routes. Keeps nothing of a request."""
+    """Handles the routes. Of requests it keeps how many downloads of each tenant run."""
 
     def __init__(self, services: RouteServices, catalog: FileCatalog) -> None:
         """Serve the files of `catalog`."""
         self._services = services
         self._catalog = catalog
+        self._downloads: Counter[str] = Counter()
 
     def routes(self) -> list[KeyRoute]:
         """Return the routes."""
@@ -128,15 +153,18 @@ class FileRoutes:
             headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
         if request.method == "HEAD" or not size:
             return Response(b"", 200, headers, BYTES)
+        if self._downloads[principal.tenant] >= MAX_DOWNLOADS:
+            message = f"{MAX_DOWNLOADS} downloads of this tenant run already. Wait until one has ended."
+            raise ApiError(429, message, code="too_many_streams", retry_after_s=5.0)
         with self._catalog.answering():
             try:
                 first = await found.read(start, min(READ_BYTES, end - start))
             except MissingObjectError:
                 raise _not_found(found.record.id) from None
         pieces = self._pieces(found, first, start, end)
-        return StreamingResponse(pieces, 206 if asked else 200, headers, BYTES)
+        return _Download(pieces, self._downloads, principal.tenant, 206 if asked else 200, headers)
 
-    async def _pieces(self, found: _Found, first: bytes, start: int, end: int) -> AsyncIterator[bytes]:
+    async def _pieces(self, found: _Found, first: bytes, start: int, end: int) -> AsyncGenerator[bytes]:
         """Yield bytes of a file; where they cannot be read, the connection is cut, so that the client knows."""
         piece = first
         while piece:

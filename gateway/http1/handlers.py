@@ -143,9 +143,11 @@ class AsgiCall:
         self._exchange.on_writable = changed.set
         leaving = asyncio.ensure_future(self._leaving().wait())
         writable = asyncio.ensure_future(changed.wait())
-        await asyncio.wait([leaving, writable], return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        writable.cancel()
+        try:
+            await asyncio.wait([leaving, writable], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            writable.cancel()
 
 
 def _scope(exchange: Exchange) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import pytest
 from openai.types import Batch, Completion, CreateEmbeddingResponse
 from openai.types.responses import Response
 
+from gateway.batches.drivers import MAX_OF_TENANT
 from gateway.batches.log import BatchLog
 from gateway.batches.record import BatchRecord
 from shared.direct_client import DirectClient
 from shared.messages import BatchResult, Request
-from tests.gateway.batches.conftest import EchoWorker, Place, echo
+from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.waiting import until
 
@@ -290,6 +291,18 @@ async def test_tenant_sees_no_other_tenants_files_and_batches(
         assert [each.id async for each in acme.files.list()] == []
         assert [each.id async for each in acme.batches.list()] == []
     await ended(client, batch)
+
+
+async def test_tenant_with_many_batches_leaves_seats_to_others(
+    client: openai.AsyncOpenAI, place: Place, gateway: GatewayProcess, worker: EchoWorker
+) -> None:
+    async with place.client(gateway, "acme") as acme, echo_worker(place.nats_url, "never", "acme") as idle:
+        idle.answer = lambda _: None
+        held = [await submitted(acme, jsonl([line(0, idle.model)])) for _ in range(2 * MAX_OF_TENANT + 1)]
+        batch = await ended(client, await submitted(client, jsonl([line(0, worker.model)])), timeout_s=15)
+        assert batch.status == "completed"
+        for each in held:
+            await acme.batches.cancel(each.id)
 
 
 async def test_key_that_may_not_use_a_model_has_its_lines_refused(

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gateway.config import GatewayConfig
+from gateway.files.endpoint import MAX_DOWNLOADS
 from gateway.process.settings_check import check_settings
 from shared.errors import ConfigError
 from tests.gateway.batches.conftest import EchoWorker, Place
@@ -269,3 +270,27 @@ def test_store_that_cannot_be_is_refused_before_anything_starts(files: str, told
     with pytest.raises(ConfigError, match=told):
         check_settings(GatewayConfig(files=files, auth=False, operator_port=None))
     assert not Path("/nope").exists()
+
+
+async def test_downloads_that_nobody_reads_are_bounded_by_tenant(place: Place, gateway: GatewayProcess) -> None:
+    file_id = (await post(gateway, form(b"x" * (8 << 20)))).json()["id"]
+    port = int(gateway.url.rpartition(":")[2])
+    ask = f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {API_KEY}\r\n\r\n".encode()
+    sockets = []
+    for _ in range(MAX_DOWNLOADS + 1):
+        # The little that a reader without a limit buffers is read here; the rest stays with the gateway.
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(ask)
+        sockets.append((writer, await reader.readline()))
+    assert [line for _, line in sockets[:-1]] == [b"HTTP/1.1 200 OK\r\n"] * MAX_DOWNLOADS
+    assert sockets[-1][1].startswith(b"HTTP/1.1 429 ")
+    for writer, _ in sockets:
+        writer.transport.abort()
+
+    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+        for _ in range(100):
+            answer = await raw.get(f"{gateway.url}/v1/files/{file_id}/content")
+            if answer.status_code == 200:
+                break
+            await asyncio.sleep(0.05)
+    assert answer.status_code == 200
