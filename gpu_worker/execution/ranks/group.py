@@ -293,7 +293,9 @@ class RankGroup:
         return self._hosts[rank // self._config.ranks_per_host].life(rank)
 
     def _froze(self, process: RankProcess, silent_s: float) -> None:
-        """End a rank that stands still."""
+        """End a rank that stands still, unless it is known to be gone: another may be on its way to its place."""
+        if process.epitaph is not None or self._processes.get(process.rank) is not process:
+            return
         self.end(f"{process.name} has stood still for {silent_s:.1f} s")
         process.kill()
 

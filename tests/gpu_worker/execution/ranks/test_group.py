@@ -189,6 +189,16 @@ def test_rank_that_freezes_in_a_step_is_replaced(tmp_path: Path, caplog: pytest.
     assert_gone(pids)
 
 
+def test_process_that_was_replaced_loses_no_group_by_its_silence(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    with started(tmp_path, 2) as (run, group):
+        assert group is not None
+        (before,) = group._processes.values()
+        replace_rank(run, group, 1, signal.SIGKILL)
+        group._froze(before, 1.0)
+        assert group.lost is None
+
+
 @pytest.mark.slow
 def test_rank_that_freezes_while_nothing_runs_is_missed(tmp_path: Path) -> None:
     save_tiny_model(tmp_path)
