@@ -51,7 +51,7 @@ class AnswerStamp(Struct, frozen=True, array_like=True):
         return cls(urandom(12).hex(), int(time.time()))
 
     def derived(self, *place: int) -> str:
-        """Return 24 digits for the id of a part of the answer. An answer that is told again has the same ids."""
+        """Return 24 digits for the id of a part of the answer. A replayed answer has the same ids."""
         return hashlib.sha256(f"{self.token}/{place}".encode()).hexdigest()[:24]
 
 
@@ -256,7 +256,7 @@ class EventAnswer(Answer):
 
     def _report(self, error: ApiError) -> None:
         numbered = self._numbered
-        # An error of the generation is an event of the answer, whoever is told it later.
+        # A failed generation ends with an error event, which replays contain too.
         is_event = numbered is not None and numbered.has_ids and numbered.num_events > 0
         if self._stream.is_open or is_event:
             self._stream.end(self._head.dialect.error_event(error))

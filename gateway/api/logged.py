@@ -1,4 +1,4 @@
-"""Generations that are logged, as `GenerationService` uses them: they go on without their client, and are told again.
+"""Logged generations, as `GenerationService` uses them: they continue without their client and can be replayed.
 
 A client asks for one with `stream_options.resumable`, or with an `Idempotency-Key`, which lets a repeated request have
 the same answer. `gateway.resumable` keeps them.

@@ -1,4 +1,4 @@
-"""The batches that this gateway drives, and the watch for those that nobody does.
+"""The batches that this gateway drives, and the watch for batches without a driver.
 
 A batch whose record stays the same for `STALE_S` has no driver any more: a living one renews it every `RENEW_S`. The
 watch goes by this gateway's own clock alone, and forgets what it has seen when it was itself away.
@@ -87,7 +87,7 @@ class BatchDrivers:
         self._metrics.batches_driven = len(self._driven)
 
     async def watch_forever(self) -> None:
-        """Take over batches that nobody drives."""
+        """Take over batches without a driver."""
         while True:
             try:
                 await self._scan()

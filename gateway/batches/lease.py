@@ -1,4 +1,4 @@
-"""The right to drive a batch: its record, which this gateway alone replaces while nobody has taken the batch over.
+"""The right to drive a batch: only the gateway that holds the lease may replace its record, until another takes over.
 
 The driver renews the record before others take it for dead. What anyone but the driver changes is the wish to cancel.
 """

@@ -100,7 +100,7 @@ class BatchLine:
         return len(self.results) == len(self.requests)
 
     def without_prompts(self) -> BatchLine:
-        """Return what is needed once the jobs are published: their ids, and how the answer is told."""
+        """Return what is needed once the jobs are published: their ids, and how to write the answer."""
         requests = [Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch") for each in self.requests]
         return BatchLine(self.custom_id, msgspec.structs.replace(self.generation, prompts=()), requests, self.results)
 

@@ -319,7 +319,8 @@ NOTHING = cast("Any", None)
 
 
 def made(service: Any = None, responses: Any = None, **settings: Any) -> Application:
-    services = cast("Any", SimpleNamespace(bodies=None, config=GatewayConfig(**settings), metrics=None, keys=object()))
+    config = GatewayConfig(**settings)
+    services = cast("Any", SimpleNamespace(bodies=None, config=config, metrics=None, keys=object(), limiter=None))
     return public_app(service, services, responses, NOTHING, NOTHING)
 
 

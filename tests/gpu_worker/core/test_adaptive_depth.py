@@ -122,11 +122,15 @@ def best_fixed(world: World, acceptance: float) -> float:
 def test_speed_is_near_the_best_depth_and_never_below_plain(
     step_s: Callable[[int], float], acceptance: float, batch: int
 ) -> None:
-    world = World(step_s, [acceptance] * batch)
-    world.run(300)
-    speed = world.run(3000)
-    assert speed > 0.95 * world.plain()
-    assert speed > 0.93 * best_fixed(world, acceptance)
+    # Where few drafts are accepted a run of 3,000 steps scatters by 2 %, so four are compared with what is best.
+    speeds = []
+    for seed in range(1, 5):
+        world = World(step_s, [acceptance] * batch)
+        world.random = random.Random(seed)
+        world.run(300)
+        speeds.append(world.run(3000))
+        assert speeds[-1] > 0.95 * world.plain()
+    assert sum(speeds) / len(speeds) > 0.93 * best_fixed(world, acceptance)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "tensor_parallel_size": 2,
     "enable_expert_parallel": True,
     "pipeline_parallel_size": 2,
+    "nnodes": 2,
 }
 
 
@@ -75,9 +76,8 @@ def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
     ],
 )
 def test_sizes_of_a_simulated_engine_are_the_workers(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
-    config = WorkerConfig(
-        model=DEMO_MODEL, **{**settings, "simulate": 0.01, "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-    )
+    lone = {"simulate": 0.01, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1}
+    config = WorkerConfig(model=DEMO_MODEL, **{**settings, **lone})
     directory = read_model_directory(DEMO_MODEL)
     scheduler = build_engine(config, directory, ModelTokenizer(directory)).scheduler
     assert {name: getattr(scheduler, name) for name in sizes} == sizes
