@@ -7,7 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.bounds import MAX_MESSAGES, MAX_TOOLS, NumTokens
+from shared.bounds import MAX_IMAGES, MAX_MESSAGES, MAX_TOOLS, NumTokens
+from shared.media import ContentImage
 
 
 class ToolCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,6 +28,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
         reasoning: What the assistant thought before it answered.
         tool_calls: Calls that the assistant has made.
         tool_call_id: The call whose result this message is.
+        images: The images in the content, in their order.
     """
 
     role: Annotated[str, Meta(max_length=64)]
@@ -36,6 +38,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOLS)] = ()
     tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
     part_lengths: Annotated[tuple[NumTokens, ...], Meta(max_length=MAX_MESSAGES)] = ()
+    images: Annotated[tuple[ContentImage, ...], Meta(max_length=MAX_IMAGES)] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -44,6 +47,18 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not ends:
             return ()
         return tuple(self.content[begin:end] for begin, end in pairwise((0, *ends[:-1], len(self.content))))
+
+    @property
+    def texts_and_images(self) -> tuple[str | int, ...]:
+        """The content's parts in their order: texts, and the indices of images among the request's media."""
+        texts = self.parts or ((self.content,) if self.content else ())
+        found: list[str | int] = []
+        images = sorted(self.images, key=lambda image: image.num_parts_before)
+        for number in range(len(texts) + 1):
+            while images and (images[0].num_parts_before <= number or number == len(texts)):
+                found.append(images.pop(0).index)
+            found += texts[number : number + 1]
+        return tuple(found)
 
 
 class ChatOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):

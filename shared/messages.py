@@ -41,6 +41,7 @@ from shared.bounds import (
     Version,
 )
 from shared.conversation import ChatOptions, Messages
+from shared.media import Media
 from shared.pooling import Pooling, Task
 from shared.request_fields import check_fields
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
@@ -51,6 +52,8 @@ POOLING_OPTIONS = "pooling_options"
 TEXT_PARTS = "text_parts"
 BACKGROUND = "background"
 LOGPROB_TOKENS = "logprob_token_ids"
+IMAGES = "images"
+"""A feature of workers whose model sees: they read `Request.media`."""
 # What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
 # embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
 # reads where parts of a message's content end; it pulls the queues `background`; it reports the log probabilities of
@@ -130,6 +133,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     is_followed: bool = False
     is_background: bool = False
     left_out: Annotated[tuple[DefaultedName, ...], Meta(max_length=16)] = ()
+    media: Media = ()
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

@@ -57,6 +57,8 @@ class RequestReader:
             raise BadRequestError(f"This worker serves {self._model!r}, not {request.model[:64]!r}.", "model")
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
+        if request.media or any(message.images for message in request.messages or ()):
+            raise BadRequestError(f"The model {self._model!r} reads no images.", "media", "unsupported_image")
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")

@@ -18,6 +18,7 @@ from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
+from shared.media import ContentImage, MediaRef
 from shared.messages import Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling
@@ -161,3 +162,13 @@ def test_request_for_another_model_names_the_field(reader: RequestReader) -> Non
     with pytest.raises(BadRequestError, match="serves 'm', not 'other'") as error:
         reader.prompt(Request(id="r", model="other", text="x"))
     assert error.value.param == "model"
+
+
+def test_model_that_reads_text_refuses_images(reader: RequestReader) -> None:
+    image = MediaRef(digest=bytes(32), num_bytes=1, width=1, height=1, mime="image/png")
+    message = ChatMessage(role="user", content="x")
+    seen = ChatMessage(role="user", content="x", images=(ContentImage(0, 0),))
+    for fields in ({"messages": (message,), "media": (image,)}, {"messages": (seen,)}):
+        with pytest.raises(BadRequestError, match="The model 'm' reads no images") as e:
+            reader.prompt(request(**fields))
+        assert e.value.param == "media"

@@ -1,0 +1,51 @@
+"""Images of a request, as they travel: by the digest of their bytes, which lie in the media store of their tenant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from shared.bounds import MAX_IMAGE_BYTES, MAX_IMAGE_SIDE, MAX_IMAGES, MAX_MESSAGES
+
+DIGEST_BYTES = 32
+"""Of SHA-256."""
+
+Detail = Literal["auto", "low", "high"]
+Mime = Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
+Side = Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]
+
+
+class MediaRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image that a request refers to. Whoever sends it claims these facts; the worker checks them.
+
+    Attributes:
+        digest: SHA-256 of the bytes as they are stored.
+        num_bytes: Their number.
+        width: Of the decoded image after its EXIF orientation, in pixels.
+        height: The same.
+        detail: How finely the client wants it to be seen.
+    """
+
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    num_bytes: Annotated[int, Meta(ge=1, le=MAX_IMAGE_BYTES)]
+    width: Side
+    height: Side
+    mime: Mime
+    kind: Literal["image"] = "image"
+    detail: Detail = "auto"
+
+
+class ContentImage(Struct, frozen=True, array_like=True):
+    """Where an image stands in the content of a message.
+
+    Attributes:
+        num_parts_before: Texts of the content that stand before it.
+        index: Which of the request's `media` it is.
+    """
+
+    num_parts_before: Annotated[int, Meta(ge=0, le=MAX_MESSAGES)]
+    index: Annotated[int, Meta(ge=0, le=MAX_IMAGES - 1)]
+
+
+Media = Annotated[tuple[MediaRef, ...], Meta(max_length=MAX_IMAGES)]
