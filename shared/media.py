@@ -36,7 +36,7 @@ class MediaRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
     detail: Detail = "auto"
 
 
-class ContentImage(Struct, frozen=True, array_like=True):
+class ContentImage(Struct, frozen=True):
     """Where an image stands in the content of a message.
 
     Attributes:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.grammar import Grammar
-from shared.media import MediaRef
+from shared.media import ContentImage, MediaRef
 from shared.pooling import Pooling
 from shared.sampling import Sampling
 
@@ -28,6 +28,7 @@ _OBJECTS: Mapping[str, type[Struct]] = MappingProxyType(
         "messages": ChatMessage,
         "tool_calls": ToolCall,
         "chat": ChatOptions,
+        "images": ContentImage,
         "media": MediaRef,
         "pooling": Pooling,
     }

@@ -64,8 +64,13 @@ def request_with(leaf: Leaf, value: Any) -> dict[str, Any]:
         built = {"logit_bias": {value: 1.0}}
     elif leaf.path[-2:] == ("logit_bias", "*"):
         built = {"logit_bias": {5: value}}
-    if leaf.path[-2:] == ("part_lengths", "*"):
+    if leaf.path[:4] == ("messages", "*", "images", "*"):
+        built[0]["images"] = [{"num_parts_before": 0, "index": 0, **each} for each in built[0]["images"]]
+    if leaf.path[:2] == ("messages", "*"):
         built = [{"role": "user", "content": "", **built[0]}]
+    if leaf.path[:2] == ("media", "*"):
+        image = {"digest": bytes(32), "num_bytes": 1, "width": 1, "height": 1, "mime": "image/png"}
+        built = [{**image, **built[0]}]
     return {"type": "request", "id": "r", "model": "m", leaf.path[0]: built}
 
 
