@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import nats.errors
 import openai
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from gateway.admission.api_keys import create_key
 from shared.batch_streams import batch_stream
@@ -52,17 +54,22 @@ class EchoWorker:
             with contextlib.suppress(Exception):
                 messages = await queue.fetch(16, timeout=0.5)
             for message in messages:
-                request = decode_request(message.data)
-                if await kept.end_of(self.tenant, request.id) is not None:
-                    await message.ack()
-                    continue
-                result = self.answer(request)
-                if result is None:
-                    continue
-                await asyncio.sleep(self.pause_s)
-                self.computed.append(request.id)
-                await kept.store(self.tenant, request.id, msgspec.json.encode(result), result.finish)
-                await message.ack()
+                # A server that dies meanwhile costs the answer, never the worker: the job is delivered again.
+                with contextlib.suppress(nats.errors.Error):
+                    await self._answer(message, kept)
+
+    async def _answer(self, message: Msg, kept: KeptResults) -> None:
+        request = decode_request(message.data)
+        if await kept.end_of(self.tenant, request.id) is not None:
+            await message.ack()
+            return
+        result = self.answer(request)
+        if result is None:
+            return
+        await asyncio.sleep(self.pause_s)
+        self.computed.append(request.id)
+        await kept.store(self.tenant, request.id, msgspec.json.encode(result), result.finish)
+        await message.ack()
 
 
 def echo(request: Request) -> BatchResult:
