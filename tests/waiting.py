@@ -19,7 +19,7 @@ def wait_for(condition: Callable[[], Found], timeout_s: float = 30.0, why: Calla
     return found
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - no event announces it
             await asyncio.sleep(0.005)

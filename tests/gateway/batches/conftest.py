@@ -21,11 +21,11 @@ from shared.nats_connection import connect
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from shared.subjects import encode_name
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.servers import NatsServer
 
 LIMITS = StreamLimits(tenant_max_bytes=1 << 26, ack_wait_s=2.0)
-TENANTS = ("default", "acme")
 
 
 @dataclass
@@ -85,7 +85,7 @@ async def echo_worker(nats_url: str, model: str = "m", tenant: str = "default") 
     nats = await connect(nats_url, role="worker", name=f"echo-{model}")
     try:
         js = nats.jetstream()
-        await ensure_streams(js, LIMITS, TENANTS)
+        await ensure_streams(js, LIMITS, (tenant,))
         await ensure_consumer(js, model, "batch", LIMITS, tenant)
         worker = EchoWorker(nats, model, tenant)
         task = asyncio.create_task(worker.work())
@@ -101,11 +101,17 @@ async def echo_worker(nats_url: str, model: str = "m", tenant: str = "default") 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the gateways of these tests meet: a NATS server and a directory of files."""
+    """Where the gateways of these tests meet: a NATS server and a directory of files.
+
+    Attributes:
+        keys: Keys by their tenants.
+        unused: Tenants for tests that begin: what other tests left running writes files of its own tenants alone.
+    """
 
     nats_url: str
     directory: Path
-    keys: dict[str, str]
+    keys: dict[str, str] = field(default_factory=dict)
+    unused: Iterator[str] = field(default_factory=lambda: iter(()))
 
     @contextlib.contextmanager
     def gateway(self, name: str, **settings: object) -> Iterator[GatewayProcess]:
@@ -113,10 +119,16 @@ class Place:
         with running_gateway(self.directory / name, self.nats_url, **settings) as gateway:
             yield gateway
 
-    def client(self, gateway: GatewayProcess, key: str = "") -> openai.AsyncOpenAI:
+    def client(self, gateway: GatewayProcess, tenant: str = "") -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
-            base_url=f"{gateway.url}/v1", api_key=self.keys.get(key, API_KEY), max_retries=0, timeout=30
+            base_url=f"{gateway.url}/v1", api_key=self.keys.get(tenant, API_KEY), max_retries=0, timeout=60
         )
+
+    def headers(self, tenant: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.keys[tenant]}"}
+
+    def files(self, tenant: str, pattern: str = "*.data") -> list[Path]:
+        return sorted((self.directory / "files" / encode_name(tenant)).rglob(pattern))
 
 
 @pytest.fixture(scope="package")
@@ -126,12 +138,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp("batches")
     file = directory / "keys.json"
     keys = {
-        "acme": create_key(file, tenant="acme")[1],
-        "narrow": create_key(file, tenant="default", models=["other"])[1],
-        "queueless": create_key(file, tenant="queueless")[1],
-        "slow": create_key(file, tenant="default", requests_per_minute=2)[1],
+        "narrow": create_key(file, tenant="narrow", models=["other"])[1],
+        "slow": create_key(file, tenant="slow", requests_per_minute=2)[1],
     }
-    yield Place(server.url, directory, keys)
+    tenants = [f"tenant-{number}" for number in range(200)]
+    keys |= {tenant: create_key(file, tenant=tenant, reads_per_minute=10**9)[1] for tenant in tenants}
+    yield Place(server.url, directory, keys, iter(tenants))
     server.kill()
 
 
@@ -142,12 +154,18 @@ def gateway(place: Place) -> Iterator[GatewayProcess]:
 
 
 @pytest.fixture
-async def worker(place: Place, request: pytest.FixtureRequest) -> AsyncIterator[EchoWorker]:
-    async with echo_worker(place.nats_url, request.node.name[:60].split("[")[0]) as worker:
+def tenant(place: Place) -> str:
+    """A tenant of this test's own."""
+    return next(place.unused)
+
+
+@pytest.fixture
+async def worker(place: Place, tenant: str) -> AsyncIterator[EchoWorker]:
+    async with echo_worker(place.nats_url, tenant=tenant) as worker:
         yield worker
 
 
 @pytest.fixture
-async def client(place: Place, gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with place.client(gateway) as client:
+async def client(place: Place, gateway: GatewayProcess, tenant: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with place.client(gateway, tenant) as client:
         yield client

@@ -19,11 +19,16 @@ from gateway.files.endpoint import MAX_DOWNLOADS
 from gateway.process.settings_check import check_settings
 from shared.errors import ConfigError
 from tests.gateway.batches.conftest import EchoWorker, Place
-from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.gateway_process import GatewayProcess
 from tests.waiting import until
 
 LINE = b'{"custom_id": "a"}\n'
-HEADERS = {"authorization": f"Bearer {API_KEY}"}
+
+
+@pytest.fixture
+def headers(place: Place, tenant: str) -> dict[str, str]:
+    """The key of this test's own tenant."""
+    return place.headers(tenant)
 
 
 def form(data: bytes = LINE, purpose: str | None = "batch", filename: str = 'filename="a.jsonl"', **more: str) -> bytes:
@@ -33,8 +38,8 @@ def form(data: bytes = LINE, purpose: str | None = "batch", filename: str = 'fil
     return b"".join([*parts, head, data, b"\r\n--b--\r\n"])
 
 
-async def post(gateway: GatewayProcess, content: Any, **headers: str) -> httpx2.Response:
-    headers = {"content-type": "multipart/form-data; boundary=b", **HEADERS, **headers}
+async def post(gateway: GatewayProcess, content: Any, headers: dict[str, str]) -> httpx2.Response:
+    headers = {"content-type": "multipart/form-data; boundary=b", **headers}
     async with httpx2.AsyncClient(timeout=60) as raw:
         return await raw.post(f"{gateway.url}/v1/files", content=content, headers=headers)
 
@@ -61,7 +66,7 @@ async def test_file_is_uploaded_listed_read_and_deleted(client: openai.AsyncOpen
 
 
 @pytest.mark.parametrize(
-    ("content", "headers", "status", "code"),
+    ("content", "changed", "status", "code"),
     [
         (form(b""), {}, 400, "empty_file"),
         (form(b"\x1f\x8b\x08\0more"), {}, 400, "invalid_file_format"),
@@ -80,13 +85,18 @@ async def test_file_is_uploaded_listed_read_and_deleted(client: openai.AsyncOpen
     ],
 )
 async def test_upload_that_is_no_file_of_a_batch_is_refused_with_its_reason(
-    gateway: GatewayProcess, place: Place, content: bytes, headers: dict[str, str], status: int, code: str
+    gateway: GatewayProcess,
+    place: Place,
+    tenant: str,
+    headers: dict[str, str],
+    content: bytes,
+    changed: dict[str, str],
+    status: int,
+    code: str,
 ) -> None:
-    before = sorted((place.directory / "files").rglob("*.data"))
-    answer = await post(gateway, content, **headers)
+    answer = await post(gateway, content, headers | changed)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
-    assert sorted((place.directory / "files").rglob("*.data")) == before
-    assert list((place.directory / "files").rglob(".writing-*")) == []
+    assert [each for each in place.files(tenant, "*") if each.is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -99,34 +109,39 @@ async def test_upload_that_is_no_file_of_a_batch_is_refused_with_its_reason(
         ('filename="a\tb"', "ab"),
     ],
 )
-async def test_name_of_a_file_leads_nowhere(gateway: GatewayProcess, sent: str, shown: str) -> None:
-    answer = await post(gateway, form(filename=sent))
+async def test_name_of_a_file_leads_nowhere(
+    gateway: GatewayProcess, headers: dict[str, str], sent: str, shown: str
+) -> None:
+    answer = await post(gateway, form(filename=sent), headers)
     assert answer.status_code == 200, answer.text
     assert answer.json()["filename"] == shown
 
 
 @pytest.mark.parametrize("file_id", ["..%2f..%2fkeys.json", "file-..", "file-" + "0" * 32, "file-%00", "*", "x" * 900])
-async def test_unknown_file_is_not_found(gateway: GatewayProcess, file_id: str) -> None:
-    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+async def test_unknown_file_is_not_found(gateway: GatewayProcess, headers: dict[str, str], file_id: str) -> None:
+    async with httpx2.AsyncClient(headers=headers) as raw:
         for path in (file_id, f"{file_id}/content"):
             assert (await raw.get(f"{gateway.url}/v1/files/{path}")).status_code == 404
 
 
-async def test_client_that_leaves_in_the_middle_leaves_nothing(gateway: GatewayProcess, place: Place) -> None:
+async def test_client_that_leaves_in_the_middle_leaves_nothing(
+    gateway: GatewayProcess, place: Place, tenant: str, headers: dict[str, str]
+) -> None:
     async def cut() -> AsyncIterator[bytes]:
         yield form(LINE * 100_000)[:1_500_000]
-        await until(lambda: list((place.directory / "files").rglob(".writing-*")))
+        await until(lambda: place.files(tenant, ".writing-*"))
         raise RuntimeError("the client leaves")
 
+    logged = len(gateway.log)
     with pytest.raises(RuntimeError):
-        await post(gateway, cut())
-    await until(lambda: not list((place.directory / "files").rglob(".writing-*")))
-    assert "failed" not in gateway.log
+        await post(gateway, cut(), headers)
+    await until(lambda: not place.files(tenant, ".writing-*"))
+    assert "failed" not in gateway.log[logged:]
 
 
-async def test_quota_and_size_are_told_with_their_limits(place: Place) -> None:
+async def test_quota_and_size_are_told_with_their_limits(place: Place, tenant: str, headers: dict[str, str]) -> None:
     with place.gateway("small", max_file_bytes=100_000, files_tenant_bytes=1 << 20) as gateway:
-        async with place.client(gateway, "acme") as client:
+        async with place.client(gateway, tenant) as client:
             with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes") as caught:
                 await client.files.create(file=("a", b"x" * 200_000), purpose="batch")
             assert caught.value.status_code == 413
@@ -134,7 +149,7 @@ async def test_quota_and_size_are_told_with_their_limits(place: Place) -> None:
             async def chunked() -> AsyncIterator[bytes]:
                 yield form(b"x" * 150_000)
 
-            answer = await post(gateway, chunked(), authorization=f"Bearer {place.keys['acme']}")
+            answer = await post(gateway, chunked(), headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file_too_large")
             files = [await client.files.create(file=("a", b"x" * 99_000), purpose="batch") for _ in range(10)]
             with pytest.raises(openai.BadRequestError, match="1048576 bytes together") as refused:
@@ -142,12 +157,10 @@ async def test_quota_and_size_are_told_with_their_limits(place: Place) -> None:
             assert refused.value.code == "file_quota_exceeded"
             await client.files.delete(files[0].id)
             await client.files.create(file=("a", b"x" * 99_000), purpose="batch")
-            for file in [each async for each in client.files.list()]:
-                await client.files.delete(file.id)
 
 
 @pytest.mark.parametrize("num_mb", [24, pytest.param(200, marks=pytest.mark.slow)])
-async def test_upload_and_download_take_constant_memory(place: Place, num_mb: int) -> None:
+async def test_upload_and_download_take_constant_memory(place: Place, headers: dict[str, str], num_mb: int) -> None:
     piece, digest, size = b"x" * 1023 + b"\n", hashlib.sha256(), 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -161,12 +174,12 @@ async def test_upload_and_download_take_constant_memory(place: Place, num_mb: in
         yield end
 
     with place.gateway("memory") as gateway:
-        await post(gateway, form())
+        await post(gateway, form(), headers)
         process = psutil.Process(gateway.process.pid)
         before = peak = process.memory_info().rss
-        answer = await post(gateway, body())
+        answer = await post(gateway, body(), headers)
         assert (answer.status_code, answer.json()["bytes"]) == (200, num_mb << 20), answer.text
-        async with httpx2.AsyncClient(headers=HEADERS, timeout=60) as raw:
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as raw:
             url = f"{gateway.url}/v1/files/{answer.json()['id']}/content"
             async with raw.stream("GET", url) as download:
                 async for data in download.aiter_bytes():
@@ -180,26 +193,22 @@ async def test_upload_and_download_take_constant_memory(place: Place, num_mb: in
 
 
 async def test_file_that_was_changed_in_the_store_is_not_computed(
-    client: openai.AsyncOpenAI, place: Place, worker: EchoWorker
+    client: openai.AsyncOpenAI, place: Place, tenant: str, worker: EchoWorker
 ) -> None:
     file = await client.files.create(file=("a.jsonl", LINE), purpose="batch")
-    (path,) = (each for each in _files(place) if each.name == f"{file.id}.data")
+    (path,) = place.files(tenant)
     path.write_bytes(LINE.replace(b"a", b"b"))
     batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while batch.status != "failed":
             batch = await client.batches.retrieve(batch.id)
             await asyncio.sleep(0.05)
     assert json.loads(batch.model_dump_json())["errors"]["data"][0]["code"] == "damaged_file"
 
 
-def _files(place: Place) -> list[Path]:
-    return list((place.directory / "files").rglob("*.data"))
-
-
-async def test_gateway_without_a_store_says_so_and_serves_the_rest(place: Place) -> None:
+async def test_gateway_without_a_store_says_so_and_serves_the_rest(place: Place, headers: dict[str, str]) -> None:
     with place.gateway("bare", files="") as gateway:
-        async with httpx2.AsyncClient(headers=HEADERS) as raw:
+        async with httpx2.AsyncClient(headers=headers) as raw:
             answer = await raw.get(f"{gateway.url}/v1/batches")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_not_served")
             assert (await raw.get(f"{gateway.url}/v1/models")).status_code == 200
@@ -221,12 +230,12 @@ async def test_gateway_without_a_store_says_so_and_serves_the_rest(place: Place)
     ],
 )
 async def test_range_of_a_file_comes_with_its_length(
-    gateway: GatewayProcess, asked: str | None, status: int, begin: int, end: int
+    gateway: GatewayProcess, headers: dict[str, str], asked: str | None, status: int, begin: int, end: int
 ) -> None:
     data = b"0123456789abcde"
-    url = f"{gateway.url}/v1/files/{(await post(gateway, form(data))).json()['id']}/content"
-    headers = HEADERS | ({} if asked is None else {"range": asked})
-    async with httpx2.AsyncClient(headers=headers) as raw:
+    url = f"{gateway.url}/v1/files/{(await post(gateway, form(data), headers)).json()['id']}/content"
+    asks = headers | ({} if asked is None else {"range": asked})
+    async with httpx2.AsyncClient(headers=asks) as raw:
         answer = await raw.get(url)
         assert answer.status_code == status
         if status != 416:
@@ -239,8 +248,8 @@ async def test_range_of_a_file_comes_with_its_length(
 
 
 @pytest.mark.parametrize("path", ["/v1/files?after=nope", "/v1/batches?after=nope", "/v1/batches?after=batch_1"])
-async def test_page_behind_no_id_is_refused(gateway: GatewayProcess, path: str) -> None:
-    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+async def test_page_behind_no_id_is_refused(gateway: GatewayProcess, headers: dict[str, str], path: str) -> None:
+    async with httpx2.AsyncClient(headers=headers) as raw:
         answer = await raw.get(f"{gateway.url}{path}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
 
@@ -255,9 +264,9 @@ async def test_page_behind_no_id_is_refused(gateway: GatewayProcess, path: str) 
     ],
 )
 async def test_wrong_method_is_told_all_that_a_path_has(
-    gateway: GatewayProcess, method: str, path: str, allowed: str
+    gateway: GatewayProcess, headers: dict[str, str], method: str, path: str, allowed: str
 ) -> None:
-    async with httpx2.AsyncClient(headers=HEADERS) as raw:
+    async with httpx2.AsyncClient(headers=headers) as raw:
         answer = await raw.request(method, f"{gateway.url}{path}")
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert "Use " + " or ".join(allowed.replace(", HEAD", "").split(", ")) in answer.text
@@ -272,10 +281,13 @@ def test_store_that_cannot_be_is_refused_before_anything_starts(files: str, told
     assert not Path("/nope").exists()
 
 
-async def test_downloads_that_nobody_reads_are_bounded_by_tenant(place: Place, gateway: GatewayProcess) -> None:
-    file_id = (await post(gateway, form(b"x" * (8 << 20)))).json()["id"]
+async def test_downloads_that_nobody_reads_are_bounded_by_tenant(
+    gateway: GatewayProcess, headers: dict[str, str]
+) -> None:
+    file_id = (await post(gateway, form(b"x" * (8 << 20)), headers)).json()["id"]
     port = int(gateway.url.rpartition(":")[2])
-    ask = f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {API_KEY}\r\n\r\n".encode()
+    key = f"Authorization: {headers['authorization']}"
+    ask = f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: a\r\n{key}\r\n\r\n".encode()
     sockets = []
     for _ in range(MAX_DOWNLOADS + 1):
         # The little that a reader without a limit buffers is read here; the rest stays with the gateway.
@@ -287,10 +299,7 @@ async def test_downloads_that_nobody_reads_are_bounded_by_tenant(place: Place, g
     for writer, _ in sockets:
         writer.transport.abort()
 
-    async with httpx2.AsyncClient(headers=HEADERS) as raw:
-        for _ in range(100):
-            answer = await raw.get(f"{gateway.url}/v1/files/{file_id}/content")
-            if answer.status_code == 200:
-                break
-            await asyncio.sleep(0.05)
-    assert answer.status_code == 200
+    async with httpx2.AsyncClient(headers=headers) as raw:
+        async with asyncio.timeout(30):
+            while (await raw.get(f"{gateway.url}/v1/files/{file_id}/content")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
