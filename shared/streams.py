@@ -46,6 +46,7 @@ BATCHES_STREAM = "HR_BATCHES"
 USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
 STREAMS_STREAM = "HR_STREAMS"
+MEDIA_STREAM = "HR_MEDIA"
 
 # A counter with its headers.
 _USAGE_MESSAGE_BYTES = 1 << 10
@@ -84,6 +85,8 @@ class StreamLimits:
     batches_max_age_s: float = 30 * 86400.0
     streams_max_bytes: int = 128 << 20
     streams_max_age_s: float = 7200.0
+    media_max_bytes: int = 512 << 20
+    media_max_age_s: float = 2 * 86400.0
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
@@ -204,6 +207,14 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
             max_bytes=limits.batches_max_bytes,
             max_age=limits.batches_max_age_s,
         ),
+        # Images of requests, each of which expires by itself. A full store refuses: what waits needs its images.
+        _record_config(
+            MEDIA_STREAM,
+            ["hr.media.*.*.*"],
+            max_bytes=limits.media_max_bytes,
+            max_age=limits.media_max_age_s,
+            allow_msg_ttl=True,
+        ).evolve(discard=DiscardPolicy.NEW),
     ]
 
 
@@ -261,7 +272,7 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
 
 
 async def ensure_record_streams(js: JetStreamContext, limits: StreamLimits) -> None:
-    """Make the streams of results, ends, dead letters, progress, responses and batches that are missing.
+    """Make the streams of results, ends, dead letters, progress, responses, batches and images that are missing.
 
     The queue of interactive requests is not among them: who makes it anew has to publish again what the old one held.
 
@@ -317,6 +328,7 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: I
                 republish=config.republish,
                 max_msg_size=found.max_msg_size if config.max_msg_size is None else config.max_msg_size,
                 allow_atomic=config.allow_atomic or found.allow_atomic,
+                allow_msg_ttl=config.allow_msg_ttl or found.allow_msg_ttl,
                 # That of a tenant is a limit, which its operator set.
                 duplicate_window=found.duplicate_window
                 if config.name.startswith("HR_BATCH_")

@@ -14,6 +14,7 @@ hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (strea
 hr.batch.<state>.<tenant>.<batch>  a batch of OpenAI's API, `active` or `ended` (stream `HR_BATCHES`)
 hr.stream.<tenant>.<stream>.<...>   head, requests and pieces of a resumable stream (stream `HR_STREAMS`)
 hr.stream.<tenant>.<key>.key        which stream an idempotency key stands for (the same stream)
+hr.media.<tenant>.<digest>.<n>      a piece of an image that requests refer to (stream `HR_MEDIA`)
 hr.fence.<writer>                   changed by whoever takes the streams of a gateway over (the same stream)
 hr.owner.<writer>                   calls to the gateway that generates streams
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
@@ -218,6 +219,16 @@ def stream_subject(tenant: str, stream_id: str, *place: str | int) -> str:
 def streams_filter(tenant: str, part: str = ">") -> str:
     """Subject filter of what is kept of all resumable streams of a tenant, or of one part of each."""
     return f"hr.stream.{encode_name(tenant)}.{part}"
+
+
+def media_subject(tenant: str, digest: bytes, piece: int) -> str:
+    """Subject of a piece of an image."""
+    return f"hr.media.{encode_name(tenant)}.{digest.hex()}.{piece}"
+
+
+def media_filter(tenant: str) -> str:
+    """Subject filter of all images of a tenant."""
+    return f"hr.media.{encode_name(tenant)}.*.*"
 
 
 def fence_subject(writer: str) -> str:

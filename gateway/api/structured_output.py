@@ -12,7 +12,8 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, ToolUse
 from shared.formats import Tool
 from shared.grammar import Grammar, GrammarError, LlguidanceMissingError
-from shared.grammar.checker import TIMEOUT_S, CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.grammar.checker import TIMEOUT_S, CheckerBusyError, GrammarChecker
+from shared.limited_link import LimitedProcessError
 
 _TOOLS = "tools"
 # Wait for verdicts that only make an answer better: which tool is at fault, or which tools' schemas can be kept.
@@ -68,7 +69,7 @@ class StructuredOutputAdmission:
         """
         use = generation.tools
         # `_check_calls` refuses a strict tool that cannot be compiled, by its name.
-        no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, CheckerFailedError)
+        no_grammar = (ApiError, GrammarError, TimeoutError, CheckerBusyError, LimitedProcessError)
         with contextlib.suppress(*no_grammar):
             async with asyncio.timeout(_SHORT_TIMEOUT_S):
                 names = [tool.name for tool in (() if use is None else use.tools) if await self._compiles(tool, tenant)]
@@ -94,7 +95,7 @@ class StructuredOutputAdmission:
         except ApiError as error:
             if error.status == 400 and use is not None:
                 # Without a verdict in time the error names no tool.
-                with contextlib.suppress(TimeoutError, CheckerBusyError, CheckerFailedError):
+                with contextlib.suppress(TimeoutError, CheckerBusyError, LimitedProcessError):
                     async with asyncio.timeout(_SHORT_TIMEOUT_S):
                         await self._check_each(use, tenant)
             raise
@@ -117,7 +118,7 @@ class StructuredOutputAdmission:
             raise ApiError(501, str(error), param=field, code="structured_output_unavailable") from None
         except CheckerBusyError as error:
             raise _busy(error, field) from None
-        except CheckerFailedError:
+        except LimitedProcessError:
             message = "The grammar could not be checked. Try again shortly."
             raise ApiError(503, message, param=field, code="grammar_not_checked", retry_after_s=1.0) from None
 

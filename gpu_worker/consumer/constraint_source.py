@@ -20,8 +20,8 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, HeadraceError
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError
 from shared.grammar.checker import CheckerBusyError, GrammarChecker
-from shared.grammar.checker_link import CheckerLink
-from shared.grammar.checker_process import COMPILE_STACK_BYTES
+from shared.grammar.checker_process import COMPILE_STACK_BYTES, TIME_LIMIT_S
+from shared.limited_link import LimitedLink
 from shared.messages import Request
 
 MAX_COMPILE_S = 10.0
@@ -52,7 +52,7 @@ class ConstraintSource:
         """Make constraints of this tokenizer's tokens."""
         self._tokenizer = tokenizer
         self._checker = GrammarChecker(
-            CheckerLink(_CHECKER, lambda: msgspec.msgpack.encode(tokenizer.grammar_source()))
+            LimitedLink(_CHECKER, TIME_LIMIT_S, lambda: msgspec.msgpack.encode(tokenizer.grammar_source()))
         )
         self._lane = FairLane("grammars", 1, stack_bytes=COMPILE_STACK_BYTES)
         self._cache = GrammarCache()
@@ -72,7 +72,7 @@ class ConstraintSource:
         Raises:
             BadRequestError: The grammar cannot be followed here, or has waited for others too often.
             CompilerBusyError: It has waited too long for others.
-            CheckerFailedError: It cannot be checked.
+            LimitedProcessError: It cannot be checked.
             asyncio.CancelledError: It was not wanted any more.
         """
         grammar = request.sampling.grammar

@@ -14,7 +14,8 @@ import msgspec
 from gpu_worker.structured_output.compiled_grammar import compile_grammar
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from shared.grammar import Grammar
-from shared.grammar.checker_process import read_message, renew_processor_time, run
+from shared.grammar.checker_process import run
+from shared.limited_process import read_message, renew_processor_time
 
 CPU_LIMIT_S = 0.5
 """For the check, the compilation and the first masks, which may take `MAX_WARM_UP_S` by themselves."""

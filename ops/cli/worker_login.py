@@ -23,6 +23,7 @@ _USER = Template("""\
         "hr.worker.$model.*"
         "hr.result.*.*"
         "hr.end.*.*", "hr.kept.*", "$$JS.API.STREAM.MSG.GET.HR_ENDS"
+        "$$JS.API.STREAM.MSG.GET.HR_MEDIA"
         "$$JS.API.STREAM.PURGE.HR_RESULTS", "$$JS.API.STREAM.PURGE.HR_ENDS"
         "hr.dead.$model.*.*"
         "hr.usage.*.$model.batch.*"
@@ -64,9 +65,10 @@ def run(config: NatsUserConfig, model: str) -> None:
 
     Put it into the users of the account HEADRACE in ops/nats/headrace.conf, beside `worker`, and reload NATS. MODEL is
     the name that is served. Workers with this login pull requests of this model alone, and hear no prompts of others.
-    Three things remain: it writes results, replies and progress of any job whose tenant and id it knows, and can purge
-    results; it sends frames of any request whose gateway and id it knows; and it can name any subject as a reply, so
-    that NATS's own acknowledgements, never a text of its choice, land there and are discarded. Jobs that no worker
+    Four things remain: it writes results, replies and progress of any job whose tenant and id it knows, and can purge
+    results; it sends frames of any request whose gateway and id it knows; it can read the images of all requests while
+    they are stored; and it can name any subject as a reply, so that NATS's own acknowledgements, never a text of its
+    choice, land there and are discarded. Jobs that no worker
     takes in time are expired by workers with the login `worker` alone.
     """
     print(user_block(model, login(config, f"worker-{encode_name(model)}")), end="")

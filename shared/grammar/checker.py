@@ -18,11 +18,11 @@ from collections import OrderedDict
 import msgspec
 
 from shared.background_tasks import BackgroundTasks
-from shared.grammar.checker_link import CheckerFailedError, CheckerLink
-from shared.grammar.checker_process import NICENESS, NICENESS_OF_LONG_ONES, Verdict
+from shared.grammar.checker_process import NICENESS, NICENESS_OF_LONG_ONES, TIME_LIMIT_S, Verdict
 from shared.grammar.grammar import Grammar, GrammarError, LlguidanceMissingError
+from shared.limited_link import LimitedLink, LimitedProcessError
 
-__all__ = ["TIMEOUT_S", "CheckerBusyError", "CheckerFailedError", "GrammarChecker"]
+__all__ = ["TIMEOUT_S", "CheckerBusyError", "GrammarChecker"]
 
 TIMEOUT_S = 10.0
 """Longest wait for a verdict, behind the other grammars of the tenant."""
@@ -59,9 +59,9 @@ class CheckerBusyError(Exception):
 class GrammarChecker:
     """Asks a process of its own about grammars, which starts with the first one."""
 
-    def __init__(self, link: CheckerLink | None = None) -> None:
+    def __init__(self, link: LimitedLink | None = None) -> None:
         """Start nothing yet. `link` leads to another process than that which checks for single bytes."""
-        self._link = link or CheckerLink()
+        self._link = link or LimitedLink("shared.grammar.checker_process", TIME_LIMIT_S)
         self._waiting_bytes = 0
         self._places = asyncio.Semaphore(MAX_CHECKED_AT_ONCE)
         self._place_of_long_ones = asyncio.Lock()
@@ -80,7 +80,7 @@ class GrammarChecker:
         """Start the process ahead of the first grammar.
 
         Raises:
-            CheckerFailedError: It does not start.
+            LimitedProcessError: It does not start.
         """
         await self._link.start()
 
@@ -95,7 +95,7 @@ class GrammarChecker:
         Raises:
             GrammarError: It is refused.
             CheckerBusyError: There is no verdict in this time, or the tenant has too many grammars waiting.
-            CheckerFailedError: The process does not answer.
+            LimitedProcessError: The process does not answer.
             LlguidanceMissingError: The package is not installed.
         """
         if importlib.util.find_spec("llguidance") is None:
@@ -111,7 +111,7 @@ class GrammarChecker:
             if not (await asyncio.wait({task}, timeout=within_s))[0]:
                 raise own.busy(is_own=next(iter(own.waiting)) != digest)
             if task.cancelled():
-                raise CheckerFailedError
+                raise LimitedProcessError
             verdict = task.result()
         if verdict.reason:
             raise GrammarError(verdict.reason, verdict.path)
@@ -145,7 +145,7 @@ class GrammarChecker:
             ):
                 began = time.monotonic()
                 niceness = NICENESS_OF_LONG_ONES if own.takes_long else NICENESS
-                verdict = await self._link.ask(message, niceness)
+                verdict = Verdict.of(await self._link.ask(message, niceness))
             own.seconds_a_check = time.monotonic() - began
             own.spend(verdict.cpu_s)
             own.keep(digest, verdict)

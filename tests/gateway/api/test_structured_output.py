@@ -14,7 +14,8 @@ from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt, StructuredOutput
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError, check_grammar
-from shared.grammar.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
+from shared.grammar.checker import CheckerBusyError, GrammarChecker
+from shared.limited_link import LimitedProcessError
 from shared.sampling import Sampling
 
 FIELD = "response_format.json_schema.schema"
@@ -85,7 +86,7 @@ async def test_looser_grammar_takes_the_place_of_one_that_cannot_be_compiled() -
     [
         (CheckerBusyError(is_own=True, retry_after_s=3.0), 429),
         (CheckerBusyError(is_own=False, retry_after_s=1.0), 503),
-        (CheckerFailedError(), 503),
+        (LimitedProcessError(), 503),
     ],
 )
 async def test_grammar_that_could_not_be_checked_yet_is_not_loosened(raised: Exception, status: int) -> None:
@@ -156,7 +157,7 @@ async def test_strict_tool_whose_schema_llguidance_would_read_over_is_named(sche
         (LlguidanceMissingError(), 501, {}),
         (CheckerBusyError(is_own=True, retry_after_s=3.0), 429, {"retry-after": "3"}),
         (CheckerBusyError(is_own=False, retry_after_s=1.0), 503, {"retry-after": "1"}),
-        (CheckerFailedError(), 503, {"retry-after": "1"}),
+        (LimitedProcessError(), 503, {"retry-after": "1"}),
     ],
 )
 async def test_checker_that_cannot_say_yes_is_an_honest_error(

@@ -24,6 +24,7 @@ STREAMS = {
     "HR_ENDS",
     "HR_USAGE",
     "HR_STREAMS",
+    "HR_MEDIA",
 }
 
 

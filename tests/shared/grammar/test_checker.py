@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import mmap
 import os
@@ -9,16 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
-from shared.grammar import Grammar, GrammarError, LlguidanceMissingError, checker_link, checker_process
+from shared import limited_link, limited_process
+from shared.grammar import Grammar, GrammarError, LlguidanceMissingError, checker_process
 from shared.grammar import checker as checker_module
-from shared.grammar.checker import CheckerBusyError, CheckerFailedError, GrammarChecker
-from shared.grammar.checker_process import Verdict, check_for_bytes
+from shared.grammar.checker import CheckerBusyError, GrammarChecker
+from shared.grammar.checker_process import Verdict, check_for_bytes, checked
+from shared.limited_link import LimitedProcessError
 from tests.gateway.wire_worker import until
 
 PATIENT = 30.0
@@ -39,7 +43,8 @@ async def checker() -> AsyncIterator[GrammarChecker]:
 def verdict_of(check: Callable[[Grammar], None]) -> Verdict:
     """Return the verdict of a check that runs in a limited fork of this process."""
     message = msgspec.msgpack.encode(schema_grammar({}))
-    return checker_process._verdict_of(checker_process._begin_check(1, 0, message, check))
+    fork = limited_process.begin(1, 0, message, partial(checked, check), checker_process.LIMITS)
+    return Verdict.of(limited_process.outcome_of(fork))
 
 
 def doubling(length: int) -> Grammar:
@@ -98,7 +103,7 @@ def test_check_gets_no_more_memory_than_is_allowed() -> None:
 
 
 def test_check_that_sleeps_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_process, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(checker_process, "LIMITS", dataclasses.replace(checker_process.LIMITS, time_s=0.2))
     assert verdict_of(lambda _: time.sleep(20)).reason == checker_process.TOO_LONG
 
 
@@ -255,7 +260,7 @@ async def test_missing_package_is_named(checker: GrammarChecker, monkeypatch: py
 
 async def test_process_gets_no_secrets(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", "not-for-the-process")
-    assert "not-for-the-process" not in checker_link._environment().values()
+    assert "not-for-the-process" not in limited_link._environment().values()
     await checker.check("t", schema_grammar({}), PATIENT)
     assert "not-for-the-process" not in psutil.Process(checker._link.pid).environ().values()
 
@@ -265,7 +270,7 @@ async def test_closed_checker_fails_what_waits_and_starts_nothing(checker: Gramm
     waiting = asyncio.create_task(checker.check("t", doubling(1_500), PATIENT))
     await asyncio.sleep(0.01)
     await checker.close()
-    with pytest.raises(CheckerFailedError):
+    with pytest.raises(LimitedProcessError):
         await waiting
-    with pytest.raises(CheckerFailedError):
+    with pytest.raises(LimitedProcessError):
         await checker.check("t", schema_grammar({"const": 1}), PATIENT)

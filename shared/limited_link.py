@@ -1,4 +1,4 @@
-"""The link to the process that checks grammars: starts it, again if it dies, and asks it several things at a time."""
+"""The link to a limited process: starts it, again if it dies, and gives it several pieces of work at a time."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.background_tasks import BackgroundTasks
-from shared.grammar.checker_process import HEAD, READY, TIME_LIMIT_S, Verdict
+from shared.limited_process import HEAD, READY, Outcome
 
 START_TIMEOUT_S = 20.0
-# Beyond the limit that the process itself keeps.
-ANSWER_TIMEOUT_S = TIME_LIMIT_S + 5.0
+ANSWER_GRACE_S = 5.0
+"""Beyond the limit of time that the process itself keeps."""
 
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
 
 _logger = logging.getLogger(__name__)
 
 
-class CheckerFailedError(Exception):
-    """The process that checks grammars does not answer."""
+class LimitedProcessError(Exception):
+    """The process does not start, or does not answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,23 +34,30 @@ class _Running:
     """A process, and who waits for its answers, by number."""
 
     process: asyncio.subprocess.Process
-    waiting: dict[int, asyncio.Future[Verdict]] = field(default_factory=dict)
+    waiting: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
     has_ended: bool = False
 
 
-class CheckerLink:
+class LimitedLink:
     """Owns the process, which starts when it is first needed."""
 
     def __init__(
-        self, module: str = "shared.grammar.checker_process", first_message: Callable[[], bytes] | None = None
+        self,
+        module: str,
+        time_limit_s: float,
+        first_message: Callable[[], bytes] | None = None,
+        what: str = "the process that checks grammars",
     ) -> None:
         """Start nothing yet.
 
         Args:
             module: What the process runs.
+            time_limit_s: The time that a piece of work may take.
             first_message: Returns what the process gets before it is ready; None for nothing.
+            what: The process, as log lines name it.
         """
-        self._module, self._first_message = module, first_message
+        self._module, self._first_message, self._what = module, first_message, what
+        self._time_limit_s = time_limit_s
         self._running: _Running | None = None
         self._is_closed = False
         self._starting = asyncio.Lock()
@@ -73,39 +80,39 @@ class CheckerLink:
         """Return when the process is ready: at once, but for the first time and after it has died.
 
         Raises:
-            CheckerFailedError: It does not start, or the link is closed.
+            LimitedProcessError: It does not start, or the link is closed.
         """
         try:
             await self._started()
         except (OSError, EOFError, TimeoutError):
-            _logger.warning("the process that checks grammars does not start", exc_info=True)
-            raise CheckerFailedError from None
+            _logger.warning("%s does not start", self._what, exc_info=True)
+            raise LimitedProcessError from None
 
-    async def ask(self, message: bytes, niceness: int) -> Verdict:
-        """Return the verdict on an encoded grammar. If the process dies, it is started and asked once more.
+    async def ask(self, message: bytes, niceness: int) -> Outcome:
+        """Return what becomes of a piece of work. If the process dies, it is started and asked once more.
 
         Args:
-            message: The grammar.
-            niceness: How far the check steps back behind other processes, from 0 to 19.
+            message: The work.
+            niceness: How far it steps back behind other processes, from 0 to 19.
 
         Raises:
-            CheckerFailedError: It does not answer, or the link is closed.
+            LimitedProcessError: It does not answer, or the link is closed.
         """
         for _ in range(2):
             try:
                 return await self._exchange(message, niceness)
             except (OSError, EOFError, TimeoutError):
-                _logger.warning("the process that checks grammars does not answer", exc_info=True)
-        raise CheckerFailedError
+                _logger.warning("%s does not answer", self._what, exc_info=True)
+        raise LimitedProcessError
 
-    async def _exchange(self, message: bytes, niceness: int) -> Verdict:
+    async def _exchange(self, message: bytes, niceness: int) -> Outcome:
         running = await self._started()
         assert running.process.stdin is not None
         number = next(self._numbers)
-        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         running.waiting[number] = answer
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(self._time_limit_s + ANSWER_GRACE_S):
                 running.process.stdin.write(HEAD.pack(number, len(message), niceness) + message)
                 await running.process.stdin.drain()
                 return await answer
@@ -118,7 +125,7 @@ class CheckerLink:
     async def _started(self) -> _Running:
         async with self._starting:
             if self._is_closed:
-                raise CheckerFailedError
+                raise LimitedProcessError
             if self._running is None or self._running.has_ended:
                 self._running = await self._start()
             return self._running
@@ -135,7 +142,7 @@ class CheckerLink:
             env=_environment(),
         )
         running = _Running(process)
-        ready: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         running.waiting[READY] = ready
         self._tasks.spawn(_read_answers(running))
         try:
@@ -160,7 +167,7 @@ async def _read_answers(running: _Running) -> None:
     try:
         while True:
             number, length, _ = HEAD.unpack(await output.readexactly(HEAD.size))
-            verdict = msgspec.msgpack.decode(await output.readexactly(length), type=Verdict)
+            verdict = msgspec.msgpack.decode(await output.readexactly(length), type=Outcome)
             answer = running.waiting.get(number)
             if answer is not None and not answer.done():
                 answer.set_result(verdict)
@@ -168,7 +175,7 @@ async def _read_answers(running: _Running) -> None:
         running.has_ended = True
         for answer in running.waiting.values():
             if not answer.done():
-                answer.set_exception(EOFError("the process that checks grammars has ended"))
+                answer.set_exception(EOFError("the process has ended"))
         # It may live on, and only have closed its output.
         await _end(running)
 

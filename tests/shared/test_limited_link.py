@@ -1,4 +1,4 @@
-"""The link to the process that checks grammars, with shell scripts in the place of that process."""
+"""The link to a limited process, with shell scripts in the place of that process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 import psutil
 import pytest
 
-from shared.grammar import checker_link
-from shared.grammar.checker_link import CheckerFailedError, CheckerLink
-from shared.grammar.checker_process import HEAD, READY, Verdict
+from shared import limited_link
+from shared.limited_link import LimitedLink, LimitedProcessError
+from shared.limited_process import HEAD, READY, Outcome
 from tests.gateway.wire_worker import until
 
 
-def frame(number: int, verdict: Verdict) -> bytes:
-    content = msgspec.msgpack.encode(verdict)
+def frame(number: int, outcome: Outcome) -> bytes:
+    content = msgspec.msgpack.encode(outcome)
     return HEAD.pack(number, len(content), 0) + content
 
 
@@ -29,11 +29,11 @@ class Scripted:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
-        self.link = CheckerLink()
+        self.link = LimitedLink("none", 5.0)
         self._monkeypatch = monkeypatch
         self.starts = directory / "starts"
         self.starts.touch()
-        (directory / "ready").write_bytes(frame(READY, Verdict()))
+        (directory / "ready").write_bytes(frame(READY, Outcome()))
 
     def script(self, *lines: str, is_ready: bool = True) -> None:
         """Let processes that start from now on run these lines of a shell."""
@@ -77,15 +77,15 @@ async def test_process_is_started_once_for_all_who_wait_for_it(scripted: Scripte
 
 async def test_process_that_dies_is_started_and_asked_once_more_and_no_oftener(scripted: Scripted) -> None:
     scripted.script("exec cat >> asked")
-    asking = asyncio.create_task(scripted.link.ask(b"grammar", 7))
+    asking = asyncio.create_task(scripted.link.ask(b"work", 7))
     whole = b""
     for number in (1, 2):
-        whole += HEAD.pack(number, len(b"grammar"), 7) + b"grammar"
+        whole += HEAD.pack(number, len(b"work"), 7) + b"work"
         await until(lambda expected=whole: scripted.file("asked") == expected)  # type: ignore[misc]
         assert not asking.done()
         assert scripted.link.pid is not None
         os.kill(scripted.link.pid, signal.SIGKILL)
-    with pytest.raises(CheckerFailedError):
+    with pytest.raises(LimitedProcessError):
         await asking
     assert scripted.num_starts == 2
 
@@ -96,9 +96,9 @@ async def test_process_that_does_not_answer_in_time_is_ended(
     scripted.script("exec cat > asked")
     await scripted.link.start()
     first = scripted.link.pid
-    monkeypatch.setattr(checker_link, "ANSWER_TIMEOUT_S", 0.02)
-    with pytest.raises(CheckerFailedError):
-        await scripted.link.ask(b"grammar", 0)
+    monkeypatch.setattr(limited_link, "ANSWER_GRACE_S", -4.98)
+    with pytest.raises(LimitedProcessError):
+        await scripted.link.ask(b"work", 0)
     assert scripted.num_starts == 2
     assert scripted.link._running is not None
     assert scripted.link._running.waiting == {}
@@ -110,12 +110,12 @@ async def test_process_that_does_not_answer_in_time_is_ended(
     assert scripted.num_starts == 3
 
 
-async def test_verdicts_are_told_apart_by_number_and_those_for_nobody_are_left(scripted: Scripted) -> None:
-    message = b"grammar"
+async def test_outcomes_are_told_apart_by_number_and_those_for_nobody_are_left(scripted: Scripted) -> None:
+    message = b"work"
     (scripted.directory / "answers").write_bytes(
-        frame(1, Verdict("for nobody")) + frame(99, Verdict("for nobody")) + frame(3, Verdict("three", ".path", 0.5))
+        frame(1, Outcome(b"for nobody")) + frame(99, Outcome(b"for nobody")) + frame(3, Outcome(b"three", True, 0.5))
     )
-    (scripted.directory / "last").write_bytes(frame(2, Verdict("two")))
+    (scripted.directory / "last").write_bytes(frame(2, Outcome(b"two")))
     scripted.script(f"head -c {3 * (HEAD.size + len(message))} > asked", "cat answers last", "exec cat > more")
     await scripted.link.start()
     pid = scripted.link.pid
@@ -127,7 +127,7 @@ async def test_verdicts_are_told_apart_by_number_and_those_for_nobody_are_left(s
     with pytest.raises(asyncio.CancelledError):
         await leaving
     two, three = await asyncio.gather(*(scripted.link.ask(message, 0) for _ in range(2)))
-    assert (two, three) == (Verdict("two"), Verdict("three", ".path", 0.5))
+    assert (two, three) == (Outcome(b"two"), Outcome(b"three", True, 0.5))
     assert scripted.link._running.waiting == {}
     assert scripted.link.pid == pid
 
@@ -136,9 +136,9 @@ async def test_process_that_ends_while_nobody_waits_is_replaced(scripted: Script
     scripted.script("exit 0")
     await scripted.link.start()
     await until(lambda: scripted.link._running is not None and scripted.link._running.has_ended)
-    (scripted.directory / "answers").write_bytes(frame(1, Verdict("no")))
+    (scripted.directory / "answers").write_bytes(frame(1, Outcome(b"no")))
     scripted.script("head -c 1 > asked", "cat answers", "exec cat > more")
-    assert await scripted.link.ask(b"grammar", 0) == Verdict("no")
+    assert await scripted.link.ask(b"work", 0) == Outcome(b"no")
     assert scripted.num_starts == 2
 
 
@@ -147,10 +147,10 @@ async def test_process_that_does_not_start_is_told_and_tried_again_later(scripte
     scripted.script("exit 1", is_ready=False)
     if not is_there:
         (scripted.directory / "program").unlink()
-    with pytest.raises(CheckerFailedError):
+    with pytest.raises(LimitedProcessError):
         await scripted.link.start()
-    with pytest.raises(CheckerFailedError):
-        await scripted.link.ask(b"grammar", 0)
+    with pytest.raises(LimitedProcessError):
+        await scripted.link.ask(b"work", 0)
     # Once for the start, and twice for the question.
     assert scripted.num_starts == (3 if is_there else 0)
     scripted.script("exec cat > asked")
@@ -170,9 +170,9 @@ async def test_process_that_lives_on_and_has_closed_its_output_is_ended(scripted
 
 
 async def test_process_that_is_never_ready_is_ended(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_link, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(limited_link, "START_TIMEOUT_S", 0.05)
     scripted.script("exec sleep 6543", is_ready=False)
-    with pytest.raises(CheckerFailedError):
+    with pytest.raises(LimitedProcessError):
         await scripted.link.start()
     assert scripted.link.pid is None
     assert not [child for child in psutil.Process().children() if "6543" in child.cmdline()]
@@ -183,14 +183,14 @@ async def test_closed_link_ends_its_process_and_fails_what_waits(scripted: Scrip
     await scripted.link.start()
     pid = scripted.link.pid
     assert pid is not None
-    asking = asyncio.create_task(scripted.link.ask(b"grammar", 0))
+    asking = asyncio.create_task(scripted.link.ask(b"work", 0))
     await until(lambda: scripted.file("asked") != b"")
     await scripted.link.close()
     assert not psutil.pid_exists(pid)
-    with pytest.raises(CheckerFailedError):
+    with pytest.raises(LimitedProcessError):
         await asking
-    for again in (scripted.link.start(), scripted.link.ask(b"grammar", 0)):
-        with pytest.raises(CheckerFailedError):
+    for again in (scripted.link.start(), scripted.link.ask(b"work", 0)):
+        with pytest.raises(LimitedProcessError):
             await again
     assert scripted.num_starts == 1
     await scripted.link.close()
@@ -205,4 +205,4 @@ def test_process_gets_the_path_of_modules_and_no_other_variables(monkeypatch: py
     monkeypatch.setenv("SECRET", "x")
     monkeypatch.setattr(sys, "path", ["", "/modules"])
     expected = {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": f"{Path.cwd()}{os.pathsep}/modules"}
-    assert checker_link._environment() == expected
+    assert limited_link._environment() == expected

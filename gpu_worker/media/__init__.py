@@ -1,0 +1,1 @@
+"""The images of requests: fetched by digest, decoded in limited processes, prepared for the model."""

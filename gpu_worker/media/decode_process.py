@@ -1,0 +1,118 @@
+"""The process that decodes images: `python -m gpu_worker.media.decode_process`, each image in a limited fork.
+
+Encoded bytes and pixels pass through shared memory; the pipe carries where they are. Pillow decodes.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import mmap
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shared import limited_process
+from shared.image_header import ImageHeader, ImageProblemError, read_header
+from shared.limited_process import Limits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LIMITS = Limits(cpu_s=10.0, time_s=30.0, memory_bytes=1 << 30, stack_bytes=8 << 20)
+"""36 million pixels take up to 0.5 GB and 2 s."""
+_FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
+# What Pillow calls the turn that brings an image of an orientation upright.
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+
+class DecodeWork(msgspec.Struct, frozen=True):
+    """An image to decode.
+
+    Attributes:
+        source: Path of the file with its encoded bytes, and nothing else.
+        target: Path of the file that takes its pixels, as `uint8[height, width, 3]`.
+        width: Of the image after its orientation, as its reference says, in pixels.
+        height: The same.
+    """
+
+    source: str
+    target: str
+    mime: str
+    width: int
+    height: int
+
+
+def work(message: bytes) -> bytes:
+    """Decode an image; return what is wrong with it, or nothing."""
+    try:
+        _decode(msgspec.msgpack.decode(message, type=DecodeWork))
+    except ImageProblemError as error:
+        return str(error).encode()
+    return b""
+
+
+def _decode(asked: DecodeWork) -> None:
+    from PIL import Image
+
+    with open(asked.source, "rb") as source:
+        header = read_header(source.read())
+        if (header.mime, header.width, header.height) != (asked.mime, asked.width, asked.height):
+            found, said = f"{header.width}x{header.height}", f"{asked.width}x{asked.height}"
+            raise ImageProblemError(f"is {header.mime} of {found}; its reference says {asked.mime} of {said}.")
+        source.seek(0)
+        # The size was checked against the reference, which has limits of its own.
+        Image.MAX_IMAGE_PIXELS = None
+        try:
+            with Image.open(source, formats=[_FORMATS[header.mime]]) as image:
+                if image.size != (header.stored_width, header.stored_height) or getattr(image, "n_frames", 1) != 1:
+                    raise ImageProblemError("is broken: its frames have another size or number than its header says.")
+                _write(np.asarray(_upright(image, header)), asked.target)
+        except (ImageProblemError, MemoryError):
+            raise
+        except Exception as error:
+            # Pillow's decoders raise what happens to go wrong in them.
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                raise MemoryError from None
+            reason = str(error).partition("\n")[0].replace(asked.source, "it")[:100]
+            raise ImageProblemError(f"is broken: {reason or type(error).__name__}.") from None
+
+
+def _upright(image: Image, header: ImageHeader) -> Image:
+    """Return an image in RGB, turned as it is shown; what is transparent shows white."""
+    from PIL import Image as images
+
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        above = image.convert("RGBA")
+        image = images.new("RGB", above.size, "white")
+        image.paste(above, mask=above.getchannel("A"))
+    elif image.mode != "RGB":
+        image = image.convert("RGB")
+    turn = _TURNS.get(header.orientation)
+    return image if turn is None else image.transpose(images.Transpose[turn])
+
+
+def _write(pixels: npt.NDArray[np.uint8], target: str) -> None:
+    with open(target, "r+b") as file, mmap.mmap(file.fileno(), pixels.nbytes) as memory:
+        memory[:] = pixels.tobytes()
+
+
+def main() -> None:
+    """Load what decoders need, once for all forks, and serve."""
+    for kind in ("Gif", "Jpeg", "Png", "WebP"):
+        importlib.import_module(f"PIL.{kind}ImagePlugin")
+    limited_process.run(work, LIMITS)
+
+
+if __name__ == "__main__":
+    main()

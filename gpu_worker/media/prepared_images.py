@@ -1,0 +1,192 @@
+"""The images of requests in the form that the model reads: fetched, decoded and prepared, each at most once at a time.
+
+How many images are worked on at once is bounded, and tenants take turns. How much memory pixels take is bounded too: a
+request gets room for all of its images before the first one is fetched. What was prepared lately is kept for the next
+turn of its conversation, as long as nothing else needs the room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from gpu_worker.media.decoder import Decoder, Pixels
+from shared.background_tasks import BackgroundTasks
+from shared.errors import BadRequestError
+from shared.media import MediaRef
+from shared.media_store import MediaStore, MissingMediaError
+
+MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
+_CHANNELS = 3
+
+_Key = tuple[str, bytes, str]
+
+
+class PreparedImage(Protocol):
+    """An image in the form that a model reads.
+
+    Attributes:
+        values: Its pixels, a NumPy array.
+    """
+
+    values: Any
+
+
+class Preparer(Protocol):
+    """Brings the pixels of an image into the form that a model reads; a thread calls it."""
+
+    def prepare(self, ref: MediaRef, pixels: Pixels) -> PreparedImage:
+        """Return the image.
+
+        Raises:
+            BadRequestError: The model cannot read it.
+        """
+        ...
+
+
+class PreparedImages:
+    """Owns the decoder, the turns of tenants, and what was prepared lately. Used from the event loop only."""
+
+    def __init__(self, store: MediaStore, preparer: Preparer, max_bytes: int, decoder: Decoder | None = None) -> None:
+        """Read from `store`; let the pixels of all requests and what is kept take `max_bytes` together."""
+        self._store = store
+        self._preparer = preparer
+        self._decoder = decoder or Decoder()
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._kept: OrderedDict[_Key, PreparedImage] = OrderedDict()
+        self._running: dict[_Key, asyncio.Task[PreparedImage]] = {}
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        self._tasks = BackgroundTasks()
+
+    async def images(
+        self, tenant: str, refs: Iterable[MediaRef], is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[PreparedImage]:
+        """Return the images of a request, in their order.
+
+        Args:
+            tenant: Whose they are.
+            refs: What the request says of them.
+            is_wanted: Asked when it is the request's turn.
+
+        Raises:
+            BadRequestError: One is not there, cannot be decoded or read; or they are too many for the worker's memory.
+            MediaStoreError: They cannot be read at the moment.
+            LimitedProcessError: They cannot be decoded at the moment.
+            asyncio.CancelledError: They were not wanted any more.
+        """
+        refs = list(refs)
+        num_bytes = sum(_CHANNELS * ref.width * ref.height for ref in dict.fromkeys(refs))
+        await self._take_room(num_bytes)
+        try:
+            if not is_wanted():
+                raise asyncio.CancelledError
+            tasks = {ref: self._begin((tenant, ref.digest, ref.detail), ref) for ref in refs}
+            # None who goes away breaks off what others wait for.
+            await asyncio.wait(set(tasks.values()))
+            return [tasks[ref].result() for ref in refs]
+        finally:
+            self._give_room(num_bytes)
+
+    async def close(self) -> None:
+        """End the process; what still waits fails."""
+        for task in self._running.values():
+            task.cancel()
+        await self._decoder.close()
+        await self._tasks.wait()
+
+    def _begin(self, key: _Key, ref: MediaRef) -> asyncio.Task[PreparedImage]:
+        task = self._running.get(key)
+        if task is None:
+            task = self._running[key] = self._tasks.spawn(self._prepared(key, ref), "prepare an image")
+        return task
+
+    async def _prepared(self, key: _Key, ref: MediaRef) -> PreparedImage:
+        try:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+            tenant = key[0]
+            turn = self._turns.setdefault(tenant, asyncio.Semaphore(MAX_AT_ONCE))
+            async with turn, self._places:
+                try:
+                    data = await self._store.get(tenant, ref)
+                except MissingMediaError as error:
+                    raise BadRequestError(str(error), "media", "image_not_found") from None
+                pixels = await self._decoder.decode(ref, data)
+                del data
+                prepared = await asyncio.to_thread(self._preparer.prepare, ref, pixels)
+            self._keep(key, prepared)
+            return prepared
+        finally:
+            del self._running[key]
+
+    def _keep(self, key: _Key, prepared: PreparedImage) -> None:
+        """Keep an image; its bytes count for as long as anybody, the engine included, has its pixels."""
+        num_bytes = prepared.values.nbytes
+        self._used_bytes += num_bytes
+        loop, own = asyncio.get_running_loop(), threading.get_ident()
+        weakref.finalize(prepared, partial(_released, loop, own, partial(self._give_room, num_bytes)))
+        self._kept[key] = prepared
+        self._drop_kept(0)
+
+    async def _take_room(self, num_bytes: int) -> None:
+        """Wait until there is room, in the order of the calls.
+
+        Raises:
+            BadRequestError: There never is.
+        """
+        if num_bytes > self._max_bytes:
+            most = self._max_bytes // _CHANNELS
+            message = f"The images have {num_bytes // _CHANNELS} pixels together; this worker reads {most} at most."
+            raise BadRequestError(message, "media", "image_too_large")
+        self._drop_kept(num_bytes)
+        if self._waiting or self._used_bytes + num_bytes > self._max_bytes:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((num_bytes, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give_room(num_bytes)
+                raise
+        else:
+            self._used_bytes += num_bytes
+
+    def _give_room(self, num_bytes: int) -> None:
+        self._used_bytes -= num_bytes
+        while self._waiting:
+            wanted, turn = self._waiting[0]
+            if turn.done():
+                self._waiting.popleft()
+                continue
+            self._drop_kept(wanted)
+            if self._used_bytes + wanted > self._max_bytes:
+                return
+            self._waiting.popleft()
+            self._used_bytes += wanted
+            turn.set_result(None)
+
+    def _drop_kept(self, num_bytes: int) -> None:
+        """Drop what was prepared longest ago while there is less room than `num_bytes`."""
+        while self._kept and self._used_bytes + num_bytes > self._max_bytes:
+            self._kept.popitem(last=False)
+
+
+def _released(loop: asyncio.AbstractEventLoop, own: int, give_room: Callable[[], None]) -> None:
+    """Give room back when the last who had an image lets go of it, in whatever thread that is."""
+    if threading.get_ident() == own:
+        give_room()
+        return
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(give_room)

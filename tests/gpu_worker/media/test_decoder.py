@@ -1,0 +1,99 @@
+"""Images decoded in the limited process, compared with Pillow's own reading."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from PIL import Image, ImageOps
+
+from gpu_worker.media.decoder import Decoder
+from shared.errors import BadRequestError
+from tests.images import encoded, opened, picture, png_of_size, reference, turned
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def decoder() -> AsyncIterator[Decoder]:
+    decoder = Decoder()
+    yield decoder
+    await decoder.close()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FILES = {
+    "PNG": encoded(picture()),
+    "JPEG": encoded(picture(), "JPEG"),
+    "JPEG CMYK": encoded(picture().convert("CMYK"), "JPEG"),
+    "JPEG grey": encoded(picture().convert("L"), "JPEG"),
+    "WEBP": encoded(picture(), "WEBP"),
+    "GIF": encoded(picture(), "GIF"),
+    "palette": encoded(picture().convert("P")),
+    **{f"turned {n} {kind}": turned(picture(), n, kind) for n in range(1, 9) for kind in ("JPEG", "WEBP")},
+    "turned PNG": turned(picture(), 6, "PNG"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_pixels_are_those_that_pillow_shows(decoder: Decoder, name: str) -> None:
+    data = FILES[name]
+    pixels = await decoder.decode(reference(data), data)
+    expected = np.asarray(ImageOps.exif_transpose(opened(data)).convert("RGB"))
+    assert pixels.dtype == np.uint8
+    np.testing.assert_array_equal(pixels, expected)
+
+
+async def test_what_is_transparent_is_white(decoder: Decoder) -> None:
+    image = picture(4, 4).convert("RGBA")
+    image.putpixel((1, 2), (9, 9, 9, 0))
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([1, 2, 3, 200, 100, 50])
+    palette.putpixel((1, 0), 1)
+    clear = encoded(palette, transparency=0)
+    pixels = await decoder.decode(reference(encoded(image)), encoded(image))
+    assert pixels[2, 1].tolist() == [255, 255, 255]
+    assert pixels[0, 0].tolist() == list(picture(4, 4).getpixel((0, 0)))  # type: ignore[arg-type]
+    assert (await decoder.decode(reference(clear), clear)).tolist() == [[[255, 255, 255], [200, 100, 50]]]
+
+
+async def test_reference_that_says_something_else_is_refused(decoder: Decoder) -> None:
+    data = encoded(picture())
+    for wrong in ({"width": 41}, {"height": 1}, {"mime": "image/jpeg"}):
+        with pytest.raises(BadRequestError, match="is image/png of 40x30; its reference says"):
+            await decoder.decode(reference(data, **wrong), data)
+
+
+async def test_bomb_takes_no_more_than_it_may(decoder: Decoder) -> None:
+    # 16 GB of pixels in 30 kB; and a PNG of a size that it does not have.
+    bomb = png_of_size(1 << 15, 1 << 15, data=bytes(1 << 25))
+    with pytest.raises(BadRequestError, match="takes more than 1024 MB to be decoded"):
+        await decoder.decode(reference(bomb), bomb)
+    short = png_of_size(500, 500, data=bytes(100))
+    with pytest.raises(BadRequestError, match="The image is broken"):
+        await decoder.decode(reference(short), short)
+
+
+async def test_broken_images_are_refused_and_leave_nothing_behind(decoder: Decoder) -> None:
+    chance = random.Random(5)
+    files = [FILES["PNG"], FILES["JPEG"], FILES["WEBP"], FILES["GIF"], FILES["palette"]]
+    await decoder.decode(reference(files[0]), files[0])
+    before, num_refused = len(os.listdir("/proc/self/fd")), 0
+    for number in range(100):
+        whole = files[number % len(files)]
+        ref, data = reference(whole), bytearray(whole)
+        for _ in range(chance.randrange(1, 6)):
+            data[chance.randrange(8, len(data))] = chance.randrange(256)
+        try:
+            pixels = await decoder.decode(ref, bytes(data[: chance.randrange(len(data) // 2, len(data) + 1)]))
+            assert pixels.shape == (30, 40, 3)
+            del pixels
+        except BadRequestError as error:
+            num_refused += error.param == "media" and str(error).startswith("The image ")
+    assert num_refused > 20
+    assert len(os.listdir("/proc/self/fd")) == before
+    # A neighbour notices nothing.
+    np.testing.assert_array_equal(await decoder.decode(reference(files[0]), files[0]), np.asarray(picture()))

@@ -1,0 +1,152 @@
+"""Images on their way to the engine: one at a time each, tenants in turns, within the memory that there is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_worker.media import prepared_images
+from gpu_worker.media.prepared_images import PreparedImages
+from shared.errors import BadRequestError
+from shared.media import MediaRef
+from shared.media_store import MissingMediaError
+from tests.waiting import until
+
+SIDE = 10
+IMAGE_BYTES = 3 * SIDE * SIDE
+
+
+def ref(number: int, side: int = SIDE) -> MediaRef:
+    return MediaRef(digest=bytes([number] * 32), num_bytes=5, width=side, height=side, mime="image/png")
+
+
+@dataclass(eq=False)
+class Prepared:
+    digest: bytes
+    values: Any
+
+
+class Preparer:
+    def prepare(self, ref: MediaRef, pixels: Any) -> Prepared:
+        return Prepared(ref.digest, pixels)
+
+
+class Parts:
+    """A store and a decoder that do what the test lets them."""
+
+    def __init__(self) -> None:
+        self.fetched: list[tuple[str, int]] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def get(self, tenant: str, ref: MediaRef) -> bytes:
+        self.fetched.append((tenant, ref.digest[0]))
+        await self.may_go_on.wait()
+        if ref.digest[0] == 0:
+            raise MissingMediaError("It is no longer stored.")
+        return b"bytes"
+
+    async def decode(self, ref: MediaRef, data: bytes) -> Any:
+        return np.full((ref.height, ref.width, 3), ref.digest[0], np.uint8)
+
+    async def close(self) -> None:
+        self.may_go_on.set()
+
+
+@pytest.fixture
+async def parts() -> Parts:
+    return Parts()
+
+
+@pytest.fixture
+async def images(parts: Parts) -> AsyncIterator[PreparedImages]:
+    images = PreparedImages(parts, Preparer(), 4 * IMAGE_BYTES, parts)  # type: ignore[arg-type]
+    yield images
+    await images.close()
+
+
+async def test_images_come_in_their_order_each_fetched_once(images: PreparedImages, parts: Parts) -> None:
+    images._max_bytes *= 2
+    parts.may_go_on.clear()
+    asking = [asyncio.create_task(images.images("t", [ref(2), ref(1), ref(2)])) for _ in range(2)]
+    await until(lambda: len(parts.fetched) >= min(2, prepared_images.MAX_AT_ONCE))
+    parts.may_go_on.set()
+    for found in await asyncio.gather(*asking):
+        assert [each.values[0, 0, 0] for each in found] == [2, 1, 2]
+    assert sorted(parts.fetched) == [("t", 1), ("t", 2)]
+    # The next turn of the conversation needs nothing anew; another tenant's request does.
+    await images.images("t", [ref(2)])
+    await images.images("other", [ref(2)])
+    assert sorted(parts.fetched) == [("other", 2), ("t", 1), ("t", 2)]
+
+
+async def test_image_that_is_missing_is_the_fault_of_the_request(images: PreparedImages) -> None:
+    with pytest.raises(BadRequestError, match="no longer stored") as e:
+        await images.images("t", [ref(1), ref(0)])
+    assert (e.value.param, e.value.code) == ("media", "image_not_found")
+
+
+async def test_request_that_left_is_not_worked_on(images: PreparedImages, parts: Parts) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await images.images("t", [ref(1)], lambda: False)
+    assert parts.fetched == []
+
+
+async def test_tenants_take_turns(images: PreparedImages, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_places", asyncio.Semaphore(1))
+    monkeypatch.setattr(prepared_images, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(images, "_max_bytes", 100 * IMAGE_BYTES)
+    parts.may_go_on.clear()
+    many = asyncio.create_task(images.images("many", [ref(number) for number in range(1, 20)]))
+    await until(lambda: len(parts.fetched) == 1)
+    few = asyncio.create_task(images.images("few", [ref(50)]))
+    await asyncio.sleep(0)
+    parts.may_go_on.set()
+    await few
+    assert len(parts.fetched) < 5
+    await many
+
+
+async def test_requests_wait_for_room_and_get_it_when_the_engine_lets_go(images: PreparedImages, parts: Parts) -> None:
+    held = await images.images("t", [ref(number) for number in range(1, 5)])
+    asking = asyncio.create_task(images.images("t", [ref(9), ref(10)]))
+    later = asyncio.create_task(images.images("t", [ref(11)]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(parts.fetched) == 4
+    del held
+    gc.collect()
+    assert [each.values[0, 0, 0] for each in await asking] == [9, 10]
+    await later
+
+
+async def test_engine_may_let_go_in_its_own_thread(images: PreparedImages) -> None:
+    held: list[Any] = await images.images("t", [ref(number) for number in range(1, 5)])
+    asking = asyncio.create_task(images.images("t", [ref(9)]))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(held.clear)
+    assert len(await asking) == 1
+
+
+async def test_more_pixels_than_the_memory_holds_are_refused_with_the_limit(images: PreparedImages) -> None:
+    with pytest.raises(BadRequestError, match="have 500 pixels together; this worker reads 400 at most"):
+        await images.images("t", [ref(number) for number in range(1, 6)])
+    # The same image twice counts once.
+    assert len(await images.images("t", [ref(1)] * 9)) == 9
+
+
+async def test_caller_that_leaves_while_it_waits_keeps_no_room(images: PreparedImages) -> None:
+    held = await images.images("t", [ref(number) for number in range(1, 5)])
+    leaving = asyncio.create_task(images.images("t", [ref(5)]))
+    staying = asyncio.create_task(images.images("t", [ref(6)]))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    del held
+    gc.collect()
+    assert len(await staying) == 1
