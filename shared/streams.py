@@ -86,7 +86,6 @@ class StreamLimits:
     streams_max_bytes: int = 128 << 20
     streams_max_age_s: float = 7200.0
     media_max_bytes: int = 512 << 20
-    media_max_age_s: float = 2 * 86400.0
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
@@ -209,11 +208,7 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
         ),
         # Images of requests, each of which expires by itself. A full store refuses: what waits needs its images.
         _record_config(
-            MEDIA_STREAM,
-            ["hr.media.*.*.*"],
-            max_bytes=limits.media_max_bytes,
-            max_age=limits.media_max_age_s,
-            allow_msg_ttl=True,
+            MEDIA_STREAM, ["hr.media.*.*.*"], max_bytes=limits.media_max_bytes, max_age=2 * 86400.0, allow_msg_ttl=True
         ).evolve(discard=DiscardPolicy.NEW),
     ]
 

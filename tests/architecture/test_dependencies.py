@@ -14,8 +14,8 @@ from tests.architecture.source import ROOT
 RUNTIME_EXTRAS = ("gateway", "worker", "gpu", "embedded")
 # Names of licenses, and the words that join them.
 ALLOWED = (
-    r"apache(-2\.0| software license| license.*2\.0)?|mit( license|-0)?|0?bsd( license|-[23]-clause)?|psf-2\.0|isc|zlib"
-    r"|mpl-2\.0|cc0-1\.0|bsl-1\.0|hpnd|unlicense|llvm-exception|python software foundation license"
+    r"apache(-2\.0| software license| license.*2\.0)?|mit( license|-0|-cmu)?|0?bsd( license|-[23]-clause)?|psf-2\.0"
+    r"|isc|zlib|mpl-2\.0|cc0-1\.0|bsl-1\.0|hpnd|unlicense|llvm-exception|python software foundation license"
 )
 # Comes with builds of PyTorch for CUDA, under licenses of its own.
 CUDA = re.compile(r"nvidia-|cuda-|cupti|triton-windows")
