@@ -17,6 +17,7 @@ STEP_TOKENS_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2
 STEP_SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 MAX_GPUS = 64
 MAX_KV_GROUPS = 32
+MAX_KV_TIERS = 4
 MAX_RANKS = 64
 
 # More than any figure of these can be.
@@ -55,6 +56,31 @@ class KvGroup(Struct, frozen=True, array_like=True):
     name: ShortName
     used_blocks: NumBlocks
     total_blocks: NumBlocks
+
+
+class KvTierReading(Struct, frozen=True, array_like=True):
+    """What is kept of the KV cache below the device's memory.
+
+    Attributes:
+        name: `host`, `disk` or `bucket`.
+        hit_tokens: Prompt tokens that were brought back from there.
+        stored_bytes, loaded_bytes: Written and read so far.
+        dropped: Contents that were not kept because too many were on their way.
+        evicted: Contents that made room for others.
+        refused: Contents that failed verification.
+        failed: Reads and writes that failed.
+    """
+
+    name: ShortName
+    used_bytes: Counter = 0
+    total_bytes: Counter = 0
+    hit_tokens: Counter = 0
+    stored_bytes: Counter = 0
+    loaded_bytes: Counter = 0
+    dropped: Counter = 0
+    evicted: Counter = 0
+    refused: Counter = 0
+    failed: Counter = 0
 
 
 class RankReading(Struct, frozen=True, array_like=True):
@@ -101,6 +127,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         unused_experts: Experts, over all layers, that no token went to.
         evicted_blocks: Blocks of the prefix cache that were overwritten, because blocks were needed.
         ranks: Those that the model is divided among; none where one process has it all.
+        kv_tiers: Where contents of the KV cache are kept besides; none if nowhere.
     """
 
     prompt_tokens: Counter = 0
@@ -127,6 +154,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     unused_experts: Counter = 0
     evicted_blocks: Counter = 0
     ranks: Annotated[tuple[RankReading, ...], Meta(max_length=MAX_RANKS)] = ()
+    kv_tiers: Annotated[tuple[KvTierReading, ...], Meta(max_length=MAX_KV_TIERS)] = ()
 
 
 class StepCounts:

@@ -124,6 +124,7 @@ class FleetCollector(Collector):
         yield from self._models(by_model)
         yield from _workers(workers)
         yield from _devices(workers)
+        yield from _tiers(workers)
         yield from self._streams_families()
         yield from self._usage.collect()
 
@@ -158,6 +159,7 @@ def _shown(beats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, WorkerMetrics]]:
         metrics = beat.metrics or _NOTHING
         num_samples += _OWN_SAMPLES + len(metrics.gpus) * len(worker_rows.GPU_ROWS) + 2 * len(metrics.kv_groups)
         num_samples += len(metrics.ranks) * len(worker_rows.RANK_ROWS)
+        num_samples += len(metrics.kv_tiers) * len(worker_rows.TIER_ROWS)
         if num_samples > MAX_WORKER_SAMPLES:
             break
         shown.append((beat, _without_repetitions(metrics)))
@@ -165,17 +167,20 @@ def _shown(beats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, WorkerMetrics]]:
 
 
 def _without_repetitions(metrics: WorkerMetrics) -> WorkerMetrics:
-    """Return metrics whose GPUs, groups and ranks have names of their own: Prometheus takes no sample twice."""
+    """Return metrics whose GPUs, groups, ranks and tiers have names of their own: Prometheus takes no sample twice."""
     gpus = {reading.name: reading for reading in reversed(metrics.gpus)}
     groups = {group.name: group for group in reversed(metrics.kv_groups)}
     ranks = {reading.rank: reading for reading in reversed(metrics.ranks)}
-    if len(gpus) + len(groups) + len(ranks) == len(metrics.gpus) + len(metrics.kv_groups) + len(metrics.ranks):
+    tiers = {tier.name: tier for tier in reversed(metrics.kv_tiers)}
+    num_listed = len(metrics.gpus) + len(metrics.kv_groups) + len(metrics.ranks) + len(metrics.kv_tiers)
+    if len(gpus) + len(groups) + len(ranks) + len(tiers) == num_listed:
         return metrics
     return msgspec.structs.replace(
         metrics,
         gpus=tuple(reversed(gpus.values())),
         kv_groups=tuple(reversed(groups.values())),
         ranks=tuple(reversed(ranks.values())),
+        kv_tiers=tuple(reversed(tiers.values())),
     )
 
 
@@ -216,6 +221,15 @@ def _devices(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
         for beat, metrics in workers:
             for rank in metrics.ranks:
                 add(family, [beat.model, beat.worker, str(rank.rank)], rank_row.read(rank))
+        yield family
+
+
+def _tiers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
+    for tier_row in worker_rows.TIER_ROWS:
+        family = tier_row.row.family()
+        for beat, metrics in workers:
+            for tier in metrics.kv_tiers:
+                add(family, [beat.model, beat.worker, tier.name], tier_row.read(tier))
         yield family
 
 

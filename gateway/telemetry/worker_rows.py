@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.telemetry.row import Kind, MetricRow
 from shared.messages import Heartbeat
-from shared.worker_metrics import GpuReading, RankReading, WorkerMetrics
+from shared.worker_metrics import GpuReading, KvTierReading, RankReading, WorkerMetrics
 
 ENGINE = ("model_name", "engine")
 WORKER = ("model", "worker")
@@ -144,9 +144,35 @@ RANK_ROWS = (
     _rank("silent_seconds", "gauge", "Time since it showed last that it runs.", lambda r: r.silent_s),
     _rank("loads_total", "counter", "Times that its weights were read: once a process.", lambda r: r.loads),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TierRow:
+    """A metric with one sample a tier of memory."""
+
+    row: MetricRow
+    read: Callable[[KvTierReading], float]
+
+
+def _tier(name: str, kind: Kind, text: str, read: Callable[[KvTierReading], float]) -> TierRow:
+    return TierRow(MetricRow(f"headrace_worker_kv_tier_{name}", kind, (*WORKER, "tier"), text), read)
+
+
+TIER_ROWS = (
+    _tier("hit_tokens_total", "counter", "Prompt tokens brought back from the tier.", lambda t: t.hit_tokens),
+    _tier("used_bytes", "gauge", "Contents of the KV cache that the tier keeps.", lambda t: t.used_bytes),
+    _tier("limit_bytes", "gauge", "What it may keep.", lambda t: t.total_bytes),
+    _tier("stored_bytes_total", "counter", "Written to the tier.", lambda t: t.stored_bytes),
+    _tier("loaded_bytes_total", "counter", "Read from the tier.", lambda t: t.loaded_bytes),
+    _tier("evicted_blocks_total", "counter", "Blocks that made room for others.", lambda t: t.evicted),
+    _tier("dropped_blocks_total", "counter", "Blocks not kept: too many were on their way.", lambda t: t.dropped),
+    _tier("refused_blocks_total", "counter", "Blocks that failed verification.", lambda t: t.refused),
+    _tier("failures_total", "counter", "Reads and writes that failed.", lambda t: t.failed),
+)
 EVERY_ROW = (
     *(entry.row for entry in WORKER_ROWS),
     *(STEP_TOKENS_ROW, STEP_SECONDS_ROW, CONFIG_ROW, REDELIVERIES_ROW, KV_USED_ROW, KV_TOTAL_ROW),
     *(entry.row for entry in GPU_ROWS),
     *(entry.row for entry in RANK_ROWS),
+    *(entry.row for entry in TIER_ROWS),
 )

@@ -45,7 +45,7 @@ from shared.streams import StreamLimits, ensure_interactive_stream, ensure_recor
 from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 from shared.usage_ledger import FLUSH_S
-from shared.worker_metrics import RankReading
+from shared.worker_metrics import KvTierReading, RankReading
 
 if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -79,6 +79,7 @@ class Consumer:
         drain_asked: asyncio.Event,
         experts: ExpertLoads | None = None,
         ranks: Callable[[], tuple[RankReading, ...]] = tuple,
+        tiers: Callable[[], tuple[KvTierReading, ...]] = tuple,
     ) -> None:
         """Join the parts; nothing happens before `start`. `drain_asked` is set when an operator asks for a drain."""
         self._log_limit = LogLimit(_log)
@@ -113,7 +114,7 @@ class Consumer:
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
         )
         self._metrics = MetricsSource(
-            engine, self._interactive_queues, self._batch_queue, batch.results, gpu, experts, ranks
+            engine, self._interactive_queues, self._batch_queue, batch.results, gpu, experts, ranks, tiers
         )
 
     async def start(self) -> None:

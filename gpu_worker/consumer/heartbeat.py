@@ -19,7 +19,7 @@ from shared.messages import FEATURES, Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.sampling import SamplingDefaults
-from shared.worker_metrics import KvGroup, RankReading, WorkerMetrics
+from shared.worker_metrics import KvGroup, KvTierReading, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
     from gpu_worker.layers.expert_loads import ExpertLoads
@@ -123,6 +123,7 @@ class MetricsSource:
         gpu: GpuMonitor,
         experts: ExpertLoads | None = None,
         ranks: Callable[[], tuple[RankReading, ...]] = tuple,
+        tiers: Callable[[], tuple[KvTierReading, ...]] = tuple,
     ) -> None:
         """Read these."""
         self._engine = engine
@@ -132,6 +133,7 @@ class MetricsSource:
         self._gpu = gpu
         self._experts = experts
         self._ranks = ranks
+        self._tiers = tiers
         self._expert_load = None if experts is None else experts.read()
         self._metrics: WorkerMetrics | None = None
         self._read_at = 0.0
@@ -173,5 +175,6 @@ class MetricsSource:
             unused_experts=0 if experts is None else experts.unused,
             evicted_blocks=stats.num_evicted_blocks,
             ranks=self._ranks(),
+            kv_tiers=self._tiers(),
             **self._engine.counts.fields(),
         )

@@ -55,6 +55,8 @@ class Admission:
             has_room = self.make_room(sequence)
             if not has_room:
                 return has_room is not None
+            if self._live.try_restore(queue, now):
+                continue
             self.start(queue, now)
             num_tokens_left -= sequence.num_uncomputed_tokens
         return True
@@ -79,7 +81,7 @@ class Admission:
     def fits(self, sequence: Sequence) -> bool:
         """Say whether a waiting sequence can start beside those that run."""
         num_running = len(self._live.running)
-        if num_running == 0 and not self._live.in_flight:
+        if num_running == 0 and not self._live.in_flight and not self._live.num_restoring:
             return True
         return num_running < self._config.max_num_seqs and self._blocks.fits(sequence)
 

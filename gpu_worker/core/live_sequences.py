@@ -10,6 +10,7 @@ from collections import Counter, deque
 from operator import attrgetter
 
 from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.restores import Restores
 from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
@@ -25,14 +26,27 @@ class LiveSequences:
         waiting: By lane.
         num_of_tenants: Interactive sequences of each tenant that has any.
         running: Those that hold blocks and a slot.
+        restores: Those that wait for their prefixes; None without lower tiers.
         in_flight: Plans that have not landed, oldest first.
         num_planned: Number of the last step that was planned.
         num_landed: Number of the last step that landed.
     """
 
-    def __init__(self, blocks: SequenceBlocks, constraints: SharedConstraints | None = None) -> None:
-        """Hold nothing; sequences have blocks from `blocks`, and share their constraints through `constraints`."""
+    def __init__(
+        self,
+        blocks: SequenceBlocks,
+        constraints: SharedConstraints | None = None,
+        restores: Restores | None = None,
+    ) -> None:
+        """Hold nothing.
+
+        Args:
+            blocks: Of sequences.
+            constraints: Through which they share their constraints.
+            restores: Brings prefixes back from lower tiers; None without any.
+        """
         self._blocks = blocks
+        self.restores = restores
         self._constraints = constraints or SharedConstraints()
         self._by_id: dict[str, Sequence] = {}
         self._ended: deque[tuple[int, Sequence]] = deque()
@@ -78,6 +92,7 @@ class LiveSequences:
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
+        sequence.was_restored = False
         self.waiting[sequence.lane].push(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -91,13 +106,33 @@ class LiveSequences:
         if sequence.lane == "interactive":
             self._count_out(sequence.tenant)
         if not was_running:
-            self.waiting[sequence.lane].discard(sequence)
+            if self.restores is None or not self.restores.cancel(sequence):
+                self.waiting[sequence.lane].discard(sequence)
             return
         self.running.remove(sequence)
         if self._is_in_flight(sequence):
             self._ended.append((self.num_planned, sequence))
         else:
             self._blocks.release(sequence)
+
+    @property
+    def num_restoring(self) -> int:
+        """Sequences that wait for their prefixes."""
+        return 0 if self.restores is None else len(self.restores)
+
+    def try_restore(self, queue: TenantQueues, now: float) -> bool:
+        """Let the first sequence of a queue, which fits, wait for its prefix if that is in a lower tier."""
+        sequence = queue.peek()
+        if self.restores is None or sequence is None or not self.restores.begin(sequence, now):
+            return False
+        queue.pop()
+        return True
+
+    def end_restores(self, now: float) -> None:
+        """Let sequences wait at their old place whose prefixes have come, or do not come."""
+        if self.restores is not None:
+            for sequence in self.restores.land(now):
+                self.waiting[sequence.lane].push(sequence)
 
     def add_step(self, step: ScheduledStep) -> None:
         """Add a step that was planned to those in flight; an empty one has no number of its own."""
@@ -123,9 +158,10 @@ class LiveSequences:
         """Assert that counters and queues agree, and blocks with both."""
         running, in_flight = self.running, {item.sequence for step in self.in_flight for item in step.scheduled}
         ended = [sequence for _, sequence in self._ended]
-        self._blocks.check_integrity([*running, *ended])
+        others = [] if self.restores is None else [self.restores.held(group) for group in range(self._num_groups)]
+        self._blocks.check_integrity([*running, *ended], others)
         running.check_integrity()
-        assert len(running) + sum(map(len, self.waiting.values())) == len(self._by_id)
+        assert len(running) + sum(map(len, self.waiting.values())) + self.num_restoring == len(self._by_id)
         assert all(sequence.block_table for sequence in in_flight), "blocks went back while a step uses them"
         assert in_flight - set(ended) == {sequence for sequence in running if self._is_in_flight(sequence)}
         assert not ended or self.in_flight, "an ended sequence keeps its blocks though no step is in flight"
@@ -136,6 +172,10 @@ class LiveSequences:
             assert self._blocks.num_findable_tokens(sequence) <= num_written, (
                 f"{sequence.id} has published a block before all its KV is written"
             )
+
+    @property
+    def _num_groups(self) -> int:
+        return 1 + len(self._blocks.windows)
 
     def _count_out(self, tenant: str) -> None:
         self.num_of_tenants[tenant] -= 1

@@ -226,6 +226,8 @@ class Planner:
         while num_left and allowance.has_room and (waiting := queue.peek()) is not None and admission.fits(waiting):
             if is_trial and not waiting.is_on_trial:
                 return chunks
+            if self._live.try_restore(queue, now):
+                continue
             sequence = admission.start(queue, now)
             num_tokens = _batch_chunk(sequence, allowance, num_left)
             if num_tokens == 0:

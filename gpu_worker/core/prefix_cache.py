@@ -8,7 +8,7 @@ once costs one digest, and nothing is ever hashed twice. Only full blocks have a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
 from hashlib import sha256
 from struct import Struct
@@ -16,22 +16,34 @@ from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.tiers import FULL, KvTiers
+
+Kept = Callable[[bytes], bool]
 
 
 class HitRule(Protocol):
     """What a further group of layers says of a prefix."""
 
-    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
-        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""
+    def resumable(self, digests: Values[bytes], num_blocks: int, is_kept: Kept | None = None) -> int:
+        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on.
+
+        What `is_kept` says is kept elsewhere counts too.
+        """
         ...
 
 
 class PrefixCache:
     """Chains digests and asks the pool's index for them."""
 
-    def __init__(self, pool: BlockPool, block_size: int, rules: Values[HitRule] = ()) -> None:
-        """Look up blocks of `block_size` tokens in `pool`; the groups of `rules` must be able to go on there too."""
+    def __init__(
+        self, pool: BlockPool, block_size: int, rules: Values[HitRule] = (), tiers: KvTiers | None = None
+    ) -> None:
+        """Look up blocks of `block_size` tokens in `pool`; the groups of `rules` must be able to go on there too.
+
+        What is published is stored in `tiers` too.
+        """
         self._pool = pool
+        self._tiers = tiers
         self._rules = rules
         self._block_size = block_size
         self._pack = Struct(f"<{block_size}q").pack
@@ -46,7 +58,7 @@ class PrefixCache:
             return []
         blocks: list[int] = []
         for index in range((sequence.num_tokens - 1) // self._block_size):
-            block = self._pool.find(self._digest(sequence, index))
+            block = self._pool.find(self.digest(sequence, index))
             if block is None:
                 break
             blocks.append(block)
@@ -72,11 +84,15 @@ class PrefixCache:
             place, end = sequence.num_findable_blocks, num_written // size
             sequence.num_findable_blocks = end
             table, digests = sequence.block_table, sequence.block_digests
+            first = place
             while place < end:
                 if place == len(digests):
                     digests.append(digest_of(sequence, place))
                 label(table[place], digests[place])
                 place += 1
+            if self._tiers is not None:
+                for new in range(first, end):
+                    self._tiers.store(FULL, table[new], digests[new], sequence.salt)
 
     def chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the digests of the sequence's first blocks, whose tokens are known."""
@@ -84,7 +100,7 @@ class PrefixCache:
         for place in range(len(digests), num_blocks):
             digests.append(self._digest_of(sequence, place))
 
-    def _digest(self, sequence: Sequence, index: int) -> bytes:
+    def digest(self, sequence: Sequence, index: int) -> bytes:
         """Return the digest of full block `index`; those before it have been asked for already."""
         self.chain(sequence, index + 1)
         return sequence.block_digests[index]

@@ -23,15 +23,20 @@ from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing, finish_reason, set_limits
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.planner import Planner
+from gpu_worker.core.restores import Restores
 from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.step_time import StepTimeModel
+from gpu_worker.core.tiers import KvTiers
 from shared.errors import BadRequestError, PromptTooLongError
 
 _SWEEP_MINIMUM = 64
+
+RESTORE_POLL_S = 0.001
+"""How often to look whether a prefix has arrived while there is nothing else to do."""
 
 
 class Deadlines:
@@ -71,13 +76,23 @@ class Scheduler:
         config: SchedulerConfig,
         speculation: Speculation | None = None,
         constraints: SharedConstraints | None = None,
+        tiers: KvTiers | None = None,
     ) -> None:
-        """Schedule nothing yet; a runner in this process has the constraints of sequences from `constraints`."""
+        """Schedule nothing yet.
+
+        Args:
+            config: Sizes.
+            speculation: Who drafts, if anybody does.
+            constraints: Where a runner in this process has the constraints of sequences from.
+            tiers: Where contents of the prefix cache are kept below the device's memory, if anywhere.
+        """
         self.config = config
         self.speculation = speculation
+        self.tiers = tiers if config.enable_prefix_caching else None
         self._constraints = constraints
-        self._blocks = SequenceBlocks(config)
-        self._live = LiveSequences(self._blocks, constraints)
+        self._blocks = SequenceBlocks(config, self.tiers)
+        restores = None if self.tiers is None else Restores(self.tiers, self._blocks, config.block_size)
+        self._live = LiveSequences(self._blocks, constraints, restores)
         self._running, self._waiting, self._in_flight = self._live.running, self._live.waiting, self._live.in_flight
         policy = None if speculation is None else speculation.policy
         self._step_time = StepTimeModel()
@@ -100,10 +115,10 @@ class Scheduler:
         return SchedulerStats(
             running=len(self._running),
             running_batch=self._running.num_batch,
-            waiting=len(interactive) + len(batch),
+            waiting=len(interactive) + len(batch) + self._live.num_restoring,
             waiting_batch=len(batch),
             max_batch_seqs=self._throttle.max_batch_seqs(self.config.max_num_seqs),
-            waiting_tokens=interactive.num_tokens + batch.num_tokens + self._running.num_tokens_behind,
+            waiting_tokens=self._num_waiting_tokens,
             free_blocks=self._blocks.num_free,
             total_blocks=self.config.num_blocks,
             groups=self._blocks.usage,
@@ -111,6 +126,13 @@ class Scheduler:
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,
             num_evicted_blocks=self._blocks.num_evicted,
+        )
+
+    @property
+    def _num_waiting_tokens(self) -> int:
+        num_restoring = 0 if self._live.restores is None else self._live.restores.num_tokens
+        return (
+            sum(queue.num_tokens for queue in self._waiting.values()) + num_restoring + self._running.num_tokens_behind
         )
 
     def is_saturated_by(self, step: ScheduledStep) -> bool:
@@ -136,9 +158,12 @@ class Scheduler:
         Args:
             now: Monotonic seconds.
         """
-        if self._in_flight or self._events or self._waiting["interactive"]:
+        if self._in_flight or self._events:
             return 0.0
-        if len(self._running) > self._running.num_batch:
+        restores = self._live.restores
+        if restores and not self._running and not restores.has_news(now):
+            return RESTORE_POLL_S
+        if self._waiting["interactive"] or len(self._running) > self._running.num_batch:
             return 0.0
         return self._throttle.pause_s(now)
 
@@ -201,6 +226,8 @@ class Scheduler:
             A step, which is now in flight; one without any sequence when there is nothing to compute at all. None when
             a step in flight has to land first.
         """
+        if self._live.num_restoring:
+            self._live.end_restores(now)
         for sequence in self._deadlines.pop_expired(now):
             self._live.finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
@@ -295,7 +322,7 @@ class Scheduler:
         """End all sequences without events, and return a scheduler with these settings that has cached nothing."""
         for sequence in self.sequences:
             self.abort(sequence.id)
-        return Scheduler(self.config, self.speculation, self._constraints)
+        return Scheduler(self.config, self.speculation, self._constraints, self.tiers)
 
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""

@@ -78,6 +78,7 @@ class Sequence:
         scheduled_at: Monotonic seconds of the first step that was planned with it; None before.
         trial_end: Known tokens up to which a batch sequence is on trial: it may end the worker, and others wait for
             what comes of it. It goes before all other batch sequences.
+        was_restored: Lower tiers were asked for its prefix since it began to wait.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
     """
 
@@ -125,6 +126,7 @@ class Sequence:
     pooled: list[bytes] = field(default_factory=list)
     scheduled_at: float | None = None
     trial_end: int = 0
+    was_restored: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.state_slots import StateSlots
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep, StepResult
+from gpu_worker.core.tiers import FULL, KvTiers
 from gpu_worker.core.window_blocks import WindowGroups
 
 
@@ -31,18 +32,24 @@ class SequenceBlocks:
         windows: Groups that keep the last tokens.
         states: Slots of recurrent layers, None where there are none.
         num_evicted: Blocks of `pool` whose content could be found, and was overwritten.
+        rules: What the further groups say of a prefix, by number of the group from 1 on.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        """Manage the pools that `config` describes."""
+    def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
+        """Manage the pools that `config` describes; what can be found is stored in `tiers` too."""
         self.pool = BlockPool(config.num_blocks, self._count_evicted)
         self.num_evicted = 0
-        self.windows = WindowGroups(config)
-        self.states = None if config.state is None else StateSlots(config.state, config.block_size)
+        self._tiers = tiers
+        self.windows = WindowGroups(config, tiers)
+        self.states = None
+        if config.state is not None:
+            self.states = StateSlots(config.state, config.block_size, tiers, 1 + len(self.windows))
         self._config = config
         self._block_size = config.block_size
-        rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
-        self._cache = PrefixCache(self.pool, config.block_size, rules) if config.enable_prefix_caching else None
+        self.rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
+        self._cache = None
+        if config.enable_prefix_caching:
+            self._cache = PrefixCache(self.pool, config.block_size, self.rules, tiers)
         self._has_windows = len(self.windows) > 0
         self._to_publish = self._distances()
         self._num_promised = 0
@@ -254,6 +261,8 @@ class SequenceBlocks:
         self.windows.hide(sequence)
         if self.states is not None:
             self.states.hide(sequence)
+        if self._tiers is not None:
+            self._tiers.forget(sequence.block_digests)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""
@@ -265,27 +274,52 @@ class SequenceBlocks:
         sequence.num_computed_tokens = 0
         self.windows.close(sequence)
         if self.states is not None and sequence.state_slot is not None:
-            self.states.close(sequence.state_slot)
-            sequence.state_slot = None
+            self.states.close(sequence)
 
-    def check_integrity(self, holders: list[Sequence]) -> None:
-        """Assert that exactly these sequences hold blocks, each block as often as it is counted."""
+    def check_integrity(self, holders: list[Sequence], others: Values[Values[int]] = ()) -> None:
+        """Assert that exactly these sequences hold blocks, each block as often as it is counted.
+
+        Args:
+            holders: Those that run, or have ended in a step in flight.
+            others: Of each group, blocks that are held besides, each as often as it is.
+        """
         self.pool.check_integrity()
         assert self._num_promised == sum(map(self._promised, holders))
         counts: dict[int, int] = {}
+        for block in others[FULL] if others else ():
+            counts[block] = counts.get(block, 0) + 1
         for sequence in holders:
             assert len(set(sequence.block_table)) == len(sequence.block_table)
             assert sequence.num_computed_tokens <= len(sequence.block_table) * self._block_size
             for block in sequence.block_table:
                 counts[block] = counts.get(block, 0) + 1
         assert counts == self.pool.ref_counts(), "a block has no holder or is counted wrongly"
-        self.windows.check_integrity(holders)
+        self.windows.check_integrity(holders, others[1:])
         if self.states is not None:
             self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])
             assert all(sequence.state_slot is not None for sequence in holders)
 
+    def can_match(self, sequence: Sequence) -> bool:
+        """Say whether the sequence may start behind a known prefix."""
+        return self._cache is not None and not sequence.needs_whole_prompt
+
+    def num_hits(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence would start behind."""
+        return len(self._match(sequence)[0])
+
+    def digest_of(self, sequence: Sequence, place: int) -> bytes:
+        """Return the digest of a full block of a sequence that `can_match`."""
+        assert self._cache is not None
+        return self._cache.digest(sequence, place)
+
+    def num_promised(self, group: int) -> int:
+        """Return how many blocks of a group running sequences were promised, and do not hold yet."""
+        return self._num_promised if group == FULL else self.windows.num_promised(group - 1)
+
     def _count_evicted(self, block: int, digest: bytes) -> None:
         self.num_evicted += 1
+        if self._tiers is not None:
+            self._tiers.evicted(block, digest)
 
     def _match(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks behind which all groups can go on, and how many hold the longest known prefix."""

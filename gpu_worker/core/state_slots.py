@@ -25,9 +25,11 @@ from dataclasses import dataclass
 
 from gpu_worker.core.group_tables import StateSlot
 from gpu_worker.core.plan import StateWork
+from gpu_worker.core.prefix_cache import Kept
 from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
+from gpu_worker.core.tiers import KvTiers
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +58,16 @@ class _Checkpoint:
 class StateSlots:
     """Hands out slots and keeps checkpoints; writes `StateSlot`."""
 
-    def __init__(self, config: StateConfig, block_size: int) -> None:
-        """Manage the slots that `config` describes."""
+    def __init__(self, config: StateConfig, block_size: int, tiers: KvTiers | None = None, group: int = 1) -> None:
+        """Manage the slots that `config` describes; checkpoints are stored in `tiers` too, as those of `group`."""
+        self._tiers = tiers
+        self._group = group
         self._config = config
         self._block_size = block_size
         self._free = list(range(config.num_slots - 1, -1, -1))
         self._found: dict[bytes, _Checkpoint] = {}
         self._pinned: dict[int, _Checkpoint] = {}
+        self._held: dict[int, int] = {}
         self._heap: list[tuple[float, int, _Checkpoint]] = []
         self._num_pushed = 0
         self._last_cost = 0.0
@@ -88,11 +93,37 @@ class StateSlots:
         num_pinned = sum(self._found.get(checkpoint.digest) is checkpoint for checkpoint in self._pinned.values())
         return len(self._free) + len(self._found) - num_pinned
 
-    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
-        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""
-        while num_blocks > 0 and digests[num_blocks - 1] not in self._found:
+    def resumable(self, digests: Values[bytes], num_blocks: int, is_kept: Kept | None = None) -> int:
+        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on.
+
+        What `is_kept` says is kept elsewhere counts too.
+        """
+        while num_blocks > 0:
+            digest = digests[num_blocks - 1]
+            if digest in self._found or (is_kept is not None and is_kept(digest)):
+                break
             num_blocks -= 1
         return num_blocks
+
+    def has(self, digest: bytes) -> bool:
+        """Say whether there is a checkpoint behind the prefix of this digest."""
+        return digest in self._found
+
+    def hold(self, num_blocks: int) -> int:
+        """Take a slot for a checkpoint behind `num_blocks` blocks that is brought from elsewhere; one is free."""
+        slot = self._take()
+        assert slot is not None, "hold() without asking num_available first"
+        self._held[slot] = num_blocks
+        return slot
+
+    def let_go(self, slot: int, digest: bytes | None) -> None:
+        """Let others find the checkpoint that was brought into a held slot; None if it did not come."""
+        num_blocks = self._held.pop(slot)
+        if digest is None or digest in self._found:
+            self._free.append(slot)
+            return
+        self._found[digest] = checkpoint = _Checkpoint(slot, digest, num_blocks, [], self._last_cost)
+        self._push(checkpoint)
 
     def open(self, digests: Values[bytes], num_hits: int, num_known: int) -> StateSlot:
         """Give a sequence a slot; it starts from the checkpoint behind `num_hits` blocks, or from nothing.
@@ -163,6 +194,8 @@ class StateSlots:
             # Evicted ones are dropped here, or the list would grow with the text.
             state.checkpoints = [*(place for place, _ in ancestors), num_blocks]
             self._replace_output_checkpoint(sequence, state, num_blocks)
+            if num_blocks != state.output_checkpoint or num_blocks % self._config.interval_blocks == 0:
+                self._store(sequence, digest)
 
     def hide(self, sequence: Sequence) -> None:
         """Forget the states that the sequence has made or started from: they may be wrong."""
@@ -172,8 +205,15 @@ class StateSlots:
             if (checkpoint := self._found.get(sequence.block_digests[num_blocks - 1])) is not None:
                 self._drop(checkpoint)
 
-    def close(self, state: StateSlot) -> None:
-        """Take back a sequence's slot, and those of checkpoints that have not landed."""
+    def close(self, sequence: Sequence) -> None:
+        """Take back a sequence's slot, and those of checkpoints that have not landed.
+
+        Another may go on behind its last checkpoint: it is stored.
+        """
+        state, sequence.state_slot = sequence.state_slot, None
+        assert state is not None
+        if state.output_checkpoint is not None:
+            self._store(sequence, sequence.block_digests[state.output_checkpoint - 1])
         self._unpin(state)
         self._free.append(state.slot)
         self._free += state.reserved.values()
@@ -181,7 +221,7 @@ class StateSlots:
 
     def check_integrity(self, holders: Iterable[StateSlot]) -> None:
         """Assert that every slot is free, a checkpoint, or of exactly one of these sequences."""
-        slots, pins = list(self._free), dict.fromkeys(self._pinned, 0)
+        slots, pins = [*self._free, *self._held], dict.fromkeys(self._pinned, 0)
         for state in holders:
             slots += (state.slot, *state.reserved.values())
             if state.source is not None and state.source != state.slot:
@@ -191,6 +231,11 @@ class StateSlots:
         assert sorted(slots) == list(range(self._config.num_slots)), "a slot was lost, or is used twice"
         assert all(digest == checkpoint.digest for digest, checkpoint in self._found.items())
         assert pins == {slot: checkpoint.num_pins for slot, checkpoint in self._pinned.items()}
+
+    def _store(self, sequence: Sequence, digest: bytes) -> None:
+        checkpoint = self._found.get(digest)
+        if self._tiers is not None and checkpoint is not None:
+            self._tiers.store(self._group, checkpoint.slot, digest, sequence.salt)
 
     def _wanted(self, item: ScheduledSequence, state: StateSlot) -> list[int]:
         """Return the checkpoints that a sequence's share of a step should make, in order."""

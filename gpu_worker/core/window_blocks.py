@@ -13,8 +13,10 @@ from collections.abc import Sequence as Values
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.group_tables import WindowTable
+from gpu_worker.core.prefix_cache import Kept
 from gpu_worker.core.scheduler_config import SchedulerConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.tiers import KvTiers
 
 
 class WindowBlocks:
@@ -38,14 +40,22 @@ class WindowBlocks:
         """Return the first block that the token behind `num_tokens` reads, or the one that it is written to."""
         return max(0, num_tokens - self.window + 1) // self._block_size
 
-    def resumable(self, digests: Values[bytes], num_blocks: int) -> int:
-        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on."""
+    def resumable(self, digests: Values[bytes], num_blocks: int, is_kept: Kept | None = None) -> int:
+        """Return the most blocks, `num_blocks` at most, behind which a sequence of these digests can go on.
+
+        What `is_kept` says is kept elsewhere counts too.
+        """
         end = place = num_blocks
         while end > 0 and place > self.first_needed(end * self._block_size):
             place -= 1
-            if self.pool.find(digests[place]) is None:
+            if self.pool.find(digests[place]) is None and not (is_kept and is_kept(digests[place])):
                 end = place
         return end
+
+    @property
+    def num_promised(self) -> int:
+        """Blocks that running sequences were promised, and do not hold yet."""
+        return self._num_promised
 
     def shortage(self, expected: int) -> int:
         """Return how many more blocks must be free to admit a sequence that is counted with `expected`."""
@@ -113,13 +123,14 @@ class WindowBlocks:
             return
         promised = _promised(table)
         for place in range(table.num_released, first):
-            # The first comparison is for speed: all ends are in the prompt, and most places are behind it.
-            is_near = place < table.last_shared_end and any(
-                end - self.most_blocks <= place < end for end in table.shared_ends
-            )
-            self.pool.release([table.blocks[place]], is_spent=not is_near)
+            self.pool.release([table.blocks[place]], is_spent=not self.is_near_end(table, place))
         table.num_released = first
         self._num_promised += _promised(table) - promised
+
+    def is_near_end(self, table: WindowTable, place: int) -> bool:
+        """Say whether a block lies in the window before a shared end."""
+        # The first comparison is for speed: all ends are in the prompt, and most places are behind it.
+        return place < table.last_shared_end and any(end - self.most_blocks <= place < end for end in table.shared_ends)
 
     def hide(self, table: WindowTable, digests: Values[bytes]) -> None:
         """Take the sequence's blocks, and those that it has left behind, out of the prefix cache."""
@@ -132,10 +143,15 @@ class WindowBlocks:
         self._num_promised -= _promised(table)
         self.pool.release(table.blocks[table.num_released :])
 
-    def check_integrity(self, holders: Iterable[tuple[WindowTable, int]]) -> None:
-        """Assert that these tables hold all blocks that are held, and what their next tokens, by number, read."""
+    def check_integrity(self, holders: Iterable[tuple[WindowTable, int]], others: Iterable[int] = ()) -> None:
+        """Assert that these tables hold all blocks that are held, and what their next tokens, by number, read.
+
+        Some blocks may be held by `others`, each as often as it is listed.
+        """
         self.pool.check_integrity()
         counts: dict[int, int] = {}
+        for block in others:
+            counts[block] = counts.get(block, 0) + 1
         num_promised = 0
         for table, num_tokens in holders:
             held = table.blocks[table.num_released :]
@@ -157,9 +173,10 @@ def _promised(table: WindowTable) -> int:
 class WindowGroups:
     """Writes `Sequence.window_tables`. False where a model has no such layers."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        """Manage the pools that `config` describes."""
+    def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
+        """Manage the pools that `config` describes; what others are likely to find is stored in `tiers` too."""
         self._block_size = config.block_size
+        self._tiers = tiers
         self._groups = tuple(WindowBlocks(group, config.block_size) for group in config.windows)
 
     def __len__(self) -> int:
@@ -246,9 +263,13 @@ class WindowGroups:
             num_written: Tokens.
             is_findable: Others may find the blocks that they fill.
         """
-        for group, table in self._of(sequence):
+        for number, (group, table) in enumerate(self._of(sequence), start=1):
             if is_findable:
+                first = max(table.num_findable, table.num_released)
                 group.publish(table, sequence.block_digests, num_written // self._block_size)
+                if self._tiers is not None:
+                    near = [place for place in range(first, table.num_findable) if group.is_near_end(table, place)]
+                    self._store(sequence, number, table, near)
             group.leave_behind(table, num_written)
 
     def hide(self, sequence: Sequence) -> None:
@@ -257,15 +278,37 @@ class WindowGroups:
             group.hide(table, sequence.block_digests)
 
     def close(self, sequence: Sequence) -> None:
-        """Take all blocks back. A sequence that could not begin again has none any more."""
-        for group, table in zip(self._groups, sequence.window_tables, strict=False):
+        """Take all blocks back. A sequence that could not begin again has none any more.
+
+        Another may go on behind it: its last window is stored.
+        """
+        for number, (group, table) in enumerate(zip(self._groups, sequence.window_tables, strict=False), start=1):
+            if self._tiers is not None:
+                self._store(sequence, number, table, range(table.num_released, table.num_findable))
             group.close(table)
         sequence.window_tables = ()
 
-    def check_integrity(self, holders: Values[Sequence]) -> None:
-        """Assert that exactly these sequences hold blocks, each block as often as it is counted."""
+    def check_integrity(self, holders: Values[Sequence], others: Values[Values[int]] = ()) -> None:
+        """Assert that exactly these sequences hold blocks, each block as often as it is counted.
+
+        Args:
+            holders: Running sequences.
+            others: Of each group, blocks that are held besides.
+        """
         for number, group in enumerate(self._groups):
-            group.check_integrity((s.window_tables[number], s.num_computed_tokens) for s in holders)
+            tables = ((s.window_tables[number], s.num_computed_tokens) for s in holders)
+            group.check_integrity(tables, others[number] if others else ())
+
+    def num_promised(self, number: int) -> int:
+        """Return how many blocks of group `number`, counted from 0, were promised to running sequences."""
+        return self._groups[number].num_promised
+
+    def _store(self, sequence: Sequence, number: int, table: WindowTable, places: Iterable[int]) -> None:
+        assert self._tiers is not None
+        pool, digests = self._groups[number - 1].pool, sequence.block_digests
+        for place in places:
+            if pool.find(digests[place]) is not None:
+                self._tiers.store(number, table.blocks[place], digests[place], sequence.salt)
 
     def _of(self, sequence: Sequence) -> Iterable[tuple[WindowBlocks, WindowTable]]:
         return zip(self._groups, sequence.window_tables, strict=True)

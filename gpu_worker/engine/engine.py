@@ -88,6 +88,7 @@ class Engine:
         self._landed_at = -math.inf
         self._num_failed_steps = 0
         self._is_broken = False
+        self._tiers = scheduler.tiers
         self.last_error: Exception | None = None
         self.counts = StepCounts()
 
@@ -201,6 +202,9 @@ class Engine:
             else:
                 self._time_drafts(step, result, self._landed_at - began)
             self._scheduler.observe(step, result, self._landed_at - began, self._landed_at)
+        if self._tiers is not None and not self.has_work():
+            # No step follows that would do it.
+            self._tiers.flush()
         return events
 
     def _undo(self, error: Exception) -> list[SequenceEvent]:
@@ -230,7 +234,7 @@ class Engine:
         for _ in range(MAX_CONTROL_STEPS):
             step = self._scheduler.control_step(sequence)
             with contextlib.suppress(Exception):
-                result = self._runner.submit(step.plan).result()
+                result = self._submit(step).result()
                 if all(sampled.error is None for sampled in result.sampled):
                     self._isolation.is_runner_proven = True
                     return
@@ -250,11 +254,18 @@ class Engine:
             pending = CompletedStep(StepResult(step.step, []))
         else:
             try:
-                pending = self._runner.submit(step.plan)
+                pending = self._submit(step)
             except Exception as error:
                 pending = RefusedStep(error)
         self._in_flight.append(_Flight(step, pending, started, self._isolation.is_active))
         return bool(step.scheduled)
+
+    def _submit(self, step: ScheduledStep) -> PendingStep:
+        """Submit a step, behind the copies of what it overwrites."""
+        if self._tiers is not None:
+            self._tiers.prefill_rate = self._rates.prefill
+            self._tiers.flush()
+        return self._runner.submit(step.plan)
 
     def _next_step(self, now: float) -> ScheduledStep | None:
         """Plan the next group of a failed step, or else a step of all that there is to do."""

@@ -45,6 +45,7 @@ from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import move_accepted, replay_accepted
+from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
@@ -155,6 +156,12 @@ class TorchModelRunner:
     def windows(self) -> tuple[WindowConfig, ...]:
         """Blocks of the layers that keep the last tokens, to schedule with."""
         return self._cache.windows
+
+    @property
+    def block_contents(self) -> list[BlockBytes]:
+        """The contents of the blocks of each group, then those of the slots of states."""
+        states = [] if self._states is None else [state_bytes(self._states, self._device)]
+        return [*cache_bytes(self._cache), *states]
 
     @property
     def block_size(self) -> int:

@@ -124,6 +124,7 @@ class Worker:
             gpu=GpuMonitor(setup.gpu_uuid),
             drain_asked=drain_asked or asyncio.Event(),
             experts=setup.experts,
+            tiers=tuple if setup.tiers is None else setup.tiers.readings,
             ranks=tuple if setup.group is None else setup.group.group.readings,
         )
         self._relay = StepRelay(asyncio.get_running_loop(), self.consumer.accept, interactive.outbox.send_now)

@@ -113,6 +113,12 @@ class WorkerConfig(NatsFiles):
         maximum=1.0,
     )
     enable_prefix_caching: bool = setting(True, "Keep blocks findable so that equal prompt beginnings share them.")
+    kv_host_bytes: int | None = setting(
+        None,
+        "Memory of the host, in bytes, that keeps the prefix cache besides the device's: what is overwritten there is "
+        "brought back from it where that is faster than computing it again. Pinned with a GPU. Off if not given.",
+        minimum=1,
+    )
     state_checkpoint_ratio: float = setting(
         0.9,
         "Of models with recurrent layers: memory for checkpoints of states, from which equal prompt beginnings go on, "

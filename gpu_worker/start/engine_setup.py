@@ -27,6 +27,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
 from gpu_worker.start.host_settings import check_hosts
 from gpu_worker.start.proposer_setup import build_proposer, check_speculation, with_room_for_proposer
+from gpu_worker.start.tier_setup import build_tiers, check_tiers
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.ranks.runner import GroupRunner
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.layers.expert_loads import ExpertLoads
     from gpu_worker.models.config import ModelConfig
 
@@ -53,6 +55,7 @@ class EngineSetup:
         gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
         experts: Reads how tokens fall on the model's experts; None where it has none.
         group: Runs a model that is divided among ranks; None where one process has it all.
+        tiers: What is kept below the device's memory; None where nothing is.
     """
 
     engine: Engine
@@ -60,6 +63,7 @@ class EngineSetup:
     gpu_uuid: str | None = None
     experts: ExpertLoads | None = None
     group: GroupRunner | None = None
+    tiers: BlockTiers | None = None
 
 
 def build_engine(
@@ -72,9 +76,10 @@ def build_engine(
     """
     check_speculation(config, tokenizer)
     _check_ranks(config)
+    check_tiers(config)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
-    gpu_uuid = experts = group = None
+    gpu_uuid = experts = group = tiers = None
     constraints = SharedConstraints()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
@@ -91,6 +96,7 @@ def build_engine(
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, divided
         gpu_uuid = _gpu_uuid(config.device)
+        tiers = build_tiers(config, loaded)
     _log.info(
         "engine ready",
         extra={
@@ -103,8 +109,8 @@ def build_engine(
             "speculative": config.speculative,
         },
     )
-    engine = Engine(Scheduler(scheduler, speculation, constraints), runner)
-    return EngineSetup(engine, scheduler, gpu_uuid, experts, group)
+    engine = Engine(Scheduler(scheduler, speculation, constraints, tiers), runner)
+    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers)
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
@@ -118,6 +124,7 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     """
     check_speculation(config, tokenizer)
     _check_ranks(config)
+    check_tiers(config)
     if config.simulate is not None:
         _simulated_sizes(config, directory)
         return None

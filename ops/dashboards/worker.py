@@ -51,6 +51,14 @@ WORKER = Dashboard(
             limit=0.95,
         ),
         Panel(
+            "Prefix tokens found, by tier",
+            "Prompt tokens in the prefix cache: all of them, and those brought back from tiers below the device.",
+            (
+                Query(f"rate(vllm:prefix_cache_hits_total{{{_VLLM}}}{_RATE})", "{{engine}} all"),
+                Query(f"rate(headrace_worker_kv_tier_hit_tokens_total{{{_OWN}}}{_RATE})", "{{worker}} {{tier}}"),
+            ),
+        ),
+        Panel(
             "Preemptions",
             "Running sequences that gave up their blocks and will be computed again.",
             (Query(f"rate(vllm:num_preemptions_total{{{_VLLM}}}{_RATE})", "{{engine}}"),),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.telemetry.worker_rows import EVERY_ROW, GPU_ROWS, RANK_ROWS, WORKER_ROWS
+from gateway.telemetry.worker_rows import EVERY_ROW, GPU_ROWS, RANK_ROWS, TIER_ROWS, WORKER_ROWS
 from shared.messages import Heartbeat
-from shared.worker_metrics import GpuReading, RankReading, WorkerMetrics
+from shared.worker_metrics import GpuReading, KvTierReading, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
 
 METRICS = WorkerMetrics(
@@ -114,6 +114,21 @@ def test_each_reading_of_a_rank_is_shown_under_its_own_name() -> None:
         "headrace_worker_rank_last_step": 4,
         "headrace_worker_rank_silent_seconds": 0.5,
         "headrace_worker_rank_loads_total": 6,
+    }
+
+
+def test_each_reading_of_a_tier_is_shown_under_its_own_name() -> None:
+    reading = KvTierReading("disk", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert {entry.row.name.removeprefix("headrace_worker_kv_tier_"): entry.read(reading) for entry in TIER_ROWS} == {
+        "used_bytes": 1,
+        "limit_bytes": 2,
+        "hit_tokens_total": 3,
+        "stored_bytes_total": 4,
+        "loaded_bytes_total": 5,
+        "dropped_blocks_total": 6,
+        "evicted_blocks_total": 7,
+        "refused_blocks_total": 8,
+        "failures_total": 9,
     }
 
 

@@ -1,0 +1,226 @@
+"""The contents of blocks as rows of bytes: copied from the device's memory to the host's, and back.
+
+A row has what all layers of a group keep in a block, one tensor after the other, as it lies in memory. On a CPU both
+sides are the same memory, and a copy is made where it is asked for, without the threads of torch: those belong to the
+engine. On a GPU copies go through streams of their own: what is read was gathered in the order of the steps, so
+that these need not wait for the copy; what is written is behind the steps that were launched before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.memory.state_pool import StatePool
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Copy(Protocol):
+    """Rows on their way to the host."""
+
+    def is_done(self) -> bool:
+        """Say whether they are there."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until they are."""
+        ...
+
+
+class BlockBytes(Protocol):
+    """The blocks of one group, or the slots of states.
+
+    Attributes:
+        num_blocks: How many there are.
+        row_bytes: Of a block.
+        layout: What a row consists of, in words: rows of equal layouts can be exchanged.
+    """
+
+    num_blocks: int
+    row_bytes: int
+    layout: str
+
+    def make_rows(self, count: int) -> Bytes:
+        """Allocate host memory, `[count, row_bytes]`, that copies are fast to and from."""
+        ...
+
+    def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
+        """Begin to copy blocks to rows, behind the steps that were launched. The engine's thread calls it."""
+        ...
+
+    def mark(self) -> object:
+        """Return the point behind which blocks may be written to. The engine's thread calls it."""
+        ...
+
+    def write(self, block: int, row: Bytes, mark: object) -> None:
+        """Copy a row, `[row_bytes]`, to a block behind a mark, and wait until it is there. Any thread may call it."""
+        ...
+
+
+class _Done:
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of all blocks, `[num_layers, num_blocks, num_bytes]`, and where its bytes are in a row."""
+
+    memory: torch.Tensor
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.memory.shape[0] * self.memory.shape[2]
+
+
+class HostBlockBytes:
+    """Blocks in the memory of a CPU."""
+
+    def __init__(self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str) -> None:
+        """Read and write these tensors, each of so many layers, whose memory has the layers before the blocks."""
+        parts, self.row_bytes = _parts(tensors, num_blocks)
+        self.num_blocks = num_blocks
+        self.layout = layout
+        self._parts: list[tuple[npt.NDArray[Any], slice]] = [
+            (part.memory.numpy(), slice(part.begin, part.end)) for part in parts
+        ]
+
+    def make_rows(self, count: int) -> Bytes:
+        """Allocate memory, which is taken as it is first used."""
+        return np.empty((count, self.row_bytes), dtype=np.uint8)
+
+    def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
+        """Copy blocks to rows."""
+        for memory, part in self._parts:
+            num_layers, _, num_bytes = memory.shape
+            for block, place in zip(blocks, places, strict=True):
+                np.copyto(rows[place, part].reshape(num_layers, num_bytes), memory[:, block])
+        return _Done()
+
+    def mark(self) -> object:
+        """Return nothing: steps are computed where they are launched."""
+        return None
+
+    def write(self, block: int, row: Bytes, mark: object) -> None:
+        """Copy a row to a block."""
+        for memory, part in self._parts:
+            num_layers, _, num_bytes = memory.shape
+            np.copyto(memory[:, block], row[part].reshape(num_layers, num_bytes))
+
+
+class DeviceBlockBytes:
+    """Blocks in the memory of a GPU."""
+
+    def __init__(
+        self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str, device: torch.device
+    ) -> None:
+        """Read and write these tensors, each of so many layers, whose memory has the layers before the blocks."""
+        self._parts, self.row_bytes = _parts(tensors, num_blocks)
+        self.num_blocks = num_blocks
+        self.layout = layout
+        self._device = device
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def make_rows(self, count: int) -> Bytes:
+        """Allocate pinned memory."""
+        return torch.empty(count, self.row_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+    def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
+        """Gather blocks in the order of the steps, and copy them on another stream."""
+        with torch.cuda.device(self._device):
+            index = torch.tensor(blocks).pin_memory().to(self._device, non_blocking=True)
+            parts = [part.memory.index_select(1, index).transpose(0, 1).flatten(1) for part in self._parts]
+            gathered = torch.cat(parts, dim=1)
+            self._out.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._out):
+                for number, place in enumerate(places):
+                    torch.from_numpy(rows[place]).copy_(gathered[number], non_blocking=True)
+                # Waiting sleeps: the cores belong to the gateway and to the other threads.
+                done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                done.record()
+            gathered.record_stream(self._out)
+        return _DeviceCopy(done)
+
+    def mark(self) -> object:
+        """Return an event behind the steps that were launched."""
+        with torch.cuda.device(self._device):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        return event
+
+    def write(self, block: int, row: Bytes, mark: object) -> None:
+        """Copy a row to a block on another stream."""
+        assert isinstance(mark, torch.cuda.Event)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._in):
+            self._in.wait_event(mark)
+            staged = torch.from_numpy(row).to(self._device, non_blocking=True)
+            for part in self._parts:
+                num_layers, _, num_bytes = part.memory.shape
+                part.memory[:, block].copy_(staged[part.begin : part.end].view(num_layers, num_bytes))
+            self._in.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceCopy:
+    event: torch.cuda.Event
+
+    def is_done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+def cache_bytes(cache: KVCache) -> list[BlockBytes]:
+    """Return the contents of each group of a cache."""
+    groups: list[BlockBytes] = []
+    for described, group in zip(cache.layout.groups, cache.groups, strict=True):
+        tensors, words = [], [f"window={described.window} block_size={cache.block_size} {cache.device.type}"]
+        for stack in group.stacks:
+            own = [stack.keys] if stack.is_latent else [stack.keys, stack.values]
+            for tensor in own if stack.scales is None else [*own, stack.scales]:
+                tensors.append((tensor, len(tensor)))
+                words.append(f"{tensor.dtype} {len(tensor)} {tuple(tensor.shape[2:])} {tensor.stride()[2:]}")
+        words.append(f"layers={described.layers}")
+        groups.append(_of(tensors, group.num_blocks, "; ".join(words), cache.device))
+    return groups
+
+
+def state_bytes(states: StatePool, device: torch.device) -> BlockBytes:
+    """Return the contents of the slots of states."""
+    parts = [part for layer in states.layers if layer is not None for part in layer.parts]
+    words = [f"states {device.type}", *(f"{part.dtype} {tuple(part.shape[1:])}" for part in parts)]
+    return _of([(part, 1) for part in parts], len(parts[0]), "; ".join(words), device)
+
+
+def _of(tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str, device: torch.device) -> BlockBytes:
+    if device.type == "cpu":
+        return HostBlockBytes(tensors, num_blocks, layout)
+    return DeviceBlockBytes(tensors, num_blocks, layout, device)
+
+
+def _parts(tensors: Values[tuple[torch.Tensor, int]], num_blocks: int) -> tuple[list[_Part], int]:
+    """Return the tensors as bytes, in the order in which they lie in memory, and the size of a row."""
+    parts, begin = [], 0
+    for tensor, num_layers in tensors:
+        storage = tensor.untyped_storage()
+        assert tensor.storage_offset() == 0
+        assert storage.nbytes() == math.prod(tensor.shape) * tensor.itemsize
+        memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        part = _Part(memory.view(num_layers, num_blocks, -1), begin)
+        parts.append(part)
+        begin = part.end
+    return parts, begin

@@ -1,0 +1,239 @@
+"""All tiers below the device's memory, as the scheduler sees them: the host's memory, then files.
+
+What becomes findable on the device is copied to the host's memory at once, and from there to files by other threads.
+So nothing has to be copied when the device needs the block, and what a killed process had computed is in files. A load
+takes each content from the nearest tier that has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+from gpu_worker.core.tiers import FULL, Wanted
+from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
+from gpu_worker.execution.tiers.host_tier import Batch, HostTier, Kept
+from gpu_worker.execution.tiers.loading import BlockLoad, Loader
+from shared.worker_metrics import KvTierReading
+
+_log = logging.getLogger(__name__)
+
+_PROBE_INTERVAL = 32
+"""One of so many loads that would not pay is done all the same, to measure again."""
+
+_RATE_MEMORY_BYTES = 256 << 20
+
+
+class Files(Protocol):
+    """The tier behind the host's memory. Only `read` may wait for a disk.
+
+    Attributes:
+        name: Of the tier, in metrics.
+    """
+
+    name: str
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """Say whether the content is likely to be there, and can be read now."""
+        ...
+
+    def read(self, group: int, digest: bytes, salt: bytes) -> Bytes | None:
+        """Return a content that was verified, None where there is none. Any thread may call it."""
+        ...
+
+    def add(self, kept: Kept) -> None:
+        """Write a content that is in the host's memory, some time later."""
+        ...
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Delete contents, in all groups, some time later."""
+        ...
+
+    def suspend(self) -> None:
+        """Have nothing for a while."""
+        ...
+
+    def reading(self, hit_tokens: int, loaded_bytes: int) -> KvTierReading:
+        """Return the counts of the tier, with those of its hits."""
+        ...
+
+
+class _Rate:
+    """Bytes per second of one tier, averaged over what was loaded last; 0 while unknown."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0.0
+        self._seconds = 0.0
+        self.tokens = 0
+        self.loaded_bytes = 0
+
+    @property
+    def value(self) -> float:
+        return self._num_bytes / self._seconds if self._seconds > 0 else 0.0
+
+    def observe(self, num_bytes: int, seconds: float, num_tokens: int) -> None:
+        keep = max(0.0, 1.0 - num_bytes / _RATE_MEMORY_BYTES)
+        self._num_bytes = self._num_bytes * keep + num_bytes
+        self._seconds = self._seconds * keep + seconds
+        self.tokens += num_tokens
+        self.loaded_bytes += num_bytes
+
+
+class BlockTiers:
+    """Does what `gpu_worker.core.tiers.KvTiers` says.
+
+    Attributes:
+        prefill_rate: Prompt tokens per second that the engine computes, 0 while unknown.
+    """
+
+    def __init__(self, groups: Values[BlockBytes], block_size: int, host: HostTier, files: Files | None = None) -> None:
+        """Keep the blocks of these groups, of `block_size` tokens, and of states behind them."""
+        self.prefill_rate = 0.0
+        self._groups = groups
+        self._block_size = block_size
+        self._host = host
+        self._files = files
+        self._pending: list[dict[bytes, tuple[int, bytes]]] = [{} for _ in groups]
+        self._salts: dict[bytes, bytes] = {}
+        self._num_not_paying = 0
+        self._rates = {name: _Rate() for name in ("host", "files")}
+        self._lock = threading.Lock()
+        self._num_threads = 1 if files is None else 4
+        self._loader = Loader(self._num_threads, self._load)
+        self._batches: SimpleQueue[Batch] = SimpleQueue()
+        threading.Thread(target=self._settle_batches, name="kv-store", daemon=True).start()
+
+    def readings(self) -> tuple[KvTierReading, ...]:
+        """Return the counts of each tier."""
+        host, rate = self._host, self._rates["host"]
+        reading = KvTierReading(
+            "host",
+            used_bytes=host.used_bytes,
+            total_bytes=host.num_bytes,
+            hit_tokens=rate.tokens,
+            stored_bytes=host.stored_bytes,
+            loaded_bytes=rate.loaded_bytes,
+            dropped=host.num_dropped,
+            evicted=host.num_evicted,
+        )
+        if self._files is None:
+            return (reading,)
+        rate = self._rates["files"]
+        return (reading, self._files.reading(rate.tokens, rate.loaded_bytes))
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """Say whether the content is likely to be there."""
+        if not self._groups[group].row_bytes:
+            return True
+        return self._host.has(group, digest) or (self._files is not None and self._files.has(group, digest))
+
+    def pays(self, wanted: Iterable[tuple[int, bytes]], num_tokens: int) -> bool:
+        """Compare the measured times of loading and of computing."""
+        if not self.prefill_rate:
+            return True
+        seconds = 0.0
+        for group, digest in wanted:
+            rate = self._rates["host" if self._host.knows(group, digest) else "files"].value
+            seconds += self._groups[group].row_bytes / rate if rate else 0.0
+        if seconds < num_tokens / self.prefill_rate:
+            return True
+        self._num_not_paying += 1
+        return self._num_not_paying % _PROBE_INTERVAL == 0
+
+    def load(self, salt: bytes, wanted: list[Wanted]) -> BlockLoad:
+        """Begin to bring contents to the device, behind the copies of what is overwritten."""
+        self.flush()
+        self._salts |= {item.digest: salt for item in wanted if item.group == FULL}
+        load = BlockLoad(salt, wanted, [group.mark() for group in self._groups])
+        self._loader.add(load)
+        return load
+
+    def store(self, group: int, block: int, digest: bytes, salt: bytes) -> None:
+        """Copy a block to the host's memory with the next `flush`."""
+        if group == FULL:
+            self._salts[digest] = salt
+        if self._groups[group].row_bytes and not self._host.knows(group, digest):
+            self._pending[group][digest] = (block, salt)
+
+    def evicted(self, block: int, digest: bytes) -> None:
+        """Copy a block that is not kept any more."""
+        salt = self._salts.pop(digest, None)
+        if salt is not None and self._groups[FULL].row_bytes and not self._host.knows(FULL, digest):
+            self._pending[FULL][digest] = (block, salt)
+
+    def flush(self) -> None:
+        """Copy what is to be kept."""
+        for group, pending in enumerate(self._pending):
+            if not pending:
+                continue
+            contents = [(block, digest, salt) for digest, (block, salt) in pending.items()]
+            pending.clear()
+            batch = self._host.keep(group, contents)
+            if batch is not None and batch.copy.is_done():
+                self._settle(batch)
+            elif batch is not None:
+                self._batches.put(batch)
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Drop contents everywhere."""
+        digests = list(digests)
+        for pending in self._pending:
+            for digest in digests:
+                pending.pop(digest, None)
+        self._host.forget(digests)
+        if self._files is not None:
+            self._files.forget(digests)
+
+    def suspend(self) -> None:
+        """Read no files for a while."""
+        if self._files is not None:
+            self._files.suspend()
+
+    def _settle(self, batch: Batch) -> None:
+        landed = self._host.settle(batch)
+        if self._files is not None:
+            for kept in landed:
+                self._files.add(kept)
+
+    def _settle_batches(self) -> None:
+        while True:
+            batch = self._batches.get()
+            batch.copy.wait()
+            self._settle(batch)
+
+    def _load(self, load: BlockLoad) -> None:
+        """Load contents until there are no more, beside other threads."""
+        while (taken := load.take()) is not None:
+            try:
+                self._load_one(load, *taken)
+            except Exception:
+                _log.exception("a block could not be loaded from a lower tier; it is computed")
+            load.note_ended()
+
+    def _load_one(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
+        group, digest, block = wanted
+        blocks, mark, started = self._groups[group], load.marks[group], time.monotonic()
+        if not blocks.row_bytes:
+            load.write(number, _nothing)
+            return
+        with self._host.pinned(group, digest) as row:
+            if row is not None:
+                has_arrived, name = load.write(number, partial(blocks.write, block, row, mark)), "host"
+        if row is None:
+            if self._files is None or (row := self._files.read(group, digest, load.salt)) is None:
+                return
+            has_arrived, name = load.write(number, partial(blocks.write, block, row, mark)), "files"
+        if has_arrived:
+            seconds = (time.monotonic() - started) / self._num_threads
+            with self._lock:
+                self._rates[name].observe(blocks.row_bytes, seconds, self._block_size if group == FULL else 0)
+
+
+def _nothing() -> None:
+    """Write a content of no bytes."""

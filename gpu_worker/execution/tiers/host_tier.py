@@ -1,0 +1,177 @@
+"""Contents of blocks in the host's memory, a fixed number of rows for each group; the least recently used go first.
+
+Several threads read it. A row that is pinned is being read, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Values
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes, Copy
+from shared.errors import ConfigError
+
+
+class Kept(NamedTuple):
+    """A content that was taken over: it can be pinned once its copy is done."""
+
+    group: int
+    digest: bytes
+    salt: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    row: int
+    num_pins: int = 0
+    is_filled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Contents on their way to their rows."""
+
+    copy: Copy
+    taken: list[tuple[Kept, _Entry]]
+
+
+class HostTier:
+    """Rows of all groups.
+
+    Attributes:
+        num_bytes: Memory of all rows.
+        stored_bytes: Copied to rows so far.
+        num_dropped: Contents that were not kept, because all rows were in use.
+        num_evicted: Contents that made room for others.
+    """
+
+    def __init__(self, groups: Values[BlockBytes], num_bytes: int) -> None:
+        """Divide `num_bytes` among groups as the device's memory is.
+
+        Raises:
+            ConfigError: A group would have no row.
+        """
+        self._groups = groups
+        counts = _num_rows(groups, num_bytes)
+        self._rows = [group.make_rows(count) for group, count in zip(groups, counts, strict=True)]
+        self._free = [list(range(count)) for count in counts]
+        self._entries: list[OrderedDict[bytes, _Entry]] = [OrderedDict() for _ in groups]
+        self._lock = threading.Lock()
+        self.num_bytes = sum(rows.nbytes for rows in self._rows)
+        self.stored_bytes = 0
+        self.num_dropped = 0
+        self.num_evicted = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the rows that are in use."""
+        pairs = zip(self._entries, self._groups, strict=True)
+        return sum(len(entries) * group.row_bytes for entries, group in pairs)
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """Say whether the content is there, and make it the most recently used."""
+        with self._lock:
+            entries = self._entries[group]
+            entry = entries.get(digest)
+            if entry is None:
+                return False
+            entries.move_to_end(digest)
+            return entry.is_filled
+
+    def knows(self, group: int, digest: bytes) -> bool:
+        """Say whether the content is there, or on its way."""
+        return digest in self._entries[group]
+
+    def keep(self, group: int, contents: Values[tuple[int, bytes, bytes]]) -> Batch | None:
+        """Begin to copy blocks of a group: block, digest and salt of each, none of which is known.
+
+        Those before others in a prefix come first, and are evicted after them. Nothing can be read before `settle`.
+        """
+        taken: list[tuple[Kept, _Entry]] = []
+        blocks = []
+        with self._lock:
+            for block, digest, salt in contents:
+                row = self._take(group)
+                if row is None:
+                    self.num_dropped += 1
+                    continue
+                # Pinned by the copy.
+                entry = self._entries[group][digest] = _Entry(row, num_pins=1)
+                taken.append((Kept(group, digest, salt), entry))
+                blocks.append(block)
+            for kept, _ in reversed(taken):
+                self._entries[group].move_to_end(kept.digest)
+        if not taken:
+            return None
+        self.stored_bytes += len(taken) * self._groups[group].row_bytes
+        copy = self._groups[group].read(blocks, self._rows[group], [entry.row for _, entry in taken])
+        return Batch(copy, taken)
+
+    def settle(self, batch: Batch) -> list[Kept]:
+        """Make contents readable whose copies are done, and return them, but for those that were forgotten."""
+        landed: list[Kept] = []
+        with self._lock:
+            for kept, entry in batch.taken:
+                entry.num_pins -= 1
+                if self._entries[kept.group].get(kept.digest) is entry:
+                    entry.is_filled = True
+                    landed.append(kept)
+                elif entry.num_pins == 0:
+                    self._free[kept.group].append(entry.row)
+        return landed
+
+    @contextmanager
+    def pinned(self, group: int, digest: bytes) -> Iterator[Bytes | None]:
+        """Give the row of a content, which stays as it is meanwhile; None where it is not there."""
+        with self._lock:
+            entry = self._entries[group].get(digest)
+            if entry is None or not entry.is_filled:
+                entry = None
+            else:
+                entry.num_pins += 1
+        if entry is None:
+            yield None
+            return
+        try:
+            yield self._rows[group][entry.row]
+        finally:
+            with self._lock:
+                entry.num_pins -= 1
+                if entry.num_pins == 0 and self._entries[group].get(digest) is not entry:
+                    self._free[group].append(entry.row)
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Drop contents, in all groups."""
+        with self._lock:
+            for digest in digests:
+                for group, entries in enumerate(self._entries):
+                    entry = entries.pop(digest, None)
+                    if entry is not None and entry.num_pins == 0:
+                        self._free[group].append(entry.row)
+
+    def _take(self, group: int) -> int | None:
+        """Return a free row, or that of the content that was not used for longest."""
+        if self._free[group]:
+            return self._free[group].pop()
+        entries = self._entries[group]
+        for digest, entry in entries.items():
+            if entry.num_pins == 0:
+                del entries[digest]
+                self.num_evicted += 1
+                return entry.row
+        return None
+
+
+def _num_rows(groups: Values[BlockBytes], num_bytes: int) -> list[int]:
+    """Return how many rows each group gets: the same share of its blocks."""
+    device_bytes = sum(group.num_blocks * group.row_bytes for group in groups)
+    counts = [group.num_blocks * num_bytes // max(1, device_bytes) if group.row_bytes else 0 for group in groups]
+    if any(count == 0 for count, group in zip(counts, groups, strict=True) if group.row_bytes):
+        least = max(-(-device_bytes // group.num_blocks) for group in groups if group.row_bytes)
+        raise ConfigError("HEADRACE_KV_HOST_BYTES", f"is {num_bytes}, which holds no block of each kind; {least} do")
+    return counts

@@ -1,0 +1,244 @@
+"""Prefixes that left the device's memory come back from the host's, and give the bits of a cold start."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import LogprobEntry
+from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.memory.state_sizes import state_config
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.tiers.block_tiers import BlockTiers, Files
+from gpu_worker.execution.tiers.host_tier import HostTier
+from shared.errors import ConfigError
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
+from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
+from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
+from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent_case
+
+GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+NUM_BLOCKS = 24
+CASES = {**DENSE, **LATENT}
+BLOCK = 4
+Answer = tuple[list[int], list[LogprobEntry]]
+
+
+class Served:
+    """An engine with few blocks, whose tiers keep many."""
+
+    def __init__(self, runner: TorchModelRunner, host_bytes: int | None = 1 << 22, files: Files | None = None) -> None:
+        self.runner = runner
+        groups = runner.block_contents
+        self.tiers = None if host_bytes is None else BlockTiers(groups, BLOCK, HostTier(groups, host_bytes), files)
+        has_states = runner._states is not None
+        config = SchedulerConfig(
+            block_size=runner.block_size,
+            num_blocks=runner.num_blocks,
+            windows=runner.windows,
+            max_num_seqs=4,
+            max_num_batched_tokens=32,
+            max_model_len=runner.max_model_len,
+            headroom_tokens=4,
+            state=state_config(runner.num_state_slots, BLOCK) if has_states else None,
+        )
+        self.scheduler = Scheduler(config, tiers=self.tiers)
+        self.engine = Engine(self.scheduler, runner)
+
+    def serve(self, *sequences: Sequence) -> list[Answer]:
+        answers: dict[str, Answer] = {sequence.id: ([], []) for sequence in sequences}
+        for sequence in sequences:
+            self.engine.add(sequence)
+        deadline = time.monotonic() + 60
+        while self.engine.has_work():
+            assert time.monotonic() < deadline, "the engine makes no progress"
+            for event in self.engine.step():
+                answers[event.sequence.id][0].extend(event.token_ids)
+                answers[event.sequence.id][1].extend(event.logprobs)
+            assert self.engine.last_error is None
+        self.scheduler.check_integrity()
+        return list(answers.values())
+
+    def fill(self) -> None:
+        """Serve other texts until nothing of earlier ones is left on the device."""
+        self.serve(*(sequence(f"filler-{number}", random_prompt(60, 1000 + number)) for number in range(4)))
+
+    def hit_tokens(self, tier: str = "host") -> int:
+        assert self.tiers is not None
+        return next(reading.hit_tokens for reading in self.tiers.readings() if reading.name == tier)
+
+
+def sequence(name: str, prompt: list[int], salt: bytes = b"", sampling: Sampling = GREEDY) -> Sequence:
+    made = make_sequence(name, prompt, sampling)
+    made.salt = salt
+    return made
+
+
+def save_model(name: str, directory: Path) -> None:
+    if name == "llama":
+        save_tiny_model(directory)
+    elif name in CASES:
+        save_case(CASES[name], directory)
+    else:
+        save_recurrent_case(name, directory, eos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {}
+
+
+def open_model(
+    name: str, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], **settings: object
+) -> TorchModelRunner:
+    if name not in directories:
+        directories[name] = tmp_path_factory.mktemp(name)
+        save_model(name, directories[name])
+    return make_runner(directories[name], num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"kv_cache_dtype": "int8"}),
+        ("gemma3", {"dtype": "float32"}),
+        ("deepseek-v3", {}),
+        ("qwen3_5", {}),
+    ],
+    ids=["full", "eight-bits", "windows", "latent", "recurrent"],
+)
+def test_a_prefix_that_was_overwritten_comes_back_and_gives_the_same_answer(
+    name: str,
+    settings: dict[str, object],
+    tmp_path_factory: pytest.TempPathFactory,
+    directories: dict[str, Path],
+) -> None:
+    prompt = random_prompt(61, seed=3)
+    cold = Served(open_model(name, tmp_path_factory, directories, **settings), host_bytes=None)
+    expected = cold.serve(sequence("cold", prompt))
+    served = Served(open_model(name, tmp_path_factory, directories, **settings))
+    first = served.serve(sequence("first", prompt))
+    served.fill()
+    again = sequence("again", prompt)
+    assert first == expected
+    assert served.serve(again) == expected
+    assert served.hit_tokens() > 0
+    assert again.num_cached_tokens == 60
+
+
+@pytest.fixture
+def served(tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]) -> Served:
+    return Served(open_model("llama", tmp_path_factory, directories))
+
+
+def test_a_turn_that_goes_on_from_an_answer_finds_it(served: Served) -> None:
+    prompt = random_prompt(30, seed=8)
+    ((answer, _),) = served.serve(sequence("turn", prompt, sampling=replace_tokens(12)))
+    served.fill()
+    following = sequence("following", [*prompt, *answer, 1, 2, 3])
+    served.serve(following)
+    assert following.num_cached_tokens >= 40
+
+
+def replace_tokens(count: int) -> Sampling:
+    return Sampling(temperature=0.0, max_tokens=count, ignore_eos=True)
+
+
+def test_another_salt_finds_nothing(served: Served) -> None:
+    prompt = random_prompt(61, seed=3)
+    served.serve(sequence("one", prompt, salt=b"tenant"))
+    served.fill()
+    other = sequence("two", prompt, salt=b"another")
+    served.serve(other)
+    assert other.num_cached_tokens == 0
+    assert served.hit_tokens() == 0
+
+
+def test_a_preempted_sequence_goes_on_from_what_was_kept(
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
+) -> None:
+    prompts = [random_prompt(34, seed=seed) for seed in range(3)]
+    long = replace_tokens(40)
+    cold = Served(open_model("llama", tmp_path_factory, directories), host_bytes=None)
+    expected = [cold.serve(sequence(str(n), prompt, sampling=long))[0] for n, prompt in enumerate(prompts)]
+    served = Served(open_model("llama", tmp_path_factory, directories))
+    got = served.serve(*(sequence(str(n), prompt, sampling=long) for n, prompt in enumerate(prompts)))
+    assert served.scheduler.stats.num_preemptions > 0
+    assert served.hit_tokens() > 0
+    assert got == expected
+
+
+def test_a_request_that_is_aborted_while_it_waits_for_its_prefix_leaves_nothing_behind(served: Served) -> None:
+    prompt = random_prompt(61, seed=3)
+    served.serve(sequence("first", prompt))
+    served.fill()
+    loads, tiers = [], served.tiers
+    assert tiers is not None
+    run = tiers._load
+    tiers._loader.add = loads.append  # type: ignore[method-assign]
+    served.engine.add(sequence("again", prompt))
+    served.engine.step()
+    assert served.engine.stats.waiting == 1
+    served.engine.abort("again")
+    assert not served.engine.has_work()
+    served.scheduler.check_integrity()
+    # The block belongs to nobody now; its content must stay as it is.
+    before = [memory.clone() for memory in served.runner.cache.layers[0].tensors]
+    (load,) = loads
+    run(load)
+    assert all(map(torch.equal, before, served.runner.cache.layers[0].tensors))
+
+
+def test_a_load_that_hangs_costs_a_second_and_no_answer(served: Served) -> None:
+    prompt = random_prompt(61, seed=3)
+    (expected,) = served.serve(sequence("first", prompt))
+    served.fill()
+    assert served.tiers is not None
+    served.tiers._loader.add = lambda load: None  # type: ignore[method-assign]
+    again = sequence("again", prompt)
+    assert served.serve(again) == [expected]
+    assert again.num_cached_tokens == 0
+
+
+def test_what_may_be_wrong_is_forgotten(served: Served) -> None:
+    prompt = random_prompt(61, seed=3)
+    first = sequence("first", prompt)
+    served.serve(first)
+    served.fill()
+    assert served.tiers is not None
+    served.tiers.forget(first.block_digests)
+    again = sequence("again", prompt)
+    served.serve(again)
+    assert again.num_cached_tokens == 0
+
+
+def test_memory_that_holds_no_block_is_refused(served: Served) -> None:
+    with pytest.raises(ConfigError, match=r"HEADRACE_KV_HOST_BYTES: is 100, which holds no block of each kind; \d+ do"):
+        HostTier(served.runner.block_contents, 100)
+
+
+def test_memory_for_few_blocks_keeps_what_was_used_last(
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
+) -> None:
+    runner = open_model("llama", tmp_path_factory, directories)
+    row_bytes = runner.block_contents[0].row_bytes
+    served = Served(runner, host_bytes=20 * row_bytes)
+    prompt = random_prompt(61, seed=3)
+    served.serve(sequence("first", prompt))
+    served.fill()
+    again = sequence("again", prompt)
+    served.serve(again)
+    assert again.num_cached_tokens == 0
+    assert served.tiers is not None
+    (reading,) = served.tiers.readings()
+    assert reading.used_bytes == reading.total_bytes == 20 * row_bytes
+    assert reading.evicted > 0
