@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ops.stack.ports import free_port
 
 START_TIMEOUT_S = 30.0
 
@@ -61,7 +62,23 @@ class Server(ABC):
         return (self.directory / "server.log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start the process and wait until it accepts connections."""
+        """Start the process and wait until it accepts connections; the first time on a free port.
+
+        Another process may take the port first.
+        """
+        if self.port:
+            self._start()
+            return
+        for attempt in range(5):
+            self.port = free_port()
+            try:
+                self._start()
+                return
+            except RuntimeError:
+                if attempt == 4:
+                    raise
+
+    def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "server.log").open("ab") as output:
             self.process = subprocess.Popen(self._command(), stdout=output, stderr=subprocess.STDOUT)
@@ -121,19 +138,15 @@ class NatsServer(Server):
         return f"nats://127.0.0.1:{self.port}"
 
     def _command(self) -> list[str]:
-        command = [find_binary("nats-server"), "-a", "127.0.0.1", "-p", str(self.port or -1)]
+        command = [find_binary("nats-server"), "-a", "127.0.0.1", "-p", str(self.port)]
+        # Written once it listens: until then another process may answer at the port.
         command += ["--ports_file_dir", str(self.directory)]
         if self.has_jetstream:
             command += ["-js", "-sd", str(self.directory / "jetstream")]
         return [*command, *self.arguments]
 
     def _is_ready(self) -> bool:
-        ports = list(self.directory.glob(f"*_{self.pid}.ports"))
-        if not ports or not (text := ports[0].read_text()):
-            return False
-        if self.port == 0:
-            self.port = int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
-        return super()._is_ready()
+        return bool(list(self.directory.glob(f"*_{self.pid}.ports"))) and super()._is_ready()
 
 
 @dataclass
@@ -144,26 +157,6 @@ class RedisServer(Server):
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
-        """Start on a free port: Redis cannot choose one itself, so another process may take it first."""
-        if self.port:
-            super().start()
-            return
-        for attempt in range(5):
-            self.port = _free_port()
-            try:
-                super().start()
-                return
-            except RuntimeError:
-                if attempt == 4:
-                    raise
-
     def _command(self) -> list[str]:
         command = [find_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
         return [*command, "--appendonly", "no", "--dir", str(self.directory), *self.arguments]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -75,7 +75,7 @@ class System:
         self.options = options
         self.directory = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
         self.nats_port = free_port()
-        self.redis_port = free_port()
+        self.redis_port = free_port(taken=(self.nats_port,))
         self.links: dict[tuple[str, str], FaultProxy] = {}
         self.gateways: list[Part] = []
         self.workers: list[Part] = []

@@ -126,10 +126,11 @@ def make_plan(
     api_key = config.api_key or state.key("api_key")
     # Only this process asks with it, until the system is ready.
     probe_key = secrets.token_urlsafe(24)
-    operator_port, operator_key = _operator_access(gateway_settings, state)
+    operator_port, operator_key = _operator_access(gateway_settings, state, port)
     health_check = HealthCheck(operator_port, gateway_question(operator_key))
-    nats, access = _plan_nats(config, state, base)
-    redis, redis_url = _plan_redis(config, state, base)
+    nats_port = free_port(taken=(port, operator_port))
+    nats, access = _plan_nats(config, state, base, nats_port)
+    redis, redis_url = _plan_redis(config, state, base, free_port(taken=(port, operator_port, nats_port)))
     gateway = _chosen_for_gateways(config, state, base, gateway_settings) | {
         "HEADRACE_PORT": str(port),
         "HEADRACE_OPERATOR_PORT": str(operator_port),
@@ -174,14 +175,13 @@ def _chosen_for_gateways(
 
 
 def _plan_nats(
-    config: UpConfig, state: StateDirectory, base: Mapping[str, str]
+    config: UpConfig, state: StateDirectory, base: Mapping[str, str], port: int
 ) -> tuple[ChildSpec | None, dict[str, NatsAccess]]:
     if config.nats_url is not None:
         check_url(config.nats_url)
         files = NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
         given = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files)
         return None, dict.fromkeys(commands.NATS_ROLES, given)
-    port = free_port()
     # NATS reads a variable's value as configuration, hence a letter first and no signs.
     passwords = {role: f"p{secrets.token_hex(16)}" for role in commands.NATS_ROLES}
     arguments = (str(prepare(state.path)), "-a", "127.0.0.1", "-p", str(port), "-sd", str(state.nats))
@@ -197,14 +197,14 @@ def _plan_nats(
 
 
 def _plan_redis(
-    config: UpConfig, state: StateDirectory, base: Mapping[str, str]
+    config: UpConfig, state: StateDirectory, base: Mapping[str, str], port: int
 ) -> tuple[ChildSpec | None, str | None]:
     if config.redis_url is not None:
         return None, config.redis_url
     binary = find_redis_server()
     if binary is None:
         return None, None
-    port, password = free_port(), secrets.token_hex(16)
+    password = secrets.token_hex(16)
     # A private file, because everyone on the machine can read a command line.
     file = state.redis / "redis.conf"
     include, folder = _redis_text(commands.REDIS_CONFIG), _redis_text(state.redis)
@@ -221,9 +221,9 @@ def _redis_text(path: Path) -> str:
     return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(path)) + '"'
 
 
-def _operator_access(settings: GatewayConfig, state: StateDirectory) -> tuple[int, str]:
+def _operator_access(settings: GatewayConfig, state: StateDirectory, gateway_port: int) -> tuple[int, str]:
     """Return the operator's port and key; the key is empty where none is wanted."""
-    port = claim_port(settings.operator_port or 0, "HEADRACE_OPERATOR_PORT")
+    port = claim_port(settings.operator_port or 0, "HEADRACE_OPERATOR_PORT", (gateway_port,))
     if settings.operator_without_key:
         return port, settings.operator_key or ""
     return port, settings.operator_key or state.key("operator_key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -26,27 +27,31 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def free_port(count: int = 1) -> int:
+def free_port(count: int = 1, taken: Collection[int] = ()) -> int:
     """Return a port on which no process listens, the first of `count` such ports in a row.
+
+    Args:
+        count: How many ports are needed.
+        taken: Ports that were chosen for servers which do not listen yet.
 
     Raises:
         ConfigError: None was found.
     """
     for _ in range(_ATTEMPTS):
         port = random.choice(_FREE_PORTS)
-        if all(is_free(port + offset) for offset in range(count)):
+        if all(each not in taken and is_free(each) for each in range(port, port + count)):
             return port
     raise ConfigError("HEADRACE_PORT", f"no free port found among {_FREE_PORTS.start}-{_FREE_PORTS.stop - 1}")
 
 
-def claim_port(port: int, variable: str = "HEADRACE_PORT") -> int:
-    """Return the port, or a free one for 0; errors name its `variable`.
+def claim_port(port: int, variable: str = "HEADRACE_PORT", taken: Collection[int] = ()) -> int:
+    """Return the port, or a free one for 0 that is not among those `taken`; errors name its `variable`.
 
     Raises:
         ConfigError: The port is taken; the message names the holder where that can be known, and a free port.
     """
     if port == 0:
-        return free_port()
+        return free_port(taken=taken)
     if is_free(port):
         return port
     offer = next((other for other in range(port + 1, min(port + 100, 65536)) if is_free(other)), None) or free_port()

@@ -26,7 +26,10 @@ import sys
 
 from gateway.__main__ import run
 from gateway.dispatch import dispatcher
+from gateway.fleet import readiness
 
+# Tests know when a gateway knows their workers.
+readiness.QUIET_FLEET_S = 0.0
 dispatcher.FleetLimits = functools.partial(dispatcher.FleetLimits, silence_s=20.0, punctual_silence_s=20.0)
 names = ("claim_timeout_s", "disturbed_claim_timeout_s", "delivered_claim_timeout_s", "ack_timeout_s")
 waits = {name: 20.0 for name in names}

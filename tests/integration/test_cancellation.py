@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from tests.integration.system import System
 from tests.waiting import wait_for
 
@@ -31,7 +29,7 @@ def test_disconnect_gives_blocks_back_long_before_the_answer_would_end(simulated
 def test_background_response_is_cancelled_with_what_was_generated_though_little_of_it_was_recorded(
     simulated: System,
 ) -> None:
-    client = simulated.client()
+    client, generated = simulated.client(), simulated.gauge("vllm:generation_tokens_total")
     response = client.responses.create(
         model=simulated.model,
         input="x",
@@ -41,7 +39,7 @@ def test_background_response_is_cancelled_with_what_was_generated_though_little_
     )
     wait_for(lambda: client.responses.retrieve(response.id).status == "in_progress", LIMIT_S)
     # Some tokens, less than are recorded.
-    time.sleep(0.2)
+    wait_for(lambda: simulated.gauge("vllm:generation_tokens_total") >= generated + 20, LIMIT_S)
     cancelled = client.responses.cancel(response.id)
     assert cancelled.status == "cancelled"
     # The first token is recorded at once, the next ones after some seconds.

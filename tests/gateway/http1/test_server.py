@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.http1.connection_table import MAX_EXTRA_CONNECTIONS, MIN_WAIT_S, ConnectionLimits
+from gateway.http1.connection_table import MAX_EXTRA_CONNECTIONS, ConnectionLimits
 from gateway.http1.exchange import Exchange
 from gateway.metrics import GatewayMetrics
 from tests.gateway.http1.raw_server import (
@@ -170,14 +170,14 @@ async def test_addresses_are_told_apart() -> None:
         other.close()
 
 
-async def test_connections_are_counted() -> None:
+async def test_connections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    # They have had their time to send a request at once.
+    monkeypatch.setattr("gateway.http1.connection_table.MIN_WAIT_S", 0.0)
     metrics = GatewayMetrics()
     limits = ConnectionLimits(max_connections=2)
     async with served(echo, limits, on_sweep=metrics.count_connections) as server, AsyncExitStack() as stack:
         for _ in range(2):
             await stack.enter_async_context(connected(server))
-        # They have had their time to send a request.
-        await asyncio.sleep(MIN_WAIT_S)
         for _ in range(2):
             await stack.enter_async_context(connected(server))
         await until(lambda: metrics.connections == 2 and metrics.connections_evicted == 2)

@@ -19,6 +19,8 @@ from tests.gateway.wire_worker import WireWorker, expected_text
 from tests.servers import NatsServer
 
 NUM_TOKENS = 300
+# These gateways wait for 20 s for a worker or a claim: whoever reads on elsewhere waits for none of them.
+MAX_TAKEOVER_S = 10.0
 
 
 class Pair:
@@ -78,7 +80,7 @@ async def test_a_stream_goes_on_when_its_gateway_is_killed(pair: Pair) -> None:
         await read_until_cut(reading)
     rest, took_s = await rest_of(pair.two, reading)
     check(reading, rest, expected_text(NUM_TOKENS))
-    assert took_s < 2
+    assert took_s < MAX_TAKEOVER_S
     assert rest.objects[-1]["usage"]["completion_tokens"] == NUM_TOKENS
     # What was put together at the second gateway is told again as what the client has seen of both.
     async with pair.two.resumed(reading.stream_id) as again:
@@ -98,7 +100,7 @@ async def test_a_stream_goes_on_when_its_gateway_and_its_worker_die(pair: Pair, 
             serving = asyncio.create_task(second.serve(0.005))
             rest, took_s = await rest_of(pair.two, reading)
             serving.cancel()
-    assert took_s < 2
+    assert took_s < MAX_TAKEOVER_S
     texts = ["", ""]
     for each in [*reading.objects, *rest.objects]:
         for choice in each["choices"]:

@@ -176,7 +176,8 @@ async def test_a_deleted_stream_stops_and_is_gone(worker: WireWorker, one: Clien
 async def test_a_stream_that_has_ended_can_be_deleted_once(serving: WireWorker, one: Client, two: Client) -> None:
     async with one.post("/v1/completions", completion(serving, 3)) as reading:
         await reading.read()
-    await asyncio.sleep(0.1)
+    async with two.resumed(reading.stream_id) as logged:
+        await logged.read()
     path = f"/v1/streams/{reading.stream_id}"
     assert [(await two.ask("DELETE", path))[0], (await two.ask("DELETE", path))[0]] == [200, 404]
     assert (await one.ask("GET", path))[0] == 404

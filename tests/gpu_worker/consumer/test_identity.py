@@ -44,9 +44,7 @@ async def test_worker_whose_clock_is_wrong_ends_requests_at_their_deadlines(
     assert (await gateway.ask(deadline=true_time() + 60)).finish.reason == "length"
     assert (await gateway.ask(deadline=true_time() - 1)).finish.reason == "expired"
     long = Sampling(max_tokens=4000, ignore_eos=True)
-    began = time.monotonic()
     assert (await gateway.ask(deadline=true_time() + 1, sampling=long)).finish.reason == "expired"
-    assert time.monotonic() - began < 3
     for number, finish in ((60, "length"), (-1, "expired")):
         sampling, name = Sampling(max_tokens=2, ignore_eos=True), f"{gateway.model}{number}"
         deadline = true_time() + number

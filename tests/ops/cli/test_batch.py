@@ -169,7 +169,10 @@ def test_jobs_that_wait_are_not_computed_in_the_place_of_those_that_are_cancelle
     assert [bool((stored(cli_system, job) or {})["worker"]) for job in (jobs[0], jobs[-1])] == [True, False]
 
 
-def test_cancelling_one_of_many_jobs_waits_for_no_other(cli_system: System, state_dir: Path) -> None:
+def test_cancelling_one_of_many_jobs_waits_for_no_other(
+    cli_system: System, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.cli.batch_queue._WORKERS_ANSWER_S", 60.0)
     jobs = [secrets.token_hex(4) for _ in range(6)]
     wait_for_running(cli_system, 0)
     line = {"text": "x", "sampling": {"max_tokens": 1500, "ignore_eos": True}}
@@ -188,7 +191,7 @@ def test_cancelling_one_of_many_jobs_waits_for_no_other(cli_system: System, stat
         await client.close()
         return took_s
 
-    assert asyncio.run(cancel_one()) < 1.0
+    assert asyncio.run(cancel_one()) < 30.0
     assert cancel(state_dir, "--all", "--model", cli_system.model)[:2] == (0, jobs[1:])
 
 

@@ -56,10 +56,11 @@ async def test_file_is_submitted_watched_and_its_results_are_continued(
     assert status == 0
     batch_id = json.loads(told)["id"]
     await until(lambda: len(worker.computed) == 2)
-    await asyncio.sleep(1.5)
-    assert (await run("results", batch_id, "--output", output))[0] == 0
-    early = output.read_bytes()
-    assert early.count(b"\n") == 2
+    early = b""
+    async with asyncio.timeout(60):
+        while early.count(b"\n") < 2:
+            assert (await run("results", batch_id, "--output", output))[0] == 0
+            early = output.read_bytes()
     watching = run("watch", batch_id)
     worker.answer = echo
     status, _, shown = await watching

@@ -90,6 +90,16 @@ def test_names_and_the_operators_port_are_those_that_were_chosen(make: Make) -> 
     assert make(chosen).workers[0].environ["HEADRACE_WORKER_ID"] == "w"
 
 
+def test_no_two_servers_of_a_start_get_one_port(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = free_port(4)
+    choices = (start + number // 4 for number in range(100))
+    monkeypatch.setattr("ops.stack.ports.random.choice", lambda _: next(choices))
+    plan = make()
+    assert plan.redis_url is not None
+    urls = (plan.url, plan.operator_url, plan.admin.url, plan.redis_url.removesuffix("/0"))
+    assert sorted(int(url.rpartition(":")[2]) for url in urls) == list(range(start, start + 4))
+
+
 def test_setting_of_a_part_that_cannot_be_used_is_refused_before_anything_starts(make: Make) -> None:
     with pytest.raises(ConfigError, match="HEADRACE_SPECULATIVE: 'guess' is not one of"):
         make({"HEADRACE_SPECULATIVE": "guess"})
