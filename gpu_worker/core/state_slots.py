@@ -311,8 +311,7 @@ class StateSlots:
         heapq.heappush(self._heap, (checkpoint.priority, self._num_pushed, checkpoint))
         if len(self._heap) > 2 * self._config.num_slots:
             # `_take` pops stale entries only while no slot is free: without this the heap would grow until then.
-            self._heap = [entry for entry in self._heap if self._is_current(entry)]
-            heapq.heapify(self._heap)
+            self._heap = sorted(entry for entry in self._heap if self._is_current(entry))
 
     def _is_current(self, entry: tuple[float, int, _Checkpoint]) -> bool:
         """Say whether an entry of the heap is the last one of a checkpoint that can be found."""
