@@ -39,7 +39,7 @@ class MixerBlock(Protocol):
 
 
 @runtime_checkable
-class RecurrentBlock(Protocol):
+class RecurrentBlock(MixerBlock, Protocol):
     """A mixer with a state that tokens change."""
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
@@ -227,9 +227,9 @@ class DecoderLayer:
         assert self._mixer is not None or self._feed_forward is not None, "a layer has a block"
         self._is_parallel = weights.is_parallel
         # What two blocks read stays as it is.
+        blocks: tuple[object, ...] = (self._mixer, self._feed_forward)
         self._rounded_blocks = [
-            block if isinstance(block, TakesRounded) and not weights.is_parallel else None
-            for block in (self._mixer, self._feed_forward)
+            block if isinstance(block, TakesRounded) and not weights.is_parallel else None for block in blocks
         ]
         self._residual_scale = weights.residual_scale
         self._stream_scale = weights.stream_scale

@@ -161,7 +161,7 @@ class Child:
         self._ended = ended
         self._logged = logged
         self._process: Process | None = None
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -170,7 +170,7 @@ class Child:
 
     async def stop(self) -> None:
         """Ask the process to end; kill it if it has not after `spec.stop_timeout_s`."""
-        self._is_stopping = True
+        self._stopping.set()
         if self._task is None:
             return
         if self.pid is None:
@@ -186,7 +186,7 @@ class Child:
 
     def kill(self) -> None:
         """End the process, and whatever it has started in its group, at once and for good."""
-        self._is_stopping = True
+        self._stopping.set()
         self.replace()
 
     def replace(self) -> None:
@@ -203,10 +203,10 @@ class Child:
     async def _keep_running(self) -> None:
         pause_s = FIRST_PAUSE_S
         clock = asyncio.get_running_loop().time
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             began = clock()
             exit_ = await self._run_once()
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
             self.exits += 1
             if clock() - began > HEALTHY_AFTER_S:
@@ -229,7 +229,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
         )  # fmt: skip
         self.pid = self._process.pid
-        if self._is_stopping:
+        if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         self._started(self)
         assert self._process.stdout is not None
@@ -247,5 +247,5 @@ class Child:
             self._logged(line)
         if line.strip():
             self._last_lines.append(line.decode(errors="replace"))
-        if not self._is_stopping:
+        if not self._stopping.is_set():
             self._console.relay(self.spec.name, line)

@@ -15,9 +15,10 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from gpu_worker.execution.ranks.messages import decode
+from msgspec.msgpack import Decoder
+
 from shared.errors import HeadraceError
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Link:
             self._num_sent += 1
             self._connection.sendall(_HEAD.pack(len(message), code) + message)
 
-    def receive(self, kind: type[T] | Any) -> T | None:
+    def receive(self, decoder: Decoder[T]) -> T | None:
         """Return the next message; None at the end of the connection.
 
         Raises:
@@ -97,8 +98,7 @@ class Link:
             self._num_received += 1
             if not hmac.compare_digest(code, expected):
                 raise LinkError("a message was changed on its way, or is not from this group")
-            found: T = decode(message, kind)
-            return found
+            return decoder.decode(message)
         return None
 
     def close(self) -> None:

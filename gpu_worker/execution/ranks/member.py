@@ -27,7 +27,8 @@ from gpu_worker.execution.build import build_replacement, build_runner
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
 from gpu_worker.execution.ranks.messages import (
-    Command,
+    COMMANDS,
+    START,
     Failure,
     Hello,
     Landed,
@@ -37,7 +38,6 @@ from gpu_worker.execution.ranks.messages import (
     Order,
     Ready,
     Reply,
-    Start,
     Stumbled,
     encode,
     receive,
@@ -74,7 +74,7 @@ def main() -> int:
     told, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What libraries print must not come between messages.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    start: Start | None = receive(told, Start)
+    start = receive(told, START)
     if start is None:
         return 0
     configure_logging(start.log_level, start.log_format, role="worker", rank=str(start.rank))
@@ -111,7 +111,7 @@ class _Member:
         Raises:
             Exception: The model cannot be loaded, or this rank cannot compute.
         """
-        while (command := receive(told, Command)) is not None:
+        while (command := receive(told, COMMANDS)) is not None:
             if isinstance(command, Order):
                 if not self._is_lost:
                     self._compute(command)

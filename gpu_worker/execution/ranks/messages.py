@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import msgspec
+from msgspec.msgpack import Decoder
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StepPlan
@@ -107,19 +108,28 @@ Command = Load | Meet | Order | Leave | Refuse
 Reply = Hello | Ready | Stumbled | Landed | Failure
 
 
+def decoder_of(kind: type[T] | Any) -> Decoder[T]:
+    """Return what decodes messages of a type, or of the types of a union."""
+    return Decoder(kind, dec_hook=_path)
+
+
+def _path(kind: type, value: object) -> object:
+    assert kind is Path, f"messages hold no {kind}"
+    return Path(str(value))
+
+
+START: Decoder[Start] = decoder_of(Start)
+COMMANDS: Decoder[Command] = decoder_of(Command)
+REPLIES: Decoder[Reply] = decoder_of(Reply)
+
+
 def encode(value: object) -> bytes:
     """Return a message with its length before it."""
     data = msgspec.msgpack.encode(value, enc_hook=str)
     return struct.pack("<I", len(data)) + data
 
 
-def decode(data: bytes, kind: type[T] | Any) -> T:
-    """Return the message that stands behind a length."""
-    message: T = msgspec.msgpack.decode(data, type=kind, dec_hook=_path)
-    return message
-
-
-def receive(stream: IO[bytes], kind: type[T] | Any) -> T | None:
+def receive(stream: IO[bytes], decoder: Decoder[T]) -> T | None:
     """Return the next message; None at the end of the stream."""
     length = stream.read(4)
     if len(length) < 4:
@@ -128,10 +138,4 @@ def receive(stream: IO[bytes], kind: type[T] | Any) -> T | None:
     data = stream.read(count)
     if len(data) < count:
         return None
-    message: T = decode(data, kind)
-    return message
-
-
-def _path(kind: type, value: object) -> object:
-    assert kind is Path, f"messages hold no {kind}"
-    return Path(str(value))
+    return decoder.decode(data)

@@ -15,6 +15,7 @@ from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.messages import Reply
 from gpu_worker.execution.ranks.network import interface_of
 from gpu_worker.execution.ranks.node_messages import (
+    TO_NODE,
     Beat,
     BeginEpoch,
     Ended,
@@ -96,7 +97,7 @@ class Node:
         pulse.start()
         self.is_connected = True
         try:
-            while (message := link.receive(ToNode)) is not None:
+            while (message := link.receive(TO_NODE)) is not None:
                 if isinstance(message, Goodbye):
                     return message.problem
                 _do(message, host, say)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.msgpack import Decoder
 
-from gpu_worker.execution.ranks.messages import Reply
+from gpu_worker.execution.ranks.messages import Reply, decoder_of
 
 
 class StartRank(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -81,3 +82,6 @@ class Pulse(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 ToNode = StartRank | KillRank | TellRank | EndEpoch | BeginEpoch | Goodbye
 FromNode = Started | Said | Ended | Pulse
+
+TO_NODE: Decoder[ToNode] = decoder_of(ToNode)
+FROM_NODE: Decoder[FromNode] = decoder_of(FromNode)

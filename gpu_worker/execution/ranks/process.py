@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_worker.execution.ranks.board import make_board
-from gpu_worker.execution.ranks.messages import Failure, Reply, Start, encode, receive
+from gpu_worker.execution.ranks.messages import REPLIES, Failure, Reply, Start, encode, receive
 from gpu_worker.execution.runner_config import RunnerConfig
 
 _MEMBER = "gpu_worker.execution.ranks.member"
@@ -124,7 +124,7 @@ class LocalProcess(RankProcess):
         assert self._process.stdout is not None
         problem = None
         with self._process.stdout as answers:
-            while (reply := receive(answers, Reply)) is not None:
+            while (reply := receive(answers, REPLIES)) is not None:
                 if isinstance(reply, Failure):
                     problem = reply.problem
                 else:

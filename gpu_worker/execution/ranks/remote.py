@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener
 from gpu_worker.execution.ranks.meeting import serve_store
 from gpu_worker.execution.ranks.node_messages import (
+    FROM_NODE,
     BeginEpoch,
     Ended,
     EndEpoch,
@@ -166,7 +167,7 @@ class RemoteHost:
         """Take what the host says, until it is gone."""
         problem = "is gone"
         try:
-            while (message := link.receive(FromNode)) is not None:
+            while (message := link.receive(FROM_NODE)) is not None:
                 self._take(message)
         except LinkError as error:
             problem = f"is not heard any more: {error}"

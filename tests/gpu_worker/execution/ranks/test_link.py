@@ -11,11 +11,13 @@ from queue import SimpleQueue
 
 import msgspec
 import pytest
+from msgspec.msgpack import Decoder
 
 from gpu_worker.execution.ranks import link as link_module
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener, connect
 
 TOKEN = "a token of a group in a test"
+NUMBERS, TEXT = Decoder(list[int]), Decoder(str)
 
 
 class Admitted:
@@ -48,9 +50,9 @@ def test_messages_arrive_in_order_both_ways(admitted: Admitted) -> None:
     for sender, receiver in ((there, here), (here, there)):
         for number in range(20):
             sender.send(msgspec.msgpack.encode([number] * 1000 * number))
-        assert [receiver.receive(list[int]) for _ in range(20)] == [[number] * 1000 * number for number in range(20)]
+        assert [receiver.receive(NUMBERS) for _ in range(20)] == [[number] * 1000 * number for number in range(20)]
     there.close()
-    assert here.receive(list[int]) is None
+    assert here.receive(NUMBERS) is None
     here.close()
 
 
@@ -140,12 +142,12 @@ def test_message_that_was_changed_on_its_way_is_refused(admitted: Admitted) -> N
     _, here = admitted.links.get(timeout=5)
     there.send(msgspec.msgpack.encode("a plan"))
     with pytest.raises(LinkError, match="changed on its way"):
-        here.receive(str)
+        here.receive(TEXT)
     there.close()
     here.close()
 
 
 def test_host_that_is_not_one_of_the_group_is_let_go(admitted: Admitted, caplog: pytest.LogCaptureFixture) -> None:
     link = connect("127.0.0.1", admitted.listener.port, TOKEN, 9, 5)
-    assert link.receive(str) is None
+    assert link.receive(TEXT) is None
     link.close()
