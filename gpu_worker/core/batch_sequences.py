@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from gpu_worker.core.constraint import ConstraintSource, OutputConstraint
+from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import NewSequence, StateWork, StepPlan, Written
 from gpu_worker.core.pooling import PoolingPlan
 from shared.sampling import Sampling
@@ -38,6 +39,7 @@ class BatchSequence:
     prediction: tuple[int, ...] = ()
     pooling: PoolingPlan | None = None
     state_slot: int | None = None
+    media: tuple[MediaSpan, ...] = ()
     constraint: OutputConstraint | None = None
     block_table: list[int] = field(default_factory=list)
     window_tables: list[list[int]] = field(default_factory=list)
@@ -159,6 +161,7 @@ class BatchSequences:
             item.prediction,
             item.pooling,
             item.state_slot,
+            item.media,
             window_tables=[[] for _ in range(item.num_windows)],
         )
         self._constrained.pop(item.row, None)

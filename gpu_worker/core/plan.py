@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.pooling import PoolingPlan
 from shared.sampling import Sampling
 
@@ -34,6 +35,20 @@ class StateWork(Struct, frozen=True, gc=False, array_like=True):
     saves: tuple[tuple[int, int], ...] = ()
 
 
+class EncodeWork(Struct, frozen=True, gc=False, array_like=True):
+    """Layers of the vision tower that an image passes in a step, before the model computes the step's tokens.
+
+    Attributes:
+        digest: Of the image, as of `MediaSpan`.
+        first: Layers that it has passed before; 0 begins anew.
+        end: Layers that it has passed then.
+    """
+
+    digest: bytes
+    first: int
+    end: int
+
+
 class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     """A sequence that enters the batch, for the first time or again.
 
@@ -49,6 +64,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
         pooling: How its answer is made of its hidden vectors; None when it generates.
         num_windows: Groups of layers that keep the last tokens.
         state_slot: Where its state is, of a model with recurrent layers.
+        media: Images in its prompt, in order.
     """
 
     row: int
@@ -62,6 +78,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     pooling: PoolingPlan | None = None
     num_windows: int = 0
     state_slot: int | None = None
+    media: tuple[MediaSpan, ...] = ()
 
 
 class Written(Struct, frozen=True, gc=False, array_like=True):
@@ -101,6 +118,8 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
         new: Sequences that enter the batch.
         tokens: Tokens that became known, and are not in `token_ids`.
         blocks: What was added to block tables.
+        forgotten: Images whose embeddings are not kept any more; they are dropped first.
+        encodes: Images that are encoded.
     """
 
     step: int
@@ -118,6 +137,8 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     new: list[NewSequence] = []
     tokens: list[Written] = []
     blocks: list[Written] = []
+    forgotten: list[bytes] = []
+    encodes: list[EncodeWork] = []
 
 
 NOTHING = StepPlan(0, [], [], 0)

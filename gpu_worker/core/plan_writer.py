@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Values
 
-from gpu_worker.core.plan import UNKNOWN_TOKEN, NewSequence, StateWork, StepPlan, Written
+from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, NewSequence, StateWork, StepPlan, Written
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 
@@ -39,6 +39,8 @@ class PlanWriter:
         num_decodes: int,
         *,
         has_drafts: bool,
+        forgotten: list[bytes] | None = None,
+        encodes: list[EncodeWork] | None = None,
     ) -> StepPlan:
         """Return the plan of a step.
 
@@ -50,6 +52,8 @@ class PlanWriter:
                 again at once, as if it were new.
             num_decodes: How many of `scheduled` are decodes; only these have drafts.
             has_drafts: They may verify drafts.
+            forgotten: Images whose embeddings are not kept any more.
+            encodes: Images that are encoded.
         """
         left = self._release(departed) if departed else []
         new: list[NewSequence] = []
@@ -76,7 +80,7 @@ class PlanWriter:
             lengths = [item.num_tokens for item in scheduled[num_decodes:]]
             samples = [item.samples for item in scheduled[num_decodes:]]
         columns = (rows, starts, num_tokens, num_decodes, known, lengths, samples, num_drafts)
-        return StepPlan(step, *columns, forced, states, left, new, tokens, blocks)
+        return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, forgotten or [], encodes or [])
 
     def _columns(
         self,
@@ -152,6 +156,7 @@ class PlanWriter:
                 sequence.pooling,
                 len(sequence.window_tables),
                 None if sequence.state_slot is None else sequence.state_slot.slot,
+                sequence.media,
             )
         )
         return row

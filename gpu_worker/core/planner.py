@@ -29,14 +29,16 @@ from msgspec import Struct
 from gpu_worker.core.admission import Admission
 from gpu_worker.core.batch_allowance import BatchAllowance
 from gpu_worker.core.batch_throttle import BatchThrottle
+from gpu_worker.core.encoder_schedule import EncoderSchedule
 from gpu_worker.core.live_sequences import LiveSequences
-from gpu_worker.core.plan import NOTHING
+from gpu_worker.core.plan import NOTHING, StepPlan
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import DraftPlanner, DraftPolicy
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep
+from shared.errors import BadRequestError
 from shared.messages import Lane
 
 
@@ -75,6 +77,7 @@ class Planner:
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self._writer = PlanWriter()
+        self._encoder = None if config.media is None else EncoderSchedule(config.media)
 
     @property
     def num_preemptions(self) -> int:
@@ -88,6 +91,8 @@ class Planner:
             None when one of the steps in flight has to land first.
         """
         running, budget = self._running, self._config.max_num_batched_tokens
+        if self._encoder is not None:
+            self._encoder.open()
         decodes = self._next_decodes("interactive")
         if not self._grow("interactive", decodes) or not self._admission.admit_interactive(now):
             return None
@@ -111,6 +116,9 @@ class Planner:
         Their sequences run, and hold the blocks for it.
         """
         shares = [(item.sequence, self._blocks.reach(item.sequence, item.num_tokens)) for item in items]
+        for sequence, count in shares:
+            if self._encoder is not None and sequence.media:
+                self._encoder.require(sequence, count)
         scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
         # Decodes first: a share that was restarted may have become one.
         scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
@@ -119,8 +127,31 @@ class Planner:
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_batch = sum(item.sequence.lane == "batch" for item in scheduled)
         departed = self._running.take_departed()
-        plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=False)
+        plan = self._write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=False)
         return ScheduledStep(step, scheduled, num_tokens, departed, num_decodes, num_batch=num_batch, plan=plan)
+
+    def _write(
+        self,
+        step: int,
+        scheduled: list[ScheduledSequence],
+        num_tokens: int,
+        departed: list[Sequence],
+        num_decodes: int,
+        *,
+        has_drafts: bool,
+    ) -> StepPlan:
+        """Write a plan, with what is encoded for it."""
+        forgotten, encodes = ([], []) if self._encoder is None else self._encoder.take()
+        return self._writer.write(
+            step,
+            scheduled,
+            num_tokens,
+            departed,
+            num_decodes,
+            has_drafts=has_drafts,
+            forgotten=forgotten,
+            encodes=encodes,
+        )
 
     def plan_control(self, step: int, control: ScheduledSequence) -> ScheduledStep:
         """Plan step number `step` with nothing but a share that is not of a running sequence."""
@@ -246,9 +277,9 @@ class Planner:
         scheduled, state_places = self._decodes([*decodes, *batch.decodes] if batch.decodes else decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
-        left = self._add_prompts(scheduled, prompts, left, sum([count for _, count in batch.chunks]), step)
+        left, charged = self._add_prompts(scheduled, prompts, left, sum([count for _, count in batch.chunks]), step)
         num_before = len(scheduled)
-        left = self._add_batch_chunks(scheduled, batch.chunks, left, step)
+        left, charged_batch = self._add_batch_chunks(scheduled, batch.chunks, left, step)
         num_batch = len(batch.decodes) + len(scheduled) - num_before
         departed = self._running.take_departed() if scheduled else []
         is_changing = num_decodes < len(scheduled) or bool(departed)
@@ -256,38 +287,56 @@ class Planner:
             scheduled, num_decodes, left, is_changing=is_changing, is_throttled=batch.is_throttled
         )
         self._blocks.add_state_work(scheduled, (*state_places, *range(num_decodes, len(scheduled))))
-        num_tokens = self._config.max_num_batched_tokens - left
+        num_tokens = self._config.max_num_batched_tokens - left - charged - charged_batch
         plan = NOTHING
         if scheduled:
             has_drafts = has_drafts or is_alone
-            plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
+            plan = self._write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
         return ScheduledStep(
             step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch, plan
         )
 
     def _add_prompts(
         self, scheduled: list[ScheduledSequence], prompts: list[Sequence], left: int, num_batch_tokens: int, step: int
-    ) -> int:
-        """Give interactive prompts what batch chunks leave of `left` tokens; return how many are left then."""
+    ) -> tuple[int, int]:
+        """Give interactive prompts what batch chunks leave of `left` tokens.
+
+        Returns:
+            How many are left then, and what images were charged.
+        """
+        charged = 0
         for sequence in prompts:
             num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_batch_tokens))
+            if self._encoder is not None and sequence.media:
+                num_tokens, cost = self._encoder.reach(
+                    sequence, num_tokens, left - num_batch_tokens, is_alone=not scheduled
+                )
+                left, charged = left - cost, charged + cost
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
                 continue
             if num_tokens > 0:
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
-        return left
+        return left, charged
 
     def _add_batch_chunks(
         self, scheduled: list[ScheduledSequence], chunks: list[tuple[Sequence, int]], left: int, step: int
-    ) -> int:
-        """Schedule batch chunks as far as the windows' blocks reach; return how many of `left` tokens are left then."""
+    ) -> tuple[int, int]:
+        """Schedule batch chunks as far as the windows' blocks reach, and images are encoded.
+
+        Returns:
+            How many of `left` tokens are left then, and what images were charged.
+        """
+        charged = 0
         for sequence, wanted in chunks:
             num_tokens = self._blocks.reach(sequence, wanted)
+            if self._encoder is not None and sequence.media:
+                num_tokens, cost = self._encoder.reach(sequence, num_tokens, wanted, is_alone=not scheduled)
+                left, charged = left - cost, charged + cost
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))
                 left -= num_tokens
-        return left
+        return left, charged
 
     def _add_drafts(
         self,
@@ -344,6 +393,23 @@ class Planner:
         sequence.last_chunk_step = step
         self._running.reclassify(sequence)
         return ScheduledSequence(sequence, start, num_tokens, samples)
+
+    def forget_images(self) -> None:
+        """Encode all images anew: steps that encoded some were undone."""
+        if self._encoder is not None:
+            self._encoder.reset()
+
+    def validate(self, sequence: Sequence) -> None:
+        """Refuse images that could never be encoded; any thread may call it.
+
+        Raises:
+            BadRequestError: One is too large, or the model takes none.
+        """
+        if not sequence.media:
+            return
+        if self._encoder is None:
+            raise BadRequestError("This model takes no images.", "messages")
+        self._encoder.validate(sequence)
 
     def roll_back(self, sequence: Sequence) -> None:
         """Let a running sequence compute again what undone steps computed; its counters were set back already.

@@ -3,7 +3,8 @@
 The KV of a block depends on every token before it, so its name is a digest chained over (parent digest, token ids),
 rooted in the tenant's salt: two tenants never share. SHA-256, because a collision would show one client another's
 text. Digests are made block by block when first needed, and kept in `Sequence.block_digests`: a prompt that misses at
-once costs one digest, and nothing is ever hashed twice. Only full blocks have a digest.
+once costs one digest, and nothing is ever hashed twice. Only full blocks have a digest. Where a block holds a part of
+an image, its digest is made of the image's digest, and of which part it is, too: the tokens are those of any image.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from struct import Struct
 from typing import Protocol
 
 from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.media import media_key
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.tiers import FULL, KvTiers
 
@@ -109,4 +111,7 @@ class PrefixCache:
         """Compute the digest of a full block; those of all blocks before it are known."""
         parent = sequence.block_digests[-1] if place else sha256(sequence.salt).digest()
         start = place * self._block_size
-        return sha256(parent + self._pack(*sequence.token_ids[start : start + self._block_size])).digest()
+        content = parent + self._pack(*sequence.token_ids[start : start + self._block_size])
+        if sequence.media:
+            content += media_key(sequence.media, start, start + self._block_size)
+        return sha256(content).digest()

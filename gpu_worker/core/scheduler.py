@@ -22,6 +22,7 @@ from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing, finish_reason, set_limits
 from gpu_worker.core.live_sequences import LiveSequences
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.planner import Planner
 from gpu_worker.core.restores import Restores
 from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
@@ -77,6 +78,7 @@ class Scheduler:
         speculation: Speculation | None = None,
         constraints: SharedConstraints | None = None,
         tiers: KvTiers | None = None,
+        images: SharedImages | None = None,
     ) -> None:
         """Schedule nothing yet.
 
@@ -85,11 +87,13 @@ class Scheduler:
             speculation: Who drafts, if anybody does.
             constraints: Where a runner in this process has the constraints of sequences from.
             tiers: Where contents of the prefix cache are kept below the device's memory, if anywhere.
+            images: Where a runner in this process has the pixels of sequences from.
         """
         self.config = config
         self.speculation = speculation
         self.tiers = tiers if config.enable_prefix_caching else None
         self._constraints = constraints
+        self._images = images or SharedImages()
         self._blocks = SequenceBlocks(config, self.tiers)
         restores = None if self.tiers is None else Restores(self.tiers, self._blocks, config.block_size)
         self._live = LiveSequences(self._blocks, constraints, restores)
@@ -181,6 +185,7 @@ class Scheduler:
             raise PromptTooLongError(sequence.num_prompt_tokens, limit, num_generated=num_generated)
         if sequence.num_prompt_tokens == 0:
             raise BadRequestError("The prompt has no tokens; at least one is needed to start from.", "prompt")
+        self._planner.validate(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; one that its emitted tokens have already completed only gets its last event.
@@ -203,6 +208,7 @@ class Scheduler:
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, reason))
             return
         self._live.add(sequence)
+        self._images.add(sequence.images)
         if sequence.deadline is not None:
             self._deadlines.watch(sequence, len(self._live))
 
@@ -267,6 +273,7 @@ class Scheduler:
                 if sequence.status is not SequenceStatus.FINISHED:
                     sequence.num_computed_tokens = item.start
         self._in_flight.clear()
+        self._planner.forget_images()
         self._live.release_ended(self._live.num_planned)
         self._running.departed += touched
         for sequence in touched:
@@ -316,13 +323,15 @@ class Scheduler:
         """Learn how long a step took that has landed at `now`, in monotonic seconds."""
         self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
-        self._step_time.observe_step(step, num_drafted, duration_s)
+        if not step.plan.encodes:
+            # How long encoding takes depends on the images.
+            self._step_time.observe_step(step, num_drafted, duration_s)
 
     def emptied(self) -> Scheduler:
         """End all sequences without events, and return a scheduler with these settings that has cached nothing."""
         for sequence in self.sequences:
             self.abort(sequence.id)
-        return Scheduler(self.config, self.speculation, self._constraints, self.tiers)
+        return Scheduler(self.config, self.speculation, self._constraints, self.tiers, self._images)
 
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""

@@ -38,6 +38,21 @@ class StateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaConfig:
+    """A vision tower beside the model.
+
+    Attributes:
+        num_layers: Of the tower.
+        max_rows: Embeddings of images that the runner keeps.
+        whole_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
+    """
+
+    num_layers: int
+    max_rows: int
+    whole_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Sizes that do not change while the engine runs.
 
@@ -54,6 +69,7 @@ class SchedulerConfig:
         num_groups: Groups into which plans divide the running sequences. Of one group, a plan may compute the token
             that a step in flight samples; of several, sequences wait for that step to land, while the other groups are
             computed.
+        media: The vision tower, if there is one.
     """
 
     block_size: int
@@ -67,12 +83,19 @@ class SchedulerConfig:
     windows: tuple[WindowConfig, ...] = ()
     state: StateConfig | None = None
     num_groups: int = 1
+    media: MediaConfig | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or running sequences could not all go on in one step"
+            )
+        whole = 0 if self.media is None else self.media.whole_tokens
+        if whole and self.max_num_batched_tokens < self.max_num_seqs + whole:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {self.max_num_seqs + whole}: "
+                f"max_num_seqs and the {whole} tokens of an image, which one step computes"
             )
         for group in self.windows:
             most = min(group.most_blocks(self.block_size), self.num_blocks_for(self.max_model_len))

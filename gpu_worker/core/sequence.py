@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.group_tables import StateSlot, WindowTable
+from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.pooling import PoolingPlan
 from shared.messages import Lane
 from shared.sampling import Sampling
@@ -80,6 +81,8 @@ class Sequence:
             what comes of it. It goes before all other batch sequences.
         was_restored: Lower tiers were asked for its prefix since it began to wait.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
+        media: Images in the prompt, in order; text follows the last.
+        images: Their pixels, which may be needed as long as it lives.
     """
 
     id: str
@@ -127,6 +130,8 @@ class Sequence:
     scheduled_at: float | None = None
     trial_end: int = 0
     was_restored: bool = False
+    media: tuple[MediaSpan, ...] = ()
+    images: tuple[PreparedImage, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -11,8 +11,10 @@ import logging
 import torch
 
 from gpu_worker.core.constraint import ConstraintSource
+from gpu_worker.core.media import SharedImages
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
+from gpu_worker.execution.encoder import ImageEncoder
 from gpu_worker.execution.memory.budget import MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
 from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
@@ -40,6 +42,7 @@ from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.ranks import ALONE, Ranks
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
+from gpu_worker.models.vision.registry import load_tower
 from kernels.linear import LinearFactory
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ def build_runner(
     memory: DeviceMemory | None = None,
     constraints: ConstraintSource | None = None,
     ranks: Ranks = ALONE,
+    images: SharedImages | None = None,
 ) -> TorchModelRunner:
     """Build the runner that the device calls for.
 
@@ -60,6 +64,7 @@ def build_runner(
         memory: Measures the device; None measures a GPU, and on a CPU takes a share of what is free.
         constraints: Where sequences with a grammar have their constraints from.
         ranks: Among which the model is divided; each builds its runner at the same time.
+        images: Pixels of the images that plans name, where `config.takes_images`.
 
     Raises:
         HeadraceError: The model cannot be loaded.
@@ -70,8 +75,8 @@ def build_runner(
     if memory is None and plan.device.type == "cuda":
         memory = CudaMemory(plan.device)
     if memory is not None:
-        return _build_device_runner(plan, memory, start_up, constraints, ranks)
-    return _build_host_runner(plan, start_up, constraints, ranks)
+        return _build_device_runner(plan, memory, start_up, constraints, ranks, images)
+    return _build_host_runner(plan, start_up, constraints, ranks, images)
 
 
 def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> TorchModelRunner:
@@ -145,6 +150,7 @@ def _make_runner(
     constraints: ConstraintSource | None,
     ranks: Ranks,
     is_asynchronous: bool | None = None,
+    encoder: ImageEncoder | None = None,
 ) -> TorchModelRunner:
     config = plan.config
     return TorchModelRunner(
@@ -159,7 +165,19 @@ def _make_runner(
         num_state_slots=plan.num_state_slots(cache.num_blocks),
         constraints=constraints,
         ranks=ranks,
+        encoder=encoder,
     )
+
+
+def _load_encoder(plan: BuildPlan, images: SharedImages | None) -> ImageEncoder | None:
+    """Load the vision tower, of a model that sees."""
+    vision = plan.vision
+    if vision is None:
+        return None
+    assert images is not None, "a runner that takes images needs their pixels"
+    tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
+    logger.info("loaded the vision tower, %d layers, %s", tower.num_layers, shown_bytes(plan.tower_bytes))
+    return ImageEncoder(tower, images, vision.image_token, vision.axes, plan.device)
 
 
 def _check_host(plan: BuildPlan) -> None:
@@ -174,7 +192,7 @@ def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
     """Return the blocks that were asked for, or those that a share of the bytes beside the weights holds."""
     if plan.fixed is not None:
         return plan.fixed[1]
-    room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes)
+    room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes - plan.media_bytes)
     return host_num_blocks(plan.shared_demand, plan.config.max_num_seqs, room)
 
 
@@ -187,7 +205,11 @@ def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
 
 
 def _build_host_runner(
-    plan: BuildPlan, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks
+    plan: BuildPlan,
+    start_up: StartUp,
+    constraints: ConstraintSource | None,
+    ranks: Ranks,
+    images: SharedImages | None,
 ) -> TorchModelRunner:
     demand = plan.demand
     _prepare_host(plan, ranks)
@@ -195,19 +217,25 @@ def _build_host_runner(
         # Of several, who comes late would count what the others have taken: that was checked before they were started.
         _check_host(plan)
     model = _load(plan, start_up, ranks)
+    encoder = _load_encoder(plan, images)
     num_blocks = ranks.least(_host_num_blocks(plan, _free_bytes(plan)))
     cache = _allocate(plan, num_blocks)
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
     )
-    runner = _make_runner(plan, model, cache, constraints, ranks)
+    runner = _make_runner(plan, model, cache, constraints, ranks, encoder=encoder)
     with start_up.stage(Stage.PROFILE):
         runner.warm_up()
     return runner
 
 
 def _build_device_runner(
-    plan: BuildPlan, memory: DeviceMemory, start_up: StartUp, constraints: ConstraintSource | None, ranks: Ranks
+    plan: BuildPlan,
+    memory: DeviceMemory,
+    start_up: StartUp,
+    constraints: ConstraintSource | None,
+    ranks: Ranks,
+    images: SharedImages | None,
 ) -> TorchModelRunner:
     config, demand = plan.config, plan.demand
     probe = MemoryProbe(memory)
@@ -215,9 +243,11 @@ def _build_device_runner(
     remedy = smaller_model(plan.weights_bytes, plan.dtype_name)
     with reporting_out_of_memory("HEADRACE_MODEL", "while the weights were loaded", memory, remedy):
         model = _load(plan, start_up, ranks)
+        encoder = _load_encoder(plan, images)
 
     def make_runner(num_blocks: int) -> TorchModelRunner:
-        return _make_runner(plan, model, _allocate(plan, num_blocks), constraints, ranks, is_asynchronous=True)
+        cache = _allocate(plan, num_blocks)
+        return _make_runner(plan, model, cache, constraints, ranks, is_asynchronous=True, encoder=encoder)
 
     least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)
     with (
@@ -225,7 +255,7 @@ def _build_device_runner(
         start_up.stage(Stage.PROFILE) as progress,
     ):
         use = probe.measure(lambda: make_runner(least), demand.num_bytes(least), progress)
-    use = dataclasses.replace(use, proposer=config.proposer_bytes)
+    use = dataclasses.replace(use, proposer=config.proposer_bytes + plan.media_bytes)
     num_blocks = ranks.least(_device_num_blocks(plan, _budget(plan, probe, use)))
     with (
         reporting_out_of_memory(

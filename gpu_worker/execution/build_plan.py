@@ -22,6 +22,8 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fused
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.stored_weights import weights_bytes
+from gpu_worker.models.vision.registry import read_vision, tower_bytes
+from gpu_worker.models.vision.vision_config import VisionConfig
 from kernels.linear.dense import keeps_half
 from shared.errors import ConfigError
 
@@ -42,7 +44,9 @@ class BuildPlan:
         shares: How the cache's memory is divided among groups of layers.
         demand: What the cache takes for a block, and at least.
         fixed: The setting that fixes the size of the cache and the blocks that it means; None sizes it by memory.
-        weights_bytes: Memory of a rank's part of the weights, about so where there are several.
+        weights_bytes: Memory of a rank's part of the weights, about so where there are several; the tower's, too.
+        vision: How the model sees, if it does and is asked to.
+        tower_bytes: Memory of the vision tower's weights.
     """
 
     config: RunnerConfig
@@ -54,6 +58,8 @@ class BuildPlan:
     demand: CacheDemand
     fixed: tuple[str, int] | None
     weights_bytes: int
+    vision: VisionConfig | None = None
+    tower_bytes: int = 0
 
     @property
     def shared_demand(self) -> CacheDemand:
@@ -70,6 +76,15 @@ class BuildPlan:
         """Return the slots of states beside a number of blocks."""
         sure = num_sure_slots(self.config.max_num_seqs, has_blocks=self.demand.block_bytes > 0)
         return sure + self.shares.num_checkpoints(num_blocks)
+
+    @property
+    def media_bytes(self) -> int:
+        """Memory of what is encoded: the embeddings of images that are kept, and the largest image in its tower."""
+        vision = self.vision
+        if vision is None:
+            return 0
+        rows = vision.max_kept_rows * self.model_config.hidden_size * (1 + vision.num_deep)
+        return (rows + vision.max_patches * vision.patch_numbers) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
@@ -117,7 +132,12 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
     )
     weights //= config.num_ranks
     fixed = fixed_num_blocks(config, demand)
-    return BuildPlan(config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights)
+    vision = read_vision(config.model) if config.takes_images else None
+    seeing = 0 if vision is None else tower_bytes(config.model, vision, dtype)
+    weights += seeing
+    return BuildPlan(
+        config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights, vision, seeing
+    )
 
 
 def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:

@@ -45,6 +45,7 @@ from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.drafts.verification import move_accepted, replay_accepted
+from gpu_worker.execution.encoder import ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
@@ -52,6 +53,7 @@ from gpu_worker.execution.sampling.sampler import Sampler
 from gpu_worker.execution.step import SubmittedStep
 from gpu_worker.execution.step_head import StepHead
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
+from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
@@ -87,6 +89,7 @@ class TorchModelRunner:
         num_state_slots: int = 0,
         constraints: ConstraintSource | None = None,
         ranks: Ranks = ALONE,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         """Run `model` with the blocks of `cache`.
 
@@ -102,7 +105,9 @@ class TorchModelRunner:
             num_state_slots: Of recurrent layers, if more than sequences: one the scheduler gave none has its row's.
             constraints: Where sequences with a grammar have their constraints from.
             ranks: Among which the model is divided.
+            encoder: Of images, of a model that sees.
         """
+        self._encoder = encoder
         self._captured = captured
         self._ranks = ranks
         self._model = model
@@ -214,6 +219,8 @@ class TorchModelRunner:
         Call it when an engine ends before its runner does: no plan says that its last sequences have left.
         """
         self._depart(self._sequences.clear())
+        if self._encoder is not None:
+            self._encoder.clear()
 
     def restart(self) -> None:
         """Forget all sequences, and warm up and capture graphs again: of several ranks one is new.
@@ -276,13 +283,19 @@ class TorchModelRunner:
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
         graphs = self._graphs
-        shape = None if graphs is None else graphs.shape_for(step.layout, is_decode=step.is_decode)
+        media = None
+        if self._encoder is not None:
+            self._encoder.encode(plan)
+            media = self._encoder.inputs(plan, step.sequences, step.layout)
+        shape = None
+        if graphs is not None and media is None:
+            shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
         if not is_last(self._ranks):
             self._head.tell_last(head, self._ranks)
-        computed = self._replay(step, shape) if staged is None else self._launch(step, staged)
+        computed = self._replay(step, shape) if staged is None else self._launch(step, staged, media)
         if not is_last(self._ranks):
             # The last stage answers for all.
             return CompletedStep(StepResult(plan.step, []))
@@ -314,11 +327,12 @@ class TorchModelRunner:
         if self.share_drafts is not None:
             drafts = self.share_drafts(plan, drafts)
         windows = [tables.host for tables in self._rows.windows]
-        frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None)
+        has_axes = self._encoder is not None and self._encoder.has_axes
+        frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None, has_axes)
         layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
         if self._states is not None:
             copy_states(self._states, sequences, plan.states, upload)
-        return AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts)
+        return AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts, sequences)
 
     def _depart(self, departed: list[BatchSequence]) -> None:
         """Forget what is kept for sequences that have left the batch."""
@@ -327,10 +341,10 @@ class TorchModelRunner:
         if self._drafting is not None and departed:
             self._drafting.forget(departed)
 
-    def _launch(self, step: AssembledStep, staged: StagedStep) -> ComputedRows:
+    def _launch(self, step: AssembledStep, staged: StagedStep, media: MediaInputs | None) -> ComputedRows:
         """Launch one kernel after the other, up to the hidden vectors."""
         longest, knows_tokens = step.layout.max_context_len, not self.is_asynchronous
-        return ComputedRows(self._forward(staged.tensors, longest, knows_tokens=knows_tokens), None)
+        return ComputedRows(self._forward(staged.tensors, longest, media, knows_tokens=knows_tokens), None)
 
     def _replay(self, step: AssembledStep, shape: GraphShape | None) -> ComputedRows:
         """Launch the graph of a shape, which may go on to the logits."""
@@ -362,14 +376,16 @@ class TorchModelRunner:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)
         return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
 
-    def _forward(self, step: DeviceStep, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
+    def _forward(
+        self, step: DeviceStep, max_context_len: int, media: MediaInputs | None = None, *, knows_tokens: bool
+    ) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
         token_ids = step.token_ids
         if not knows_tokens:
             sampled_last = self._head.last_tokens.index_select(0, step.token_rows)
             # A row without a valid last token has failed, which the host does not know yet: any token will do.
             token_ids = torch.where(token_ids < 0, sampled_last, token_ids).clamp_(min=0)
-        context = step_context(step, self._rows, self._cache, self._states, max_context_len)
+        context = step_context(step, self._rows, self._cache, self._states, max_context_len, media)
         return self._model.forward(token_ids, step.positions, context)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:

@@ -40,6 +40,7 @@ class RunnerConfig:
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that each layer is divided among.
+        takes_images: A model that sees is served with its vision tower; only by one rank.
         nnodes: Hosts that all ranks are on, as many on each.
         enable_expert_parallel: Each of them has some experts, not some features of each.
         pipeline_parallel_size: Stages that layers are divided among, of so many ranks each.
@@ -68,6 +69,7 @@ class RunnerConfig:
     enable_expert_parallel: bool = False
     pipeline_parallel_size: int = 1
     nnodes: int = 1
+    takes_images: bool = False
 
     @property
     def num_ranks(self) -> int:

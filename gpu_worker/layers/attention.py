@@ -307,11 +307,14 @@ class Attention:
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
         written = cache if shape.reads_layer is None else None
+        cos_sin, places = self._cos_sin, positions
+        if context.media is not None:
+            cos_sin, places = context.media.rotations(cos_sin, positions)
         qkv, values = self._split_values(qkv)
         query = rope_kv_write(
             qkv.view(num_tokens, -1, shape.head_dim),
-            positions,
-            self._cos_sin,
+            places,
+            cos_sin,
             None if written is None else written.keys,
             None if written is None else written.values,
             slot_mapping,

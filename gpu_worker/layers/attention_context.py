@@ -8,6 +8,7 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.layers.layer_state import LayerState
+from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.layer_cache import LayerCache
 from kernels.state_rows import StateRows
 
@@ -46,6 +47,7 @@ class AttentionContext(Struct, frozen=True):
         group_of_layer: For each layer 0 where it keeps all tokens, `i + 1` where it belongs to `windows[i]`.
         states: Of the layers, in order; empty of a model without recurrent layers.
         state_rows: The sequences, as kernels with a state take them; likewise None.
+        media: Images of the step; None in a step without.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -61,6 +63,7 @@ class AttentionContext(Struct, frozen=True):
     group_of_layer: Sequence[int | None] = ()
     states: Sequence[LayerState | None] = ()
     state_rows: StateRows | None = None
+    media: MediaInputs | None = None
     observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
 
     def blocks_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

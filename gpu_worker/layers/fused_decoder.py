@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -10,6 +11,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
+from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.collectives import Exchange
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
@@ -29,7 +31,7 @@ def fusing_library(shape: StackShape, dtype: torch.dtype, device: torch.device) 
 class FusedDecoder:
     """Packs the weights layer by layer; the plain ones can be freed afterwards."""
 
-    __slots__ = ("_stack", "_tokens_per_expert")
+    __slots__ = ("_cos_sin", "_embedding", "_num_layers", "_stack", "_tapped_layers", "_tokens_per_expert")
 
     def __init__(
         self,
@@ -51,12 +53,37 @@ class FusedDecoder:
         packed = [LayerPacking(library, dtype).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
+        self._embedding, self._cos_sin = embedding, cos_sin
+        self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
         inputs = StackInputs(embedding, dtype, exchange=exchange, vocab_size=vocab_size)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
-        return self._stack(stack_step(token_ids, positions, context))
+        media = context.media
+        if media is None:
+            return self._stack(stack_step(token_ids, positions, context))
+        return self._compute_media(token_ids, positions, context, media)
+
+    def _compute_media(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, media: MediaInputs
+    ) -> torch.Tensor:
+        """Compute a step with images: some layers at a time, between which their embeddings are added."""
+        # Each token is a row of its own, of embeddings and of rotations that are the step's alone.
+        cos_sin, places = media.rotations(self._cos_sin, positions)
+        stream = torch.embedding(self._embedding, token_ids).to(self._stack.dtype)
+        stream.index_copy_(0, media.places, media.rows)
+        step = stack_step(torch.arange(len(token_ids)), places, context)
+        taps = self._tapped_layers
+        starts = sorted({0, *range(1, len(media.deep) + 1), *taps, self._num_layers})
+        streams: dict[int, torch.Tensor] = {}
+        for start, end in pairwise(starts):
+            if start in taps:
+                streams[start] = stream
+            stream = self._stack.from_vectors(step, stream, cos_sin, range(start, end))
+            if end <= len(media.deep):
+                stream.index_add_(0, media.places, media.deep[end - 1])
+        return torch.cat((stream, *(streams[index] for index in taps)), 1) if taps else stream
 
     def expert_loads(self) -> ExpertLoads | None:
         """Return what reads how tokens fall on experts; None where there are no mixtures."""

@@ -121,6 +121,9 @@ class LayeredDecoder:
         x, residual = self._embedding(token_ids), None
         if self._positions is not None:
             x.add_(self._positions(positions))
+        media = context.media
+        if media is not None:
+            x.index_copy_(0, media.places, media.rows)
         streams: dict[int, torch.Tensor] = {}
         # Before the first layer, which makes the embeddings the stream and adds to them in place.
         inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x)
@@ -128,6 +131,8 @@ class LayeredDecoder:
             if index in self._tapped_layers:
                 streams[index] = x.clone() if residual is None else x + residual
             x, residual = layer(x, residual, positions, context, None if inputs is None else inputs[index])
+            if media is not None and index < len(media.deep):
+                x.index_add_(0, media.places, media.deep[index])
         if self._norm is None:
             result = x if residual is None else residual.add_(x)
         else:

@@ -124,6 +124,8 @@ class CausalLM:
                 streams before the layers that are tapped
         """
         self._rotations.cover(positions)
+        if context.media is not None and context.media.positions is not None:
+            self._rotations.cover(context.media.positions.flatten())
         hidden = self._decoder(token_ids, positions, context)
         if not is_last(self._ranks):
             self._ranks.send(hidden)

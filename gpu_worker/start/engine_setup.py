@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.memory.state_sizes import state_config
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.layers.expert_loads import ExpertLoads
     from gpu_worker.models.config import ModelConfig
+    from gpu_worker.models.vision.processor import MediaProcessor
+    from gpu_worker.models.vision.vision_config import VisionConfig
 
 SIMULATED_NUM_BLOCKS = 32_768
 CPU_BATCHED_TOKENS = 512
@@ -56,6 +59,7 @@ class EngineSetup:
         experts: Reads how tokens fall on the model's experts; None where it has none.
         group: Runs a model that is divided among ranks; None where one process has it all.
         tiers: What is kept below the device's memory; None where nothing is.
+        media: Prepares images; None where none are taken.
     """
 
     engine: Engine
@@ -64,6 +68,7 @@ class EngineSetup:
     experts: ExpertLoads | None = None
     group: GroupRunner | None = None
     tiers: BlockTiers | None = None
+    media: MediaProcessor | None = None
 
 
 def build_engine(
@@ -79,8 +84,8 @@ def build_engine(
     check_tiers(config)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
-    gpu_uuid = experts = group = tiers = None
-    constraints = SharedConstraints()
+    gpu_uuid = experts = group = tiers = media = None
+    constraints, images = SharedConstraints(), SharedImages()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
             config.simulate,
@@ -91,12 +96,16 @@ def build_engine(
         )
         scheduler = _simulated_sizes(config, directory)
     else:
-        load = partial(_load_model, config, directory, start_up or StartUp(), constraints)
+        load = partial(_load_model, config, directory, start_up or StartUp(), constraints, images)
         loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, divided
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
+        if scheduler.media is not None:
+            from gpu_worker.models.vision.registry import read_processor
+
+            media = read_processor(directory.path)
     _log.info(
         "engine ready",
         extra={
@@ -109,8 +118,8 @@ def build_engine(
             "speculative": config.speculative,
         },
     )
-    engine = Engine(Scheduler(scheduler, speculation, constraints, tiers), runner)
-    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers)
+    engine = Engine(Scheduler(scheduler, speculation, constraints, tiers, images), runner)
+    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers, media)
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
@@ -146,7 +155,11 @@ def rank_settings(config: WorkerConfig) -> RunnerConfig:
 
 
 def _load_model(
-    config: WorkerConfig, directory: ModelDirectory, start_up: StartUp, constraints: SharedConstraints
+    config: WorkerConfig,
+    directory: ModelDirectory,
+    start_up: StartUp,
+    constraints: SharedConstraints,
+    images: SharedImages,
 ) -> tuple[TorchModelRunner, GroupRunner | None, SchedulerConfig]:
     """Load the model, or this rank's part of it, and then return the runner of all ranks too."""
     from gpu_worker.execution.build import build_runner
@@ -164,7 +177,7 @@ def _load_model(
         divided = _build_group(config, with_room, start_up, constraints)
         runner = divided.own
     else:
-        runner = build_runner(with_room, start_up, constraints=constraints)
+        runner = build_runner(with_room, start_up, constraints=constraints, images=images)
     if find_recipe(config.speculative) is not None:
         runner.verify_drafts_of(build_proposer(config, runner_config, runner))
         if runner.is_asynchronous:
@@ -219,7 +232,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
 
     device = _device(config)
     # Refuses sizes that do not go together before the model is loaded.
-    sizes = _sizes(config, read_model_config(directory.path), device)
+    sizes = _sizes(config, read_model_config(directory.path), device, _vision(config, directory))
     runner_config = RunnerConfig(
         model=directory.path,
         dtype=config.dtype,
@@ -239,8 +252,20 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         enable_expert_parallel=config.enable_expert_parallel,
         pipeline_parallel_size=config.pipeline_parallel_size,
         nnodes=config.nnodes,
+        takes_images=sizes.media is not None,
     )
     return runner_config, sizes
+
+
+def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | None:
+    """Return how the model sees; None where several ranks divide it, which take no images."""
+    from gpu_worker.models.vision.registry import read_vision
+
+    vision = read_vision(directory.path)
+    if vision is None or config.tensor_parallel_size * config.pipeline_parallel_size == 1:
+        return vision
+    _log.warning("several ranks take no images: the model is served for text alone")
+    return None
 
 
 def _device(config: WorkerConfig) -> str:
@@ -263,7 +288,7 @@ def _gpu_uuid(device: str) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
-def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerConfig:
+def _sizes(config: WorkerConfig, model: ModelConfig, device: str, vision: VisionConfig | None) -> SchedulerConfig:
     """Return the sizes to schedule with; the blocks are not known yet."""
     longest = model.max_model_len
     if (config.max_model_len or 0) > longest:
@@ -274,7 +299,12 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str) -> SchedulerCo
     if model.is_bidirectional:
         # A prompt is computed in one step.
         default_budget = max(default_budget, max_model_len)
-    sizes = _scheduler_config(config, 1, max_model_len, default_budget)
+    media = None
+    if vision is not None:
+        whole = vision.max_rows if vision.form.is_bidirectional else 0
+        media = MediaConfig(vision.num_layers, vision.max_kept_rows, whole)
+        default_budget = max(default_budget, config.max_num_seqs + whole)
+    sizes = _scheduler_config(config, 1, max_model_len, default_budget, media)
     if not model.has_states:
         return sizes
     return dataclasses.replace(sizes, state=state_config(config.max_num_seqs, config.block_size))
@@ -290,7 +320,11 @@ def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:
 
 
 def _scheduler_config(
-    config: WorkerConfig, num_blocks: int, max_model_len: int, default_budget: int
+    config: WorkerConfig,
+    num_blocks: int,
+    max_model_len: int,
+    default_budget: int,
+    media: MediaConfig | None = None,
 ) -> SchedulerConfig:
     try:
         return SchedulerConfig(
@@ -302,6 +336,7 @@ def _scheduler_config(
             enable_prefix_caching=config.enable_prefix_caching,
             batch_slowdown=config.batch_slowdown,
             num_groups=config.pipeline_parallel_size,
+            media=media,
         )
     except ValueError as error:
         raise ConfigError("HEADRACE_MAX_NUM_BATCHED_TOKENS", str(error)) from None

@@ -211,6 +211,42 @@ class CpuDecoderStack:
         check_fault(self.library.decoder_stack(stack, structure, scratch, result.data_ptr(), num_threads))
         return result
 
+    def from_vectors(
+        self, step: StackStep, vectors: torch.Tensor, cos_sin: torch.Tensor, layers: range
+    ) -> torch.Tensor:
+        """Compute some layers of a step whose tokens are rows of a table of vectors.
+
+        Args:
+            step: Its token ids are rows of `vectors`, and its positions rows of `cos_sin`.
+            vectors: In place of embeddings, or what the layers before have returned.
+            cos_sin: Rotations.
+            layers: One or more. Those that include the last return what `__call__` does, without streams that are
+                tapped; others return the stream as it is.
+
+        Shapes:
+            vectors: `[num_vectors, hidden_size]`, of the stack's type, contiguous
+            cos_sin: `[num_rotations, rotated_dim]` float32, contiguous
+            result: `[num_tokens, hidden_size]`
+        """
+        self._place_caches(step)
+        stack = type(self._stack).from_buffer_copy(self._stack)
+        stack.embedding, stack.embedding_dtype = vectors.data_ptr(), DTYPE_NUMBERS[vectors.dtype]
+        stack.vocab_size = stack.num_own_tokens = len(vectors)
+        stack.cos_sin, stack.max_positions = cos_sin.data_ptr(), len(cos_sin)
+        stack.layers += layers.start * ctypes.sizeof(LayerStructure)
+        stack.num_tapped = 0
+        if layers.stop < stack.num_layers:
+            stack.final_norm = None
+        stack.num_layers = len(layers)
+        result = torch.empty(step.token_ids.shape[0], vectors.shape[1], dtype=self.dtype)
+        scratch = self.scratch(self.library.decoder_stack_scratch(ctypes.byref(stack), len(result)))
+        _, structure = self.structures(step)
+        fault = self.library.decoder_stack(
+            ctypes.byref(stack), structure, scratch, result.data_ptr(), torch.get_num_threads()
+        )
+        check_fault(fault)
+        return result
+
     def structures(self, step: StackStep) -> tuple[Any, Any]:
         """Return the stack and the step as the kernel takes them; they hold addresses of the tensors."""
         self._place_caches(step)

@@ -66,11 +66,12 @@ class AssembledStep:
         layout: Of its tokens, drafts included.
         drafts: Of each sequence; None when there are none at all.
         samples: For each sequence, whether it samples.
+        sequences: Those that the plan schedules.
         shares: Of each sequence; of a step that only decodes, made only where they are wanted.
         departed: Sequences that have left the batch since the step was submitted.
     """
 
-    __slots__ = ("_do_all_sample", "_prompt_lens", "departed", "drafts", "layout", "samples", "shares")
+    __slots__ = ("_do_all_sample", "_prompt_lens", "departed", "drafts", "layout", "samples", "sequences", "shares")
 
     def __init__(
         self,
@@ -79,11 +80,13 @@ class AssembledStep:
         layout: HostStep,
         prompt_lens: Int64s,
         drafts: list[Draft] | None = None,
+        sequences: Values[BatchSequence] = (),
     ) -> None:
         """Describe the step; `prompt_lens` are the prompt tokens of each sequence."""
         self.layout = layout
         self.shares = shares
         self.drafts = drafts
+        self.sequences = sequences
         self.samples = [True] * plan.num_decodes + plan.samples
         self._do_all_sample = all(plan.samples)
         self.departed: set[BatchSequence] = set()

@@ -20,11 +20,13 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import SEES_ALL, Draft
 from gpu_worker.core.plan import UNKNOWN_TOKEN, StateWork, StepPlan
 from gpu_worker.execution.batch.graph_shapes import GraphShape
+from gpu_worker.execution.batch.media_positions import text_positions
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.layers.attention_context import AttentionContext, WindowContext
+from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.state_rows import StateRows, StateSaves
 
 Array = TypeVar("Array")
@@ -142,6 +144,22 @@ class Placed:
                 token_ids += self.drafts[place].token_ids
         return token_ids
 
+    def positions(self, *, has_axes: bool) -> Int64s:
+        """Return positions; on the first axis, where there are several."""
+        positions = self.branches[0]
+        if not has_axes:
+            return positions
+        seeing = [place for place, sequence in enumerate(self.sequences) if sequence.media]
+        if not seeing:
+            return positions
+        positions = positions.copy()
+        for place in seeing:
+            part = slice(self.query_starts[place], self.query_starts[place + 1])
+            places = self.places[part]
+            # Drafts that exclude each other share a position; no image is behind them.
+            positions[part] += text_positions(self.sequences[place].media, places) - places
+        return positions
+
     def slots(self, tables: Int32s, block_size: int) -> Int64s:
         """Return where the tokens go, in the blocks of one group of layers."""
         blocks = self.places // block_size
@@ -162,11 +180,18 @@ class Placed:
 
 
 class Frame(Struct, frozen=True, gc=False):
-    """What sources read besides the plan: the group of layers that keeps all tokens, and whether there are states."""
+    """What sources read besides the plan.
+
+    Attributes:
+        tables: Block tables of the layers that keep all tokens.
+        has_states: There are recurrent layers.
+        has_axes: Positions have several axes, so that those behind an image are not places.
+    """
 
     tables: Int32s
     block_size: int
     has_states: bool = False
+    has_axes: bool = False
 
 
 class Field(Struct, frozen=True):
@@ -199,7 +224,7 @@ _SLOTS = Field("slots", np.int64, "tokens", -1, lambda step, frame: step.slots(f
 FIELDS = (
     Field("token_ids", np.int64, "tokens", 0, lambda step, _: step.token_ids()),
     Field("token_rows", np.int64, "tokens", "spare_row", lambda step, _: step.token_rows),
-    Field("positions", np.int64, "tokens", 0, lambda step, _: step.branches[0]),
+    Field("positions", np.int64, "tokens", 0, lambda step, frame: step.positions(has_axes=frame.has_axes)),
     _SLOTS,
     Field("rows", np.int64, "sequences", "spare_row", lambda step, _: step.rows),
     Field("query_starts", np.int32, "ends", 1, lambda step, _: step.query_starts),
@@ -336,7 +361,12 @@ class StagedStep:
 
 
 def step_context(
-    step: DeviceStep, rows: BatchRows, cache: KVCache, states: StatePool | None, max_context_len: int
+    step: DeviceStep,
+    rows: BatchRows,
+    cache: KVCache,
+    states: StatePool | None,
+    max_context_len: int,
+    media: MediaInputs | None = None,
 ) -> AttentionContext:
     """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most."""
     state_rows = None
@@ -363,6 +393,7 @@ def step_context(
         group_of_layer=cache.layout.group_of_layer,
         states=() if states is None else states.layers,
         state_rows=state_rows,
+        media=media,
     )
 
 

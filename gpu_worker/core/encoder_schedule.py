@@ -1,0 +1,169 @@
+"""Which images a step encodes, and whose embeddings the runner keeps.
+
+An image has to pass all layers of the vision tower before a step computes one of its tokens. Its layers are charged to
+the step's token budget, at what they cost in tokens of the model: a step with images takes no longer than one with
+other prompts, and a large image passes its layers over several steps, beside decodes.
+
+Owns the table of images that the runner keeps, by digest: bounded by embeddings, the least recently used go first. An
+image that a running sequence still needs goes only for the sake of one that is before it in order, so there is always
+one that gets on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from gpu_worker.core.media import MediaSpan
+from gpu_worker.core.plan import EncodeWork
+from gpu_worker.core.scheduler_config import MediaConfig
+from gpu_worker.core.sequence import Sequence, SequenceStatus
+from shared.errors import BadRequestError
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """An image that the runner keeps.
+
+    Attributes:
+        num_layers: That it has passed when the step that is being planned is done.
+        holders: Sequences that need it, each with the end of the image in it.
+    """
+
+    num_rows: int
+    num_layers: int = 0
+    holders: list[tuple[Sequence, int]] = field(default_factory=list)
+
+
+class EncoderSchedule:
+    """Plans encoding, step by step: `open`, then `reach` for each share, then `take` for the plan."""
+
+    def __init__(self, config: MediaConfig) -> None:
+        """Keep nothing yet."""
+        self._config = config
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._num_rows = 0
+        self._forgotten: list[bytes] = []
+        self._works: dict[bytes, EncodeWork] = {}
+        self._used: set[bytes] = set()
+        self._spent = 0
+
+    def validate(self, sequence: Sequence) -> None:
+        """Refuse images that could never be encoded; any thread may call it.
+
+        Raises:
+            BadRequestError: One has more embeddings than are kept.
+        """
+        limit = self._config.max_rows
+        for span in sequence.media:
+            if span.num_rows > limit:
+                problem = f"An image takes {span.num_rows} tokens; at most {limit} are served (low detail takes fewer)."
+                raise BadRequestError(problem, "messages")
+
+    def open(self) -> None:
+        """Begin a step."""
+        self._spent = 0
+        for kept in self._kept.values():
+            if kept.holders:
+                kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
+
+    def reach(self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool) -> tuple[int, int]:
+        """Return how many of a sequence's next tokens the step can compute, and what it is charged for its images.
+
+        Args:
+            sequence: It has images.
+            num_tokens: To compute at most.
+            budget: Tokens that are left of the step's.
+            is_alone: Nothing else is computed, so nothing is delayed: the image is encoded at once, for nothing.
+        """
+        before = self._spent
+        first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
+        for span in sequence.media:
+            if first < span.end and span.start < end:
+                room = 0 if is_alone else budget - (self._spent - before)
+                if not self._encode(sequence, span, room, is_alone=is_alone):
+                    end = max(first, span.start)
+                    break
+        charged = 0 if is_alone else self._spent - before
+        end = min(end, first + max(0, budget - charged))
+        return _behind_whole(sequence, first, end) - first, charged
+
+    def require(self, sequence: Sequence, num_tokens: int) -> None:
+        """Encode all that the sequence's next tokens need, whatever it costs."""
+        end = sequence.num_computed_tokens + num_tokens
+        for span in sequence.media:
+            if sequence.num_computed_tokens < span.end and span.start < end:
+                self._encode(sequence, span, 0, is_alone=True)
+
+    def take(self) -> tuple[list[bytes], list[EncodeWork]]:
+        """Return what the plan says: images to forget, and then those to encode."""
+        if not self._forgotten and not self._works:
+            self._used.clear()
+            return [], []
+        taken = self._forgotten, list(self._works.values())
+        self._forgotten, self._works = [], {}
+        self._used.clear()
+        return taken
+
+    def reset(self) -> None:
+        """Forget all images: steps that encoded them may have failed."""
+        self._forgotten += self._kept
+        self._kept.clear()
+        self._works.clear()
+        self._used.clear()
+        self._num_rows = 0
+
+    def _encode(self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool) -> bool:
+        """Let an image pass as many layers as there is budget for; return True if it has passed all of them."""
+        digest = span.digest
+        kept = self._kept.get(digest)
+        if kept is None:
+            if not self._make_room(sequence, span.num_rows) and not is_alone:
+                return False
+            kept = self._kept[digest] = _Kept(span.num_rows)
+            self._num_rows += span.num_rows
+        self._kept.move_to_end(digest)
+        self._used.add(digest)
+        if all(holder is not sequence for holder, _ in kept.holders):
+            kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
+        count = self._config.num_layers - kept.num_layers
+        if count and not is_alone:
+            # One layer of the first image in each step, so that a small budget does not stop it for ever.
+            least = 0 if self._works else 1
+            count = min(count, max(least, budget // span.layer_cost))
+        if count:
+            first = self._works[digest].first if digest in self._works else kept.num_layers
+            kept.num_layers += count
+            self._works[digest] = EncodeWork(digest, first, kept.num_layers)
+            self._spent += count * span.layer_cost
+        return kept.num_layers == self._config.num_layers
+
+    def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
+        """Forget images until there is room for another; return False where others need theirs first."""
+        while self._num_rows + num_rows > self._config.max_rows:
+            digest = next((each for each in self._kept if self._may_go(each, sequence)), None)
+            if digest is None:
+                return False
+            self._num_rows -= self._kept.pop(digest).num_rows
+            self._works.pop(digest, None)
+            self._forgotten.append(digest)
+        return True
+
+    def _may_go(self, digest: bytes, sequence: Sequence) -> bool:
+        if digest in self._used:
+            return False
+        return all(
+            holder.order > sequence.order or not _is_needed(holder, end) for holder, end in self._kept[digest].holders
+        )
+
+
+def _is_needed(sequence: Sequence, end: int) -> bool:
+    return sequence.status is SequenceStatus.RUNNING and sequence.num_computed_tokens < end
+
+
+def _behind_whole(sequence: Sequence, first: int, end: int) -> int:
+    """Return the last place up to `end`, not before `first`, that is not inside an image that one step computes."""
+    for span in sequence.media:
+        if span.is_whole and span.start < end < span.end:
+            return max(first, span.start)
+    return end

@@ -1,0 +1,91 @@
+"""Images in a sequence: where they stand, what names them, and the pixels that the runner encodes. Values only.
+
+An image stands in a prompt as a run of tokens. Embeddings that a vision tower makes of its pixels replace those of some
+or all of these tokens. A digest of the image's bytes and of how they are processed names both: what has the same digest
+is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct as Packing
+from typing import Any
+from weakref import WeakValueDictionary
+
+from msgspec import Struct
+
+_PLACE = Packing("<q").pack
+
+
+class MediaSpan(Struct, frozen=True, gc=False, array_like=True, omit_defaults=True):
+    """An image in a sequence.
+
+    Attributes:
+        start: Place of its first token in the sequence.
+        length: Its tokens, separators between rows or tiles included.
+        digest: Of the image's bytes, the processor and the detail, 32 bytes.
+        num_rows: Embeddings that the tower makes of it.
+        grid: Rows and columns of its tokens, where positions have several axes; else empty.
+        layer_cost: A layer of the tower costs as much as this many tokens of the model.
+        is_whole: Its tokens attend to one another in both directions, so one step computes all of them.
+    """
+
+    start: int
+    length: int
+    digest: bytes
+    num_rows: int
+    grid: tuple[int, ...] = ()
+    layer_cost: int = 0
+    is_whole: bool = False
+
+    @property
+    def end(self) -> int:
+        """Place behind its last token."""
+        return self.start + self.length
+
+    @property
+    def num_positions(self) -> int:
+        """By how much the position of what follows is higher: an image of several axes counts its longer side."""
+        return max(self.grid) if self.grid else self.length
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class PreparedImage:
+    """Pixels in the size that a tower reads.
+
+    Attributes:
+        digest: As of `MediaSpan`.
+        values: NumPy array, `[num_tiles, height, width, 3]` uint8.
+        grid: Rows and columns of tiles or patches, as the family counts them.
+    """
+
+    digest: bytes
+    values: Any
+    grid: tuple[int, ...]
+
+
+def media_key(spans: Iterable[MediaSpan], first: int, end: int) -> bytes:
+    """Return what tells apart blocks of the same tokens: the images in places `first` to before `end`, and where.
+
+    An image is placed relative to the block, so that the key names the part of the image that the block holds.
+    """
+    inside = (span for span in spans if span.start < end and span.end > first)
+    return b"".join(span.digest + _PLACE(first - span.start) for span in inside)
+
+
+class SharedImages:
+    """The pixels of a scheduler's sequences, for a runner in the same process. Sequences own them."""
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self._by_digest: WeakValueDictionary[bytes, PreparedImage] = WeakValueDictionary()
+
+    def add(self, images: Iterable[PreparedImage]) -> None:
+        """Offer the images of a sequence that the scheduler has taken in."""
+        for image in images:
+            self._by_digest[image.digest] = image
+
+    def get(self, digest: bytes) -> PreparedImage | None:
+        """Return an image; None when no sequence has it any more."""
+        return self._by_digest.get(digest)

@@ -1,0 +1,135 @@
+"""Encodes the images that plans name, keeps their embeddings, and says which of them a step's tokens are.
+
+Owns what the vision tower has made, by digest. Which images are kept, and for how long, is the scheduler's decision:
+plans say what is encoded and what is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.media import MediaSpan, SharedImages
+from gpu_worker.core.plan import EncodeWork, StepPlan
+from gpu_worker.execution.batch.media_positions import axis_positions
+from gpu_worker.execution.batch.step_table import HostStep
+from gpu_worker.execution.batch.transfers import Int64s
+from gpu_worker.layers.media_inputs import MediaInputs, WholeSpan
+from gpu_worker.models.vision.tower import EncodedImage, Encoding, VisionTower
+from shared.errors import HeadraceError
+
+
+class MissingImageError(HeadraceError):
+    """The pixels of an image that a plan names are not there."""
+
+    def __init__(self) -> None:
+        """Say what it means."""
+        super().__init__("the pixels of an image are not there any more")
+
+
+class ImageEncoder:
+    """Not thread safe: the runner's thread calls it."""
+
+    def __init__(
+        self,
+        tower: VisionTower,
+        images: SharedImages,
+        image_token: int,
+        axes: Values[int],
+        device: torch.device,
+    ) -> None:
+        """Encode with `tower`.
+
+        Args:
+            tower: On the model's device.
+            images: Where pixels come from.
+            image_token: Tokens of an image that embeddings replace are these.
+            axes: As `VisionConfig` has them.
+            device: Of the model.
+        """
+        self._tower = tower
+        self._images = images
+        self._image_token = image_token
+        self._axes = torch.tensor(axes, dtype=torch.int64, device=device) if axes else None
+        self._device = device
+        self._begun: dict[bytes, Encoding] = {}
+        self._encoded: dict[bytes, EncodedImage] = {}
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether positions have several axes."""
+        return self._axes is not None
+
+    def clear(self) -> None:
+        """Forget all images."""
+        self._begun.clear()
+        self._encoded.clear()
+
+    def encode(self, plan: StepPlan) -> None:
+        """Forget and encode what a plan says.
+
+        Raises:
+            MissingImageError: Pixels are not there.
+        """
+        for digest in plan.forgotten:
+            self._begun.pop(digest, None)
+            self._encoded.pop(digest, None)
+        for work in plan.encodes:
+            self._advance(work)
+
+    def _advance(self, work: EncodeWork) -> None:
+        digest = work.digest
+        if work.first == 0:
+            image = self._images.get(digest)
+            if image is None:
+                raise MissingImageError
+            self._encoded.pop(digest, None)
+            self._begun[digest] = self._tower.begin(image)
+        encoding = self._begun[digest]
+        self._tower.advance(encoding, work.end)
+        if work.end == self._tower.num_layers:
+            self._encoded[digest] = self._tower.finish(self._begun.pop(digest))
+
+    def inputs(self, plan: StepPlan, sequences: Values[BatchSequence], layout: HostStep) -> MediaInputs | None:
+        """Return what the images of a step's tokens give the model; None where no token is of an image."""
+        places: list[Int64s] = []
+        rows: list[EncodedImage] = []
+        whole: list[WholeSpan] = []
+        # Decodes compute text, and stand first.
+        others = zip(sequences[plan.num_decodes :], plan.starts[plan.num_decodes :], plan.lengths, strict=True)
+        for number, (sequence, start, length) in enumerate(others, start=plan.num_decodes):
+            first = int(layout.query_starts[number])
+            for span in sequence.media:
+                if span.start >= start + length or span.end <= start:
+                    continue
+                begin, end = max(start, span.start), min(start + length, span.end)
+                inside, part = self._part(sequence, span, begin, end)
+                places.append(inside + (first + begin - start))
+                rows.append(part)
+                if span.is_whole:
+                    whole.append(WholeSpan(number, first + begin - start, first + end - start, begin))
+        if not places:
+            return None
+        joined = [torch.cat(parts) for parts in zip(*((each.rows, *each.deep) for each in rows), strict=True)]
+        index = torch.from_numpy(np.concatenate(places)).to(self._device)
+        positions = None
+        if self._axes is not None:
+            starts = [int(start) for start in layout.query_starts]
+            on_axes = [
+                axis_positions(sequence.media, start, end - first)
+                for sequence, start, (first, end) in zip(sequences, plan.starts, pairwise(starts), strict=True)
+            ]
+            positions = torch.from_numpy(np.concatenate(on_axes, axis=1)).to(self._device)
+        return MediaInputs(index, joined[0], tuple(joined[1:]), positions, self._axes, whole)
+
+    def _part(self, sequence: BatchSequence, span: MediaSpan, begin: int, end: int) -> tuple[Int64s, EncodedImage]:
+        """Return which of the tokens from `begin` to before `end` embeddings replace, and these embeddings."""
+        is_row = np.array(sequence.token_ids[span.start : end], dtype=np.int64) == self._image_token
+        first = int(is_row[: begin - span.start].sum())
+        inside: Int64s = np.flatnonzero(is_row[begin - span.start :]).astype(np.int64)
+        encoded, chosen = self._encoded[span.digest], slice(first, first + len(inside))
+        return inside, EncodedImage(encoded.rows[chosen], tuple(deep[chosen] for deep in encoded.deep))

@@ -1,0 +1,68 @@
+"""What a step's images give the model: embeddings in place of tokens, positions of several axes, what layers add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from msgspec import Struct
+
+
+class WholeSpan(Struct, frozen=True):
+    """An image whose tokens attend to one another in both directions.
+
+    Attributes:
+        sequence: Its number in the step.
+        first, end: Its tokens in the step, all of which are there.
+        num_before: Tokens of the sequence before it.
+    """
+
+    sequence: int
+    first: int
+    end: int
+    num_before: int
+
+
+class MediaInputs(Struct, frozen=True):
+    """The images of a step.
+
+    Attributes:
+        places: `[num_rows]` int64, tokens of the step whose embeddings are replaced.
+        rows: `[num_rows, hidden_size]`, what replaces them.
+        deep: Likewise, added to the stream behind the first layers, one a layer.
+        positions: `[3, num_tokens]` int64, of all tokens, where positions have several axes; else None.
+        axes: `[num_pairs]` int64, the axis that each pair of dimensions of a head turns by; likewise.
+        whole: Images with attention in both directions.
+        turned: By the address of a rotary table, the rows of the step's tokens.
+    """
+
+    places: torch.Tensor
+    rows: torch.Tensor
+    deep: tuple[torch.Tensor, ...] = ()
+    positions: torch.Tensor | None = None
+    axes: torch.Tensor | None = None
+    whole: Sequence[WholeSpan] = ()
+    turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = msgspec.field(default_factory=dict)
+
+    def rotations(self, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a rotary table of the step's tokens alone, and the row in it of each token.
+
+        Where positions have one axis, these are `table` and `positions`.
+
+        Shapes:
+            table: `[max_positions, head_dim]`, the cosines, then the sines
+            positions: `[num_tokens]`
+            result: `[num_tokens, head_dim]`, `[num_tokens]`
+        """
+        if self.positions is None or self.axes is None:
+            return table, positions
+        key = table.data_ptr()
+        if key not in self.turned:
+            half = table.shape[1] // 2
+            # Pairs that do not turn have an angle of zero at all positions.
+            axes = torch.nn.functional.pad(self.axes, (0, half - len(self.axes)))
+            index = self.positions[axes].T.repeat(1, 2)
+            rows = torch.arange(len(positions), device=positions.device)
+            self.turned[key] = table.gather(0, index), rows
+        return self.turned[key]

@@ -1,0 +1,57 @@
+"""Pixels: resized as a model's own processor does, normalised, and cut into patches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+Pixels = npt.NDArray[np.uint8]
+Resampling = Literal["bilinear", "bicubic"]
+
+
+def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> Pixels:
+    """Return an image in another size, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU.
+
+    Shapes:
+        pixels: `[height, width, 3]`
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+    resized = functional.interpolate(image, (height, width), mode=resampling, antialias=True, align_corners=False)
+    result: Pixels = resized[0].permute(1, 2, 0).contiguous().numpy()
+    return result
+
+
+def normalised(values: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
+    """Return float32 numbers about zero.
+
+    Shapes:
+        values, result: `[..., 3]`, of 8 bits
+        mean, deviation: `[3]`, of numbers from 0 to 1
+    """
+    return (values.float() - mean * 255) / (deviation * 255)
+
+
+def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
+    """Cut images into square patches: row by row, or where several are merged, those of a merged one together.
+
+    Shapes:
+        images: `[num_tiles, height, width, 3]`
+        result: `[num_tiles, num_patches, 3, size, size]`
+    """
+    tiles, height, width, _ = images.shape
+    rows, columns = height // size // merge, width // size // merge
+    parts = images.reshape(tiles, rows, merge, size, columns, merge, size, 3)
+    return parts.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(tiles, -1, 3, size, size)
+
+
+def places_of(rows: int, columns: int, merge: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row and the column of each patch, `[num_patches]` int64, in the order of `patches_of`."""
+    places = torch.arange(rows * columns).view(rows // merge, merge, columns // merge, merge)
+    order = places.transpose(1, 2).flatten()
+    return order // columns, order % columns

@@ -1,0 +1,196 @@
+"""From images to a model's input: how many tokens each takes, their pixels in size, and the prompt with their tokens.
+
+Needs the configuration only: no weights. What differs between families is an `ImageForm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.core.media import MediaSpan, PreparedImage
+from shared.errors import BadRequestError
+
+Detail = Literal["auto", "low", "high"]
+Pixels = npt.NDArray[np.uint8]
+
+
+class ImageReference(Protocol):
+    """What is known of an image before its bytes are: `shared.messages.MediaRef` is one."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of its bytes."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """In pixels, turned as it is shown."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """In pixels, turned as it is shown."""
+        ...
+
+    @property
+    def detail(self) -> Detail:
+        """How closely to look; `auto` is `high`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """What becomes of an image of some size.
+
+    Attributes:
+        token_ids: Stand in the prompt for the image's placeholder.
+        span: The first of these that belongs to the image, and behind the last.
+        num_rows: Embeddings that the tower makes.
+        grid: As of `PreparedImage`.
+        axes: As `MediaSpan.grid`.
+        num_patches: That a layer of the tower computes.
+    """
+
+    token_ids: list[int]
+    span: tuple[int, int]
+    num_rows: int
+    grid: tuple[int, ...]
+    num_patches: int
+    axes: tuple[int, ...] = ()
+
+
+class ImageForm(Protocol):
+    """How a family reads images."""
+
+    @property
+    def placeholder(self) -> int:
+        """The token that a chat template writes for each image."""
+        ...
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether an image's tokens attend to one another in both directions."""
+        ...
+
+    def plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
+        """Say what becomes of an image.
+
+        Raises:
+            BadRequestError: The model cannot read an image of this size.
+        """
+        ...
+
+    def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
+        """Return `[num_tiles, height, width, 3]` of an image, `[height, width, 3]`."""
+        ...
+
+
+class MediaProcessor:
+    """Prepares the images of one model. Keeps no state; any thread may use it."""
+
+    def __init__(self, form: ImageForm, costs: Costs, fingerprint: bytes) -> None:
+        """Prepare by `form`.
+
+        Args:
+            form: The family's.
+            costs: Of the tower and the model.
+            fingerprint: Of all that decides what becomes of an image's bytes.
+        """
+        self._form = form
+        self._costs = costs
+        self._fingerprint = fingerprint
+
+    def num_tokens(self, ref: ImageReference) -> int:
+        """Return how many prompt tokens stand for an image, those around it that only an image has included.
+
+        Raises:
+            BadRequestError: The model cannot read an image of this size.
+        """
+        return len(self._plan(ref.width, ref.height, ref.detail).token_ids)
+
+    def digest(self, ref: ImageReference) -> bytes:
+        """Return what names the image as this model reads it, 32 bytes."""
+        detail = "low" if ref.detail == "low" else "high"
+        return sha256(ref.digest + self._fingerprint + detail.encode()).digest()
+
+    def prepare(self, ref: ImageReference, pixels: Pixels) -> PreparedImage:
+        """Bring an image to the size that the tower reads; takes milliseconds, without the interpreter's lock.
+
+        Args:
+            ref: Of the image.
+            pixels: `[height, width, 3]`, RGB, turned as it is shown.
+
+        Raises:
+            BadRequestError: The model cannot read an image of this size, or the pixels have another than `ref` says.
+        """
+        height, width = pixels.shape[:2]
+        if (width, height) != (ref.width, ref.height) or pixels.shape[2:] != (3,) or pixels.dtype != np.uint8:
+            raise BadRequestError(f"The image has {width}x{height} pixels, not {ref.width}x{ref.height}.", "messages")
+        plan = self._plan(width, height, ref.detail)
+        return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.grid)
+
+    def expand(self, token_ids: Sequence[int], refs: Sequence[ImageReference]) -> tuple[list[int], list[MediaSpan]]:
+        """Replace each placeholder in a prompt by the tokens of its image, in order.
+
+        Returns:
+            The tokens, and where each image is: what `Sequence.media` takes.
+
+        Raises:
+            BadRequestError: There are more or fewer placeholders than images, an image is too oddly shaped, or the
+                prompt ends with an image.
+        """
+        form, expanded, spans = self._form, list[int](), list[MediaSpan]()
+        places = [place for place, token_id in enumerate(token_ids) if token_id == form.placeholder]
+        if len(places) != len(refs):
+            problem = f"The prompt has {len(places)} places for images and {len(refs)} images; they must be as many."
+            raise BadRequestError(problem, "messages")
+        done = 0
+        for place, ref in zip(places, refs, strict=True):
+            expanded += token_ids[done:place]
+            plan = self._plan(ref.width, ref.height, ref.detail)
+            first, end = plan.span
+            spans.append(
+                MediaSpan(
+                    len(expanded) + first,
+                    end - first,
+                    self.digest(ref),
+                    plan.num_rows,
+                    plan.axes,
+                    self._costs.of_layer(plan.num_patches),
+                    form.is_bidirectional,
+                )
+            )
+            expanded += plan.token_ids
+            done = place + 1
+        expanded += token_ids[done:]
+        if spans and spans[-1].end == len(expanded):
+            raise BadRequestError("The prompt ends with an image; text must follow it.", "messages")
+        return expanded, spans
+
+    def _plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
+        return self._form.plan(width, height, "low" if detail == "low" else "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What tells how long a layer of the tower takes, in tokens of the model.
+
+    Attributes:
+        layer_weights: Weights of a layer of the tower that each patch is multiplied by.
+        model_weights: The same of the whole model and each token.
+        attention: Products of each patch with each other one, in weights.
+    """
+
+    layer_weights: int
+    model_weights: int
+    attention: int = 0
+
+    def of_layer(self, num_patches: int) -> int:
+        """Return the cost of a layer for an image of so many patches, at least a token."""
+        return max(1, num_patches * (self.layer_weights + self.attention * num_patches) // self.model_weights)

@@ -1,0 +1,135 @@
+"""How a model sees, from its directory: by the family that the checkpoint names."""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import torch
+
+from gpu_worker.models.checkpoint import Checkpoint
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.models.text_part import WRAPPERS, text_part
+from gpu_worker.models.vision import families
+from gpu_worker.models.vision.parts import WeightTaker
+from gpu_worker.models.vision.processor import Costs, MediaProcessor
+from gpu_worker.models.vision.tower import VisionTower
+from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles
+from gpu_worker.quantization.gguf.model_file import find_gguf
+
+_log = logging.getLogger(__name__)
+
+VERSION = b"1"
+"""Of how images are processed: part of what names them, so that a change makes other names."""
+_PROCESSOR, _NEW_PROCESSOR = "preprocessor_config.json", "processor_config.json"
+
+
+def find_vision_families() -> Mapping[str, VisionFamily]:
+    """Return all families, by the names of their checkpoints in `architectures`."""
+    modules = [import_module(f"{families.__name__}.{found.name}") for found in pkgutil.iter_modules(families.__path__)]
+    found: list[VisionFamily] = [family for module in modules for family in module.FAMILIES]
+    return MappingProxyType({name: family for family in found for name in family.architectures})
+
+
+FAMILIES = find_vision_families()
+
+
+def read_vision(directory: Path) -> VisionConfig | None:
+    """Read how a model sees; None for one that does not, or whose tower is not served: its text part is then."""
+    try:
+        files = _read_files(directory)
+        if files is None:
+            return None
+        name = next(name for name in files.whole.texts("architectures") if name in FAMILIES)
+        vision = FAMILIES[name].read(files)
+        return vision if _has_plain_tower(directory, vision) else None
+    except CheckpointError as error:
+        _log.warning("%s; the model is served for text alone, without its vision tower", error)
+        return None
+
+
+def read_processor(directory: Path) -> MediaProcessor | None:
+    """Return what prepares images for a model; None for one that takes none."""
+    vision = read_vision(directory)
+    files = None if vision is None else _read_files(directory)
+    if vision is None or files is None:
+        return None
+    costs = Costs(vision.layer_weights, _weights_per_token(read_model_config(directory)), 2 * vision.size)
+    fields = [dict(file.fields) for file in (files.vision, files.processor)]
+    fingerprint = sha256(VERSION + msgspec.json.encode(fields, order="deterministic")).digest()
+    return MediaProcessor(vision.form, costs, fingerprint)
+
+
+def load_tower(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> VisionTower:
+    """Load the tower of a model.
+
+    Raises:
+        CheckpointError: A tensor is missing or has another shape.
+    """
+    with _open(directory, vision, dtype, device) as checkpoint:
+        tower = vision.take(WeightTaker(checkpoint), device)
+        checkpoint.check_all_taken()
+    return tower
+
+
+def tower_bytes(directory: Path, vision: VisionConfig, dtype: torch.dtype) -> int:
+    """Return the memory of a tower's weights."""
+    with _open(directory, vision, dtype, torch.device("cpu")) as checkpoint:
+        return checkpoint.num_bytes_loaded(r"")
+
+
+def _read_files(directory: Path) -> VisionFiles | None:
+    if find_gguf(directory) is not None:
+        return None
+    whole = JsonFile.read(directory / "config.json")
+    name = next((name for name in whole.texts("architectures") if name in FAMILIES), None)
+    vision = whole.nested("vision_config")
+    if name is None or vision is None:
+        return None
+    text, _ = text_part(whole, WRAPPERS[name])
+    return VisionFiles(whole, vision, text, _read_processor(directory))
+
+
+def _read_processor(directory: Path) -> JsonFile:
+    """Read the image processor's fields, in the form of transformers 5 or the older one."""
+    if (directory / _PROCESSOR).is_file():
+        return JsonFile.read(directory / _PROCESSOR)
+    if (directory / _NEW_PROCESSOR).is_file():
+        whole = JsonFile.read(directory / _NEW_PROCESSOR)
+        return whole.nested("image_processor") or JsonFile(whole.path, {})
+    return JsonFile(directory / _PROCESSOR, {})
+
+
+def _has_plain_tower(directory: Path, vision: VisionConfig) -> bool:
+    """Whether the files hold a tower of floating point numbers; checkpoints of the text part alone have none."""
+    with _open(directory, vision, torch.float32, torch.device("cpu")) as checkpoint:
+        names = checkpoint.names()
+        is_plain = checkpoint.is_plain()
+    if names and not is_plain:
+        _log.warning("%s has a vision tower that is quantized, which is not served; text is", directory)
+    return bool(names) and is_plain
+
+
+def _open(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+    others = rf"(?!{vision.tensors}).*"
+    return Checkpoint(directory, dtype, device, renamed=vision.renamed, unused=(others,))
+
+
+def _weights_per_token(config: ModelConfig) -> int:
+    """Return about how many weights a token is multiplied by."""
+    names, size = config.block.names, config.hidden_size
+    total = 0
+    for layer in config.layers:
+        total += sum(sum(linear.rows) * linear.columns for linear in layer.linears(names, size).values())
+        if (mixture := layer.mixture) is not None:
+            total += 3 * size * (mixture.rule.top_k * mixture.expert_size + mixture.shared_size)
+    return max(1, total)

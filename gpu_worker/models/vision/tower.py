@@ -1,0 +1,106 @@
+"""A vision tower: from pixels to embeddings, some layers at a time.
+
+A step of the engine may have room for a part of an image's layers only. What is left is an `Encoding`, which the next
+step goes on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from gpu_worker.core.media import PreparedImage
+from gpu_worker.models.vision.parts import Neighbourhood, VisionLayer
+
+
+class EncodedImage(NamedTuple):
+    """What a tower makes of an image.
+
+    Attributes:
+        rows: `[num_rows, hidden_size]`, in place of tokens' embeddings.
+        deep: Likewise, each to be added to the stream behind one of the model's first layers.
+    """
+
+    rows: torch.Tensor
+    deep: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Encoding:
+    """An image on its way through a tower.
+
+    Attributes:
+        stream: `[num_tiles, num_patches, size]`.
+        where: Its patches.
+        grid: As of `PreparedImage`.
+        num_layers: Layers that it has passed.
+        deep: What layers on the way have given for the model's first layers.
+    """
+
+    stream: torch.Tensor
+    where: Neighbourhood
+    grid: tuple[int, ...]
+    num_layers: int = 0
+    deep: list[torch.Tensor] = field(default_factory=list)
+
+
+class Embed(Protocol):
+    """The first part of a tower."""
+
+    def __call__(self, values: torch.Tensor, grid: tuple[int, ...]) -> tuple[torch.Tensor, Neighbourhood]:
+        """Return the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
+        ...
+
+
+class Project(Protocol):
+    """From a tower's stream to embeddings."""
+
+    def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
+        """Return `[num_rows, hidden_size]`."""
+        ...
+
+
+class VisionTower:
+    """Weights on one device, used by one thread.
+
+    Attributes:
+        num_layers: Of the tower.
+    """
+
+    def __init__(
+        self,
+        embed: Embed,
+        layers: Sequence[VisionLayer],
+        project: Project,
+        device: torch.device,
+        deep: Mapping[int, Project] | None = None,
+    ) -> None:
+        """Put a tower together; behind layers in `deep`, what they are mapped to makes further embeddings."""
+        self._embed = embed
+        self._layers = layers
+        self._project = project
+        self._deep = deep or {}
+        self._device = device
+        self.num_layers = len(layers)
+
+    def begin(self, image: PreparedImage) -> Encoding:
+        """Read an image; the first layer is next."""
+        values = torch.from_numpy(image.values).to(self._device)
+        stream, where = self._embed(values, image.grid)
+        return Encoding(stream, where, image.grid)
+
+    def advance(self, encoding: Encoding, end: int) -> None:
+        """Take an image through the layers before `end`."""
+        for index in range(encoding.num_layers, end):
+            encoding.stream = self._layers[index](encoding.stream, encoding.where)
+            if (project := self._deep.get(index)) is not None:
+                encoding.deep.append(project(encoding.stream, encoding.grid))
+        encoding.num_layers = end
+
+    def finish(self, encoding: Encoding) -> EncodedImage:
+        """Return the embeddings of an image that has passed all layers."""
+        assert encoding.num_layers == self.num_layers
+        return EncodedImage(self._project(encoding.stream, encoding.grid), tuple(encoding.deep))

@@ -1,0 +1,149 @@
+"""Small random models that see, and what `transformers` computes of prompts with images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+VOCAB, IMAGE = 97, 90
+Pixels = npt.NDArray[np.uint8]
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 4096,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An image as a request refers to it."""
+
+    digest: bytes
+    width: int
+    height: int
+    detail: Any = "auto"
+
+
+@dataclass(frozen=True)
+class SeeingCase:
+    """A family.
+
+    Attributes:
+        family: Beginning of the name of its class.
+        text: Of the text part, beside `TEXT`.
+        vision: Of the tower.
+        whole: Of the rest of its configuration.
+        processor: Content of `preprocessor_config.json`.
+        inputs: What the class of `transformers` takes, of prompts and the pixels that its tower reads.
+        placeholder: What a chat template writes for an image.
+    """
+
+    family: str
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    inputs: Callable[[list[int], list[Pixels]], dict[str, torch.Tensor]]
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    placeholder: tuple[int, ...] = (IMAGE,)
+
+
+def random_image(height: int, width: int, seed: int) -> tuple[Ref, Pixels]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Ref(sha256(pixels.tobytes()).digest(), width, height), pixels
+
+
+def save_seeing(case: SeeingCase, directory: Path, seed: int = 3) -> Any:
+    """Save a random model, and return it."""
+    import transformers
+
+    whole = {"image_token_id": IMAGE, "text_config": {**TEXT, **case.text}, "vision_config": dict(case.vision)}
+    config = getattr(transformers, f"{case.family}Config")(**{**whole, **case.whole})
+    torch.manual_seed(seed)
+    model_class = getattr(transformers, f"{case.family}ForConditionalGeneration")
+    model = model_class._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1))
+    model.save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps(dict(case.processor)))
+    return model
+
+
+def oracle_logits(case: SeeingCase, model: Any, token_ids: list[int], images: list[Pixels]) -> torch.Tensor:
+    """Return the logits of all tokens, `[num_tokens, vocab_size]`."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(**case.inputs(token_ids, images)).logits[0]
+    return logits
+
+
+def _qwen_inputs(patch: int, mean: float, deviation: float) -> Callable[..., dict[str, torch.Tensor]]:
+    def inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([token_ids])
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == IMAGE).int()}
+        if not images:
+            return given
+        patches, grids = [], []
+        for pixels in images:
+            x = (torch.from_numpy(pixels).double() / 255 - mean) / deviation
+            rows, columns = x.shape[0] // patch, x.shape[1] // patch
+            for row in range(0, rows, 2):
+                for column in range(0, columns, 2):
+                    for r, c in ((row, column), (row, column + 1), (row + 1, column), (row + 1, column + 1)):
+                        part = x[r * patch : (r + 1) * patch, c * patch : (c + 1) * patch].permute(2, 0, 1)
+                        patches.append(part[:, None].expand(-1, 2, -1, -1).flatten())
+            grids.append([1, rows, columns])
+        return {**given, "pixel_values": torch.stack(patches).float(), "image_grid_thw": torch.tensor(grids)}
+
+    return inputs
+
+
+_QWEN_PROCESSOR = {
+    "min_pixels": 64,
+    "max_pixels": 64 * 64,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.25, 0.25, 0.25],
+}
+_QWEN_TOWER = {
+    "depth": 4,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 2, 2]}
+
+SEEING_CASES: Mapping[str, SeeingCase] = {
+    "qwen2.5-vl": SeeingCase(
+        "Qwen2_5_VL",
+        {"rope_parameters": _MROPE},
+        {**_QWEN_TOWER, "window_size": 16, "fullatt_block_indexes": [1, 3], "hidden_act": "silu"},
+        _qwen_inputs(4, 0.5, 0.25),
+        processor=_QWEN_PROCESSOR,
+    ),
+    "qwen3-vl": SeeingCase(
+        "Qwen3VL",
+        {"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        {**_QWEN_TOWER, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
+        _qwen_inputs(4, 0.5, 0.25),
+        processor=_QWEN_PROCESSOR,
+    ),
+}

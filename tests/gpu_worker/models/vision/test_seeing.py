@@ -1,0 +1,147 @@
+"""Models that see answer as `transformers` does, however prompts are cut, cached, preempted or resumed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from tests.gpu_worker.execution.engine_run import Outcome
+from tests.gpu_worker.models.vision.seeing_models import (
+    SEEING_CASES,
+    oracle_logits,
+    random_image,
+    save_seeing,
+)
+from tests.gpu_worker.models.vision.seeing_run import SeeingRun, tower_pixels
+
+TOLERANCE = 1e-3
+
+
+class Seeing:
+    """A model, its engine, and its oracle."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.case = SEEING_CASES[name]
+        self.model = save_seeing(self.case, directory)
+        self.run = SeeingRun(directory)
+
+    def prompt(self, num_images: int, seed: int = 0, num_before: int = 5) -> list[int]:
+        rng = random.Random(seed)
+        token_ids = [rng.randrange(80) for _ in range(num_before)]
+        for _ in range(num_images):
+            token_ids += [*self.case.placeholder, *(rng.randrange(80) for _ in range(3))]
+        return token_ids
+
+    def check(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Compare the log probabilities that an outcome reports, of the last tokens or all, with the oracle's."""
+        tokens = sequence.token_ids
+        expected = oracle_logits(self.case, self.model, tokens, tower_pixels(sequence)).log_softmax(-1)
+        reported = [*outcome.prompt_logprobs.get(sequence.id, []), *outcome.logprobs[sequence.id]]
+        assert reported
+        for entry, row in zip(reversed(reported), reversed(expected[:-1]), strict=False):
+            for token_id, logprob in ((entry.token_id, entry.logprob), *entry.top):
+                assert abs(logprob - row[token_id].item()) < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield Seeing(request.param, tmp_path_factory.mktemp(request.param))
+    torch.set_num_threads(threads)
+
+
+each_family = pytest.mark.parametrize("seeing", SEEING_CASES, indirect=True)
+one_family = pytest.mark.parametrize("seeing", ["qwen3-vl"], indirect=True)
+
+
+@each_family
+@pytest.mark.parametrize("sizes", [[(32, 24)], [(24, 32), (16, 40)], [(33, 51), (9, 8), (64, 64)]])
+def test_logits_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int, int]]) -> None:
+    images = [random_image(*size, seed) for seed, size in enumerate(sizes)]
+    seeing.run.restart(400)
+    sequence = seeing.run.sequence("a", seeing.prompt(len(images)), images, prompt_logprobs=20, logprobs=20)
+    outcome = seeing.run.run([sequence])
+    assert len(outcome.prompt_logprobs["a"]) == sequence.num_prompt_tokens - 1
+    seeing.check(sequence, outcome)
+
+
+@each_family
+def test_a_prompt_may_be_cut_anywhere(seeing: Seeing) -> None:
+    images = [random_image(24, 32, 1), random_image(16, 24, 2)]
+    prompt = seeing.prompt(2)
+    num_tokens = seeing.run.sequence("a", prompt, images).num_prompt_tokens
+    least = seeing.run.least_budget
+    for budget in range(least, least + num_tokens):
+        seeing.run.restart(budget, enable_prefix_caching=False)
+        sequence = seeing.run.sequence("a", prompt, images, 2, logprobs=20)
+        seeing.check(sequence, seeing.run.run([sequence]))
+
+
+@each_family
+def test_a_hit_may_end_anywhere(seeing: Seeing) -> None:
+    """Also inside of an image, whose other tokens are computed then."""
+    images = [random_image(24, 32, 1), random_image(16, 24, 2)]
+    seeing.run.restart(400)
+    first = seeing.run.sequence("first", seeing.prompt(2), images, 2)
+    seeing.run.run([first])
+    blocks = seeing.run.scheduler._blocks
+    num_blocks = (first.num_prompt_tokens - 1) // seeing.run.runner.block_size
+    for cut in reversed(range(num_blocks)):
+        for digest in first.block_digests[cut:num_blocks]:
+            blocks.pool.forget(digest)
+        again = seeing.run.sequence("again", seeing.prompt(2), images, 2, logprobs=20)
+        seeing.check(again, seeing.run.run([again]))
+        if blocks.states is None and not blocks.windows:
+            assert again.num_cached_tokens == cut * seeing.run.runner.block_size
+
+
+@each_family
+def test_another_image_is_another_answer(seeing: Seeing) -> None:
+    """Same text; then the same images in another order, and one of them twice."""
+    a, b = random_image(24, 32, 1), random_image(24, 32, 2)
+    seeing.run.restart(400)
+    for number, images in enumerate(([a, a], [a, b], [b, a], [b, b], [a, a])):
+        sequence = seeing.run.sequence(str(number), seeing.prompt(2), images, 3, logprobs=20)
+        seeing.check(sequence, seeing.run.run([sequence]))
+    assert sequence.num_cached_tokens >= sequence.num_prompt_tokens - 2 * seeing.run.runner.block_size
+
+
+@each_family
+def test_a_turn_with_one_more_image_reuses_the_prefix(seeing: Seeing) -> None:
+    images = [random_image(40, 40, seed) for seed in range(3)]
+    seeing.run.restart(400)
+    for count in (2, 3):
+        sequence = seeing.run.sequence(str(count), seeing.prompt(count), images[:count], 3, logprobs=20)
+        num_before = sequence.media[count - 1].start
+        seeing.check(sequence, seeing.run.run([sequence]))
+    assert sequence.num_cached_tokens > num_before - 2 * seeing.run.runner.block_size
+
+
+@each_family
+def test_answers_survive_preemption_and_a_move(seeing: Seeing) -> None:
+    def sequences(**options: Any) -> list[Sequence]:
+        return [
+            seeing.run.sequence(str(n), seeing.prompt(1, n), [random_image(24, 32, n)], 24, **options) for n in range(4)
+        ]
+
+    seeing.run.restart(400)
+    expected = seeing.run.run(sequences())
+    num_blocks = 3 * sum(-(-s.num_tokens // seeing.run.runner.block_size) + 6 for s in sequences()) // 4
+    seeing.run.restart(64, num_blocks=num_blocks, headroom_tokens=1)
+    crowded = seeing.run.run(sequences())
+    assert crowded.num_preemptions > 0
+    assert crowded.tokens == expected.tokens
+    seeing.run.restart(64)
+    moved = [
+        seeing.run.sequence(s.id, seeing.prompt(1, n), [random_image(24, 32, n)], 24, tuple(expected.tokens[s.id][:9]))
+        for n, s in enumerate(sequences())
+    ]
+    outcome = seeing.run.run(moved, arrivals_per_step=1)
+    assert {name: expected.tokens[name][:9] + tokens for name, tokens in outcome.tokens.items()} == expected.tokens
