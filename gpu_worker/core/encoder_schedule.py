@@ -38,9 +38,10 @@ class _Kept:
 class EncoderSchedule:
     """Plans encoding, step by step: `open`, then `reach` for each share, then `take` for the plan."""
 
-    def __init__(self, config: MediaConfig) -> None:
-        """Keep nothing yet."""
-        self._config = config
+    def __init__(self, config: MediaConfig | None) -> None:
+        """Keep nothing yet; without a configuration, no image is taken."""
+        self._has_tower = config is not None
+        self._config = config or MediaConfig(0, 0)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._num_rows = 0
         self._forgotten: list[bytes] = []
@@ -52,8 +53,10 @@ class EncoderSchedule:
         """Refuse images that could never be encoded; any thread may call it.
 
         Raises:
-            BadRequestError: One has more embeddings than are kept.
+            BadRequestError: One has more embeddings than are kept, or there is no tower.
         """
+        if sequence.media and not self._has_tower:
+            raise BadRequestError("This model takes no images.", "messages")
         limit = self._config.max_rows
         for span in sequence.media:
             if span.num_rows > limit:

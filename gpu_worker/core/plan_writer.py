@@ -6,17 +6,23 @@ shortens a sequence or replaces the end of its block table lowers these counts. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Values
 
 from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, NewSequence, StateWork, StepPlan, Written
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 
+TakeImages = Callable[[], tuple[list[bytes], list[EncodeWork]]]
+"""Returns the images that the next plan lets the runner forget, and those that it encodes."""
+
 
 class PlanWriter:
     """Owns the rows of a batch: as many as sequences were in it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, take_images: TakeImages = lambda: ([], [])) -> None:
+        """Own no row yet; `take_images` is asked in each plan."""
+        self._take_images = take_images
         self._free: list[int] = []
         self._num_rows = 0
 
@@ -39,8 +45,6 @@ class PlanWriter:
         num_decodes: int,
         *,
         has_drafts: bool,
-        forgotten: list[bytes] | None = None,
-        encodes: list[EncodeWork] | None = None,
     ) -> StepPlan:
         """Return the plan of a step.
 
@@ -52,8 +56,6 @@ class PlanWriter:
                 again at once, as if it were new.
             num_decodes: How many of `scheduled` are decodes; only these have drafts.
             has_drafts: They may verify drafts.
-            forgotten: Images whose embeddings are not kept any more.
-            encodes: Images that are encoded.
         """
         left = self._release(departed) if departed else []
         new: list[NewSequence] = []
@@ -80,7 +82,7 @@ class PlanWriter:
             lengths = [item.num_tokens for item in scheduled[num_decodes:]]
             samples = [item.samples for item in scheduled[num_decodes:]]
         columns = (rows, starts, num_tokens, num_decodes, known, lengths, samples, num_drafts)
-        return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, forgotten or [], encodes or [])
+        return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, *self._take_images())
 
     def _columns(
         self,

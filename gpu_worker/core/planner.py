@@ -31,14 +31,13 @@ from gpu_worker.core.batch_allowance import BatchAllowance
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.encoder_schedule import EncoderSchedule
 from gpu_worker.core.live_sequences import LiveSequences
-from gpu_worker.core.plan import NOTHING, StepPlan
+from gpu_worker.core.plan import NOTHING
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import DraftPlanner, DraftPolicy
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep
-from shared.errors import BadRequestError
 from shared.messages import Lane
 
 
@@ -57,7 +56,11 @@ class _BatchWork(Struct, frozen=True, gc=False):
 
 
 class Planner:
-    """Plans steps over the sequences, blocks and plans in flight that it shares with the scheduler."""
+    """Plans steps over the sequences, blocks and plans in flight that it shares with the scheduler.
+
+    Attributes:
+        encoder: Says which images a step encodes.
+    """
 
     def __init__(
         self,
@@ -76,8 +79,8 @@ class Planner:
         self._policy = policy
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
-        self._writer = PlanWriter()
-        self._encoder = None if config.media is None else EncoderSchedule(config.media)
+        self.encoder = EncoderSchedule(config.media)
+        self._writer = PlanWriter(self.encoder.take)
 
     @property
     def num_preemptions(self) -> int:
@@ -91,8 +94,7 @@ class Planner:
             None when one of the steps in flight has to land first.
         """
         running, budget = self._running, self._config.max_num_batched_tokens
-        if self._encoder is not None:
-            self._encoder.open()
+        self.encoder.open()
         decodes = self._next_decodes("interactive")
         if not self._grow("interactive", decodes) or not self._admission.admit_interactive(now):
             return None
@@ -117,8 +119,8 @@ class Planner:
         """
         shares = [(item.sequence, self._blocks.reach(item.sequence, item.num_tokens)) for item in items]
         for sequence, count in shares:
-            if self._encoder is not None and sequence.media:
-                self._encoder.require(sequence, count)
+            if sequence.media:
+                self.encoder.require(sequence, count)
         scheduled = [self._take(sequence, num_tokens, step) for sequence, num_tokens in shares]
         # Decodes first: a share that was restarted may have become one.
         scheduled.sort(key=lambda item: item.num_tokens > 1 or not item.samples)
@@ -127,31 +129,8 @@ class Planner:
         num_tokens = sum(item.num_tokens for item in scheduled)
         num_batch = sum(item.sequence.lane == "batch" for item in scheduled)
         departed = self._running.take_departed()
-        plan = self._write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=False)
+        plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=False)
         return ScheduledStep(step, scheduled, num_tokens, departed, num_decodes, num_batch=num_batch, plan=plan)
-
-    def _write(
-        self,
-        step: int,
-        scheduled: list[ScheduledSequence],
-        num_tokens: int,
-        departed: list[Sequence],
-        num_decodes: int,
-        *,
-        has_drafts: bool,
-    ) -> StepPlan:
-        """Write a plan, with what is encoded for it."""
-        forgotten, encodes = ([], []) if self._encoder is None else self._encoder.take()
-        return self._writer.write(
-            step,
-            scheduled,
-            num_tokens,
-            departed,
-            num_decodes,
-            has_drafts=has_drafts,
-            forgotten=forgotten,
-            encodes=encodes,
-        )
 
     def plan_control(self, step: int, control: ScheduledSequence) -> ScheduledStep:
         """Plan step number `step` with nothing but a share that is not of a running sequence."""
@@ -291,7 +270,7 @@ class Planner:
         plan = NOTHING
         if scheduled:
             has_drafts = has_drafts or is_alone
-            plan = self._write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
+            plan = self._writer.write(step, scheduled, num_tokens, departed, num_decodes, has_drafts=has_drafts)
         return ScheduledStep(
             step, scheduled, num_tokens, departed, num_decodes, batch.is_throttled, is_alone, num_batch, plan
         )
@@ -307,8 +286,8 @@ class Planner:
         charged = 0
         for sequence in prompts:
             num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_batch_tokens))
-            if self._encoder is not None and sequence.media:
-                num_tokens, cost = self._encoder.reach(
+            if sequence.media:
+                num_tokens, cost = self.encoder.reach(
                     sequence, num_tokens, left - num_batch_tokens, is_alone=not scheduled
                 )
                 left, charged = left - cost, charged + cost
@@ -330,8 +309,8 @@ class Planner:
         charged = 0
         for sequence, wanted in chunks:
             num_tokens = self._blocks.reach(sequence, wanted)
-            if self._encoder is not None and sequence.media:
-                num_tokens, cost = self._encoder.reach(sequence, num_tokens, wanted, is_alone=not scheduled)
+            if sequence.media:
+                num_tokens, cost = self.encoder.reach(sequence, num_tokens, wanted, is_alone=not scheduled)
                 left, charged = left - cost, charged + cost
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))
@@ -393,23 +372,6 @@ class Planner:
         sequence.last_chunk_step = step
         self._running.reclassify(sequence)
         return ScheduledSequence(sequence, start, num_tokens, samples)
-
-    def forget_images(self) -> None:
-        """Encode all images anew: steps that encoded some were undone."""
-        if self._encoder is not None:
-            self._encoder.reset()
-
-    def validate(self, sequence: Sequence) -> None:
-        """Refuse images that could never be encoded; any thread may call it.
-
-        Raises:
-            BadRequestError: One is too large, or the model takes none.
-        """
-        if not sequence.media:
-            return
-        if self._encoder is None:
-            raise BadRequestError("This model takes no images.", "messages")
-        self._encoder.validate(sequence)
 
     def roll_back(self, sequence: Sequence) -> None:
         """Let a running sequence compute again what undone steps computed; its counters were set back already.

@@ -185,7 +185,7 @@ class Scheduler:
             raise PromptTooLongError(sequence.num_prompt_tokens, limit, num_generated=num_generated)
         if sequence.num_prompt_tokens == 0:
             raise BadRequestError("The prompt has no tokens; at least one is needed to start from.", "prompt")
-        self._planner.validate(sequence)
+        self._planner.encoder.validate(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; one that its emitted tokens have already completed only gets its last event.
@@ -273,7 +273,7 @@ class Scheduler:
                 if sequence.status is not SequenceStatus.FINISHED:
                     sequence.num_computed_tokens = item.start
         self._in_flight.clear()
-        self._planner.forget_images()
+        self._planner.encoder.reset()
         self._live.release_ended(self._live.num_planned)
         self._running.departed += touched
         for sequence in touched:

@@ -11,8 +11,9 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.bidirectional_attention import BidirectionalAttention
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
-from gpu_worker.layers.layer_source import LayerSource, WeightSource
+from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.media_inputs import rotations_of
 from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from gpu_worker.layers.ranks import VectorNorm
 from gpu_worker.layers.rotations import gated_rows, head_order, head_rows, rows_by_head
@@ -206,7 +207,7 @@ class AttentionShape:
         def take(part: str, num_heads: int) -> torch.Tensor:
             count = 1 if is_one_head else num_heads
             if self.head_norm is HeadNorm.APART:
-                weight = _take_norms_of_heads(source.checkpoint, f"{name}.{part}_norm", count, self.head_dim)
+                weight = source.norms_of_heads(f"{name}.{part}_norm", count, self.head_dim)
             else:
                 weight = source.norm(f"{name}.{part}_norm", count * self.head_dim).weight
             return weight if order is None else weight[head_rows(order, count).to(weight.device)]
@@ -214,13 +215,6 @@ class AttentionShape:
         query = take("q", self.num_heads)
         key = take("k", self.num_kv_heads) if self.reads_layer is None else query
         return HeadNormWeights(query, key, source.eps)
-
-
-def _take_norms_of_heads(checkpoint: WeightSource, name: str, num_heads: int, dim: int) -> torch.Tensor:
-    """Take the weights of each head's normalisation, which are stored as one tensor or as one for each head."""
-    if checkpoint.has(f"{name}.0.weight"):
-        return checkpoint.take_rows([f"{name}.{head}.weight" for head in range(num_heads)], [(dim,)] * num_heads)
-    return checkpoint.take(f"{name}.weight", num_heads, dim).flatten()
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +301,7 @@ class Attention:
         cache = context.caches[self._index]
         slot_mapping, block_tables = context.blocks_of(self._index)
         written = cache if shape.reads_layer is None else None
-        cos_sin, places = self._cos_sin, positions
-        if context.media is not None:
-            cos_sin, places = context.media.rotations(cos_sin, positions)
+        cos_sin, places = rotations_of(context.media, self._cos_sin, positions)
         qkv, values = self._split_values(qkv)
         query = rope_kv_write(
             qkv.view(num_tokens, -1, shape.head_dim),

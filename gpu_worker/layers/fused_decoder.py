@@ -11,7 +11,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
-from gpu_worker.layers.media_inputs import MediaInputs
+from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
 from kernels.collectives import Exchange
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
@@ -70,7 +70,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """Compute a step with images: some layers at a time, between which their embeddings are added."""
         # Each token is a row of its own, of embeddings and of rotations that are the step's alone.
-        cos_sin, places = media.rotations(self._cos_sin, positions)
+        cos_sin, places = rotations_of(media, self._cos_sin, positions)
         stream = torch.embedding(self._embedding, token_ids).to(self._stack.dtype)
         stream.index_copy_(0, media.places, media.rows)
         step = stack_step(torch.arange(len(token_ids)), places, context)

@@ -234,3 +234,10 @@ class LayerSource:
             weight = weight.float() + 1
         bias = self.checkpoint.take(f"{name}.bias", size) if kind.has_bias else None
         return NormWeights(weight, self.eps, bias, kind.is_centered)
+
+    def norms_of_heads(self, name: str, num_heads: int, dim: int) -> torch.Tensor:
+        """Take the weights of each head's normalisation, which are stored as one tensor or as one for each head."""
+        if self.checkpoint.has(f"{name}.0.weight"):
+            names = [f"{name}.{head}.weight" for head in range(num_heads)]
+            return self.checkpoint.take_rows(names, [(dim,)] * num_heads)
+        return self.checkpoint.take(f"{name}.weight", num_heads, dim).flatten()

@@ -45,24 +45,26 @@ class MediaInputs(Struct, frozen=True):
     whole: Sequence[WholeSpan] = ()
     turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = msgspec.field(default_factory=dict)
 
-    def rotations(self, table: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a rotary table of the step's tokens alone, and the row in it of each token.
 
-        Where positions have one axis, these are `table` and `positions`.
+def rotations_of(
+    media: MediaInputs | None, table: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a rotary table of the step's tokens alone, and the row in it of each token.
 
-        Shapes:
-            table: `[max_positions, head_dim]`, the cosines, then the sines
-            positions: `[num_tokens]`
-            result: `[num_tokens, head_dim]`, `[num_tokens]`
-        """
-        if self.positions is None or self.axes is None:
-            return table, positions
-        key = table.data_ptr()
-        if key not in self.turned:
-            half = table.shape[1] // 2
-            # Pairs that do not turn have an angle of zero at all positions.
-            axes = torch.nn.functional.pad(self.axes, (0, half - len(self.axes)))
-            index = self.positions[axes].T.repeat(1, 2)
-            rows = torch.arange(len(positions), device=positions.device)
-            self.turned[key] = table.gather(0, index), rows
-        return self.turned[key]
+    Where positions have one axis, or the step has no images, these are `table` and `positions`.
+
+    Shapes:
+        table: `[max_positions, head_dim]`, the cosines, then the sines
+        positions: `[num_tokens]`
+        result: `[num_tokens, head_dim]`, `[num_tokens]`
+    """
+    if media is None or media.positions is None or media.axes is None:
+        return table, positions
+    key = table.data_ptr()
+    if key not in media.turned:
+        half = table.shape[1] // 2
+        # Pairs that do not turn have an angle of zero at all positions.
+        axes = torch.nn.functional.pad(media.axes, (0, half - len(media.axes)))
+        index = media.positions[axes].T.repeat(1, 2)
+        media.turned[key] = table.gather(0, index), torch.arange(len(positions), device=positions.device)
+    return media.turned[key]

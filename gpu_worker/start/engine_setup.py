@@ -102,10 +102,7 @@ def build_engine(
         runner, group = divided or loaded, divided
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
-        if scheduler.media is not None:
-            from gpu_worker.models.vision.registry import read_processor
-
-            media = read_processor(directory.path)
+        media = _processor(directory, scheduler)
     _log.info(
         "engine ready",
         extra={
@@ -255,6 +252,13 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         takes_images=sizes.media is not None,
     )
     return runner_config, sizes
+
+
+def _processor(directory: ModelDirectory, sizes: SchedulerConfig) -> MediaProcessor | None:
+    """Return what prepares the images of a model that takes some."""
+    from gpu_worker.models.vision.registry import read_processor
+
+    return None if sizes.media is None else read_processor(directory.path)
 
 
 def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | None:

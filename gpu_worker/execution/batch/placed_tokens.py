@@ -1,0 +1,129 @@
+"""Where the tokens of a plan are: in their sequences, on the axis of positions, and in the blocks of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+
+import numpy as np
+
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.draft import SEES_ALL, Draft
+from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan
+from gpu_worker.execution.batch.media_positions import text_positions
+from gpu_worker.execution.batch.transfers import Int32s, Int64s
+
+
+class Placed:
+    """Where the tokens of a plan are, from which the sources of `FIELDS` work.
+
+    Attributes:
+        rows, starts: `[num_seqs]`, of the sequences.
+        lengths: `[num_seqs]`, their tokens, drafts included.
+        query_starts: `[num_seqs + 1]`, of these.
+        token_rows, places: `[num_tokens]`, the row of each token, and its place in its sequence.
+        branches: Positions and masks where drafts branch.
+        saves: Copies of states to make, with the places of their sequences.
+    """
+
+    def __init__(
+        self, plan: StepPlan, sequences: Values[BatchSequence], drafts: Values[Draft] | None, *, knows_tokens: bool
+    ) -> None:
+        self.plan = plan
+        self.sequences = sequences
+        self.drafts = drafts
+        self.knows_tokens = knows_tokens
+        self.rows: Int64s = np.array(plan.rows, dtype=np.int64)
+        self.starts: Int64s = np.array(plan.starts, dtype=np.int64)
+        self.is_plain = drafts is None and plan.num_tokens == len(plan.rows)
+        self.saves = [(place, work.saves) for place, work in plan.states if work.saves] if plan.states else []
+        if self.is_plain:
+            # One token a sequence, which is the usual step, in fewer operations.
+            self.query_starts: Int32s = np.arange(len(self.rows) + 1, dtype=np.int32)
+            self.token_rows, self.places, self.max_query_len = self.rows, self.starts, 1
+            self.branches: tuple[Int64s, Int64s | None] = (self.starts, None)
+            self.context_lens: Int32s = (self.starts + 1).astype(np.int32)
+            self.max_context_len = max(plan.starts) + 1
+            return
+        lengths = np.array(self.num_kept, dtype=np.int64)
+        if drafts is not None:
+            lengths += [len(draft) for draft in drafts]
+        ends = lengths.cumsum()
+        self.query_starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+        self.query_starts[1:] = ends
+        self.token_rows = np.repeat(self.rows, lengths)
+        self.places = np.arange(len(self.token_rows)) + np.repeat(self.starts - ends + lengths, lengths)
+        self.branches = _branch(self.places, self.query_starts, drafts)
+        self.context_lens = (self.starts + lengths).astype(np.int32)
+        self.max_query_len, self.max_context_len = int(lengths.max()), int(self.context_lens.max())
+
+    @property
+    def num_kept(self) -> list[int]:
+        """Return the tokens of each sequence that are no drafts."""
+        return [1] * self.plan.num_decodes + self.plan.lengths
+
+    def token_ids(self) -> list[int]:
+        """Return the tokens of all sequences, each with its drafts behind them."""
+        plan = self.plan
+        are_new = self.is_plain and self.knows_tokens and len(plan.token_ids) == len(self.rows)
+        if are_new and UNKNOWN_TOKEN not in plan.token_ids:
+            # What became known last is what is computed.
+            return plan.token_ids
+        known = [sequence.token_ids for sequence in self.sequences]
+        if self.is_plain:
+            pairs = zip(known, plan.starts, strict=True)
+            return [tokens[start] if start < len(tokens) else UNKNOWN_TOKEN for tokens, start in pairs]
+        token_ids: list[int] = []
+        for place, (tokens, start, length) in enumerate(zip(known, plan.starts, self.num_kept, strict=True)):
+            token_ids += tokens[start : start + length]
+            if start >= len(tokens):
+                token_ids.append(UNKNOWN_TOKEN)
+            if self.drafts is not None:
+                token_ids += self.drafts[place].token_ids
+        return token_ids
+
+    def positions(self, *, has_axes: bool) -> Int64s:
+        """Return positions; on the first axis, where there are several."""
+        positions = self.branches[0]
+        if not has_axes:
+            return positions
+        seeing = [place for place, sequence in enumerate(self.sequences) if sequence.media]
+        if not seeing:
+            return positions
+        positions = positions.copy()
+        for place in seeing:
+            part = slice(self.query_starts[place], self.query_starts[place + 1])
+            places = self.places[part]
+            # Drafts that exclude each other share a position; no image is behind them.
+            positions[part] += text_positions(self.sequences[place].media, places) - places
+        return positions
+
+    def slots(self, tables: Int32s, block_size: int) -> Int64s:
+        """Return where the tokens go, in the blocks of one group of layers."""
+        blocks = self.places // block_size
+        # A block's number times its size, and the offset in it, which is `places - blocks * block_size`.
+        slots: Int64s = (tables[self.token_rows, blocks] - blocks) * block_size + self.places
+        return slots
+
+    def state_slots(self) -> list[int]:
+        """Return where states are; a sequence that has no slot of its own has that of its row's number."""
+        return [item.row if item.state_slot is None else item.state_slot for item in self.sequences]
+
+    def save_starts(self) -> Int32s:
+        """Return the first copy of each sequence, then how many there are."""
+        counts = np.zeros(len(self.rows) + 1, dtype=np.int32)
+        for place, saves in self.saves:
+            counts[place + 1] = len(saves)
+        return counts.cumsum(dtype=np.int32)
+
+
+def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft] | None) -> tuple[Int64s, Int64s | None]:
+    """Return the positions and masks of tokens that lie at `places` of their sequences."""
+    if drafts is None or all(draft.parents is None for draft in drafts):
+        return places, None
+    positions, masks = places.copy(), np.full(len(places), SEES_ALL, dtype=np.int64)
+    for draft, end in zip(drafts, query_starts[1:], strict=True):
+        if draft.parents is not None:
+            last = end - len(draft) - 1
+            positions[last + 1 : end] = places[last] + np.array(draft.depths(), dtype=np.int64)
+            masks[last:end] = draft.masks()
+    return positions, masks
