@@ -1,7 +1,6 @@
 """A gateway as its own process, `python -m gateway`, known only through its log and its ports.
 
-Its workers beat in the test's own process, which does much else: unless a test is about deaths, its gateway is more
-patient with them than people would like.
+Unless a test is about deaths, its gateway is more patient with its workers than people would like.
 """
 
 from __future__ import annotations
@@ -17,32 +16,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.forked import Forked, fork_server
+
 API_KEY = "sk-test"
 START_TIMEOUT_S = 60.0
 AS_SHIPPED = ("-m", "gateway")
-PATIENT = """
-import functools
-import sys
-
-from gateway.__main__ import run
-from gateway.dispatch import dispatcher
-from gateway.fleet import readiness
-
-# Tests know when a gateway knows their workers.
-readiness.QUIET_FLEET_S = 0.0
-dispatcher.FleetLimits = functools.partial(dispatcher.FleetLimits, silence_s=20.0, punctual_silence_s=20.0)
-names = ("claim_timeout_s", "disturbed_claim_timeout_s", "delivered_claim_timeout_s", "ack_timeout_s")
-waits = {name: 20.0 for name in names}
-dispatcher.RecoveryLimits = functools.partial(dispatcher.RecoveryLimits, **waits)
-sys.exit(run())
-"""
 
 
 @dataclass
 class GatewayProcess:
     """A running gateway."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log_file: Path
 
     @property
@@ -76,7 +61,7 @@ def running_gateway(
     directory: Path, nats_url: str, *, is_patient: bool = True, **settings: object
 ) -> Iterator[GatewayProcess]:
     """Run a gateway on a free port with these settings until the block ends, which begins once it serves."""
-    command = ("-c", PATIENT) if is_patient else AS_SHIPPED
+    command = None if is_patient else AS_SHIPPED
     with starting_gateway(directory, nats_url, command, **settings) as gateway:
         deadline = time.monotonic() + START_TIMEOUT_S
         while " serving " not in gateway.log:
@@ -88,16 +73,25 @@ def running_gateway(
 
 @contextmanager
 def starting_gateway(
-    directory: Path, nats_url: str, command: tuple[str, ...] = AS_SHIPPED, **settings: object
+    directory: Path, nats_url: str, command: tuple[str, ...] | None = AS_SHIPPED, **settings: object
 ) -> Iterator[GatewayProcess]:
-    """Run a gateway on a free port with these settings until the block ends, which begins at once."""
+    """Run a gateway on a free port with these settings until the block ends, which begins at once.
+
+    Python runs the `command`; without one, it is a patient gateway.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     values = {"nats_url": nats_url, "port": 0, "api_key": API_KEY, "drain_timeout_s": 2} | settings
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environ |= {f"HEADRACE_{name.upper()}": str(value) for name, value in values.items()}
     log_file = directory / "gateway.log"
-    with log_file.open("wb") as output:
-        process = subprocess.Popen([sys.executable, *command], env=environ, stderr=output, stdout=output)
+    log_file.write_bytes(b"")
+    process: subprocess.Popen[bytes] | Forked
+    if command is None:
+        server = fork_server("tests.gateway.patient_gateway")
+        process = server.start((), environ, Path.cwd(), (Path(os.devnull), log_file, log_file))
+    else:
+        with log_file.open("wb") as output:
+            process = subprocess.Popen([sys.executable, *command], env=environ, stderr=output, stdout=output)
     gateway = GatewayProcess(process, log_file)
     try:
         yield gateway

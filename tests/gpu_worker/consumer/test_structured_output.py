@@ -172,7 +172,11 @@ async def test_waiting_behind_other_grammars_is_not_the_grammars_fault(monkeypat
     await source.close()
 
 
-async def test_grammar_that_ends_its_compiler_is_refused_and_the_next_one_is_compiled() -> None:
+async def test_grammar_that_ends_its_compiler_is_refused_and_the_next_one_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A new compiler starts behind each one that has ended, which may take a busy machine long.
+    monkeypatch.setattr("gpu_worker.consumer.constraint_source.MAX_WAIT_S", 60.0)
     source = ConstraintSource(TOKENIZER)
     names = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(90)}
     deep: dict[str, Any] = {"type": "integer"}

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import select
 import subprocess
-import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 
-import msgspec
-
-from tests.ops.cli.command_server import Command
+from tests.forked import fork_server
 
 TIMEOUT_S = 60
 
@@ -28,38 +22,13 @@ def headrace(
     environ = {"HEADRACE_AUDIT_FILE": os.devnull, **environ}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("in", "out", "err")]
-        for file, text in zip(files, (given, "", ""), strict=True):
+        read, out, err = (Path(folder) / name for name in ("in", "out", "err"))
+        for file, text in ((read, given), (out, ""), (err, "")):
             file.write_text(text)
-        streams = (str(files[0]), str(files[1]), str(files[2]))
-        command = Command(list(arguments), clean | environ, str(cwd or Path.cwd()), streams)
-        return subprocess.CompletedProcess(
-            ["headrace", *arguments], _exit_status(command), files[1].read_text(), files[2].read_text()
-        )
-
-
-def _exit_status(command: Command) -> int:
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(msgspec.json.encode(command) + b"\n")
-    server.stdin.flush()
-    if not select.select([server.stdout], [], [], TIMEOUT_S)[0]:
-        server.kill()
-        # One command that hangs fails its own test, and not all that come after it.
-        _server.cache_clear()
-        raise subprocess.TimeoutExpired(command.arguments, TIMEOUT_S)
-    return int(server.stdout.readline())
-
-
-@cache
-def _server() -> subprocess.Popen[bytes]:
-    """The process that runs all commands of this session; it ends with its standard input."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.ops.cli.command_server"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-    )
-    atexit.register(server.communicate)
-    return server
+        server = fork_server("tests.ops.cli.preloaded")
+        command = server.start(arguments, clean | environ, cwd or Path.cwd(), (read, out, err))
+        try:
+            status = command.wait(TIMEOUT_S)
+        finally:
+            command.kill()
+        return subprocess.CompletedProcess(["headrace", *arguments], status, out.read_text(), err.read_text())
