@@ -167,6 +167,8 @@ def test_models_that_many_ask_for_are_refused_with_what_stands_for_them(tmp_path
         ("rope_scaling", []),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}),
         ("rope_scaling", {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 7, "long_factor": [1.0] * 7}),
+        ("rope_scaling", {"rope_type": "longrope", "factor": 4.0, "short_factor": [0.0] * 8, "long_factor": [1.0] * 8}),
+        ("rope_scaling", {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": "1"}),
         (
             "rope_scaling",
             {
