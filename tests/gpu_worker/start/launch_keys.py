@@ -221,6 +221,20 @@ def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor],
     monkeypatch.setattr(LinearFactory, "make", make_quantized)
 
 
+def quantize_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let experts have float8 in blocks."""
+    from kernels.moe import factory
+    from kernels.moe.expert_weights import ExpertWeights
+
+    stack = factory.stack_experts
+
+    def stack_quantized(weights: ExpertWeights, *, is_gated: bool) -> Any:
+        forms = [fp8_blocks(form.weight) for form in weights.forms if isinstance(form, DenseWeight)]
+        return stack(replace(weights, forms=forms), is_gated=is_gated)
+
+    monkeypatch.setattr(factory, "stack_experts", stack_quantized)
+
+
 def int4(weight: torch.Tensor) -> GroupQuantizedWeight:
     rows, columns = weight.shape
     scales = torch.ones(rows, -(-columns // 64))
@@ -244,7 +258,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{form: {} for form in FORMS},
     **{kind: {"speculative": kind} for kind in ("ngram", "draft", "eagle")},
     "eagle3": {"speculative": "eagle"},
-    **{kind: {} for kind in ("mixture", "hybrid", "latent")},
+    **{kind: {} for kind in ("mixture", "fp8-mixture", "hybrid", "latent")},
     "hybrid-eager": {"cuda_graphs": "off"},
 }
 SMALL = Shape(512, 64, 96, 4, 4, 2, is_tied=False, max_len=MAX_LEN)
@@ -259,8 +273,15 @@ def make_case(case: str, directory: Path) -> Path:
         save_case(LATENT["deepseek-v2-lite"], directory)
         config = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_LEN}))
-    elif kind in ("mixture", "hybrid"):
-        make_model(replace(SMALL, num_experts=4) if kind == "mixture" else replace(SMALL, attends_every=2), directory)
+    elif kind == "hybrid":
+        make_model(replace(SMALL, attends_every=2), directory)
+    elif kind == "mixture":
+        make_model(replace(SMALL, num_experts=4), directory)
+    elif kind == "fp8-mixture":
+        # Of several blocks, so that scales are not one a row.
+        make_model(
+            replace(SMALL, num_experts=4, hidden_size=2 * SCALE_BLOCK, intermediate_size=2 * SCALE_BLOCK), directory
+        )
     else:
         return DEMO_MODEL
     return directory
@@ -338,6 +359,8 @@ def main(case: str, drafts: str, output: str) -> None:
         forbid_waits_while_capturing(monkeypatch)
         if case in FORMS:
             quantize_all(monkeypatch, FORMS[case])
+        if case == "fp8-mixture":
+            quantize_experts(monkeypatch)
         machine = Machine(monkeypatch, 400 * MB)
         engine = start(case, Path(drafts), make_case(case, Path(output).with_name("model")))
         compiled = set(recorder.keys)

@@ -27,21 +27,23 @@ KERNELS = {
     "tile_statistics_kernel",
 }
 _MIXTURE = {"combine_kernel", "dense_experts_kernel", "route_kernel", "sort_kernel"}
+_ROUNDING = "quantize_tokens_kernel"
 _HYBRID = {"causal_conv_kernel", "gated_delta_kernel", "invert_chunks_kernel"}
 FURTHER = {
     "int4": {"packed_linear_kernel"},
-    "int8": {"quantize_tokens_kernel", "scaled_linear_kernel"},
-    "fp8-blocks": {"quantize_tokens_kernel", "scaled_linear_kernel"},
+    "int8": {_ROUNDING, "scaled_linear_kernel"},
+    "fp8-blocks": {_ROUNDING, "scaled_linear_kernel"},
     "mixture": _MIXTURE,
+    "fp8-mixture": _MIXTURE - {"dense_experts_kernel"} | {"packed_experts_kernel", "scaled_experts_kernel", _ROUNDING},
     "hybrid": _HYBRID,
     "hybrid-eager": _HYBRID,
     "latent": _MIXTURE,
 }
 # A mixture has its activation in its products.
-WITHOUT = {"mixture": {"gated_kernel"}}
+WITHOUT = {"mixture": {"gated_kernel"}, "fp8-mixture": {"gated_kernel"}}
 CASES = ["off", "eager", "int8-cache", "ngram", "draft", "eagle", "eagle3"]
 CASES += ["int4", "int8", "fp8-blocks"]
-CASES += ["mixture", "hybrid", "hybrid-eager", "latent"]
+CASES += ["mixture", "fp8-mixture", "hybrid", "hybrid-eager", "latent"]
 
 
 @pytest.mark.slow
