@@ -7,13 +7,11 @@ Credentials, region and endpoint come from the variables that all clients of S3 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Awaitable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, check_key
-from shared.errors import ConfigError
+from shared.bucket import open_bucket
 
 _PART_BYTES = 8 << 20
 
@@ -31,21 +29,8 @@ class S3Store:
         Raises:
             ConfigError: It is none, or the package is not installed.
         """
-        place = urlsplit(url)
-        if not place.netloc or place.query or place.fragment or place.username:
-            raise ConfigError("HEADRACE_FILES", f"{url!r} is no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
-        try:
-            import obstore
-            from obstore.store import S3Store as Bucket
-        except ImportError:
-            problem = "a bucket needs the package obstore: pip install 'headrace[s3]'"
-            raise ConfigError("HEADRACE_FILES", problem) from None
         self.place = f"the bucket {url}"
-        self._client = obstore
-        prefix = place.path.strip("/") or None
-        # A server of one's own on a private network may speak HTTP.
-        is_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-        self._bucket: Any = Bucket(place.netloc, prefix=prefix, client_options={"allow_http": is_http})
+        self._client, self._bucket = open_bucket(url, "HEADRACE_FILES")
 
     async def create(self, key: str, data: bytes) -> None:
         """Put an object on the condition that there is none."""

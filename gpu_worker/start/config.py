@@ -116,8 +116,19 @@ class WorkerConfig(NatsFiles):
     kv_host_bytes: int | None = setting(
         None,
         "Memory of the host, in bytes, that keeps the prefix cache besides the device's: what is overwritten there is "
-        "brought back from it where that is faster than computing it again. Pinned with a GPU. Off if not given.",
+        "brought back from it where that is faster than computing it again. Pinned with a GPU. If not given, 256 MB "
+        "with --kv-disk-path, else off.",
         minimum=1,
+    )
+    kv_disk_path: str | None = setting(
+        None,
+        "Directory, or bucket (s3://BUCKET/PREFIX), that keeps the prefix cache too: a worker that starts again, and "
+        "workers of the same model that share it, find there what was computed. Off if not given.",
+    )
+    kv_disk_bytes: int = setting(
+        16_000_000_000,
+        "Bytes that --kv-disk-path may have in all, of all workers; what costs least to compute again is deleted.",
+        minimum=1 << 20,
     )
     state_checkpoint_ratio: float = setting(
         0.9,

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.start.config import WorkerConfig
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gpu_worker.execution.memory.block_bytes import BlockBytes
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
+    from gpu_worker.execution.tiers.file_format import Maker
+
+STAGING_BYTES = 256_000_000
+"""Of the host's memory where files alone are asked for: contents lie there until they are written."""
 
 
 def check_tiers(config: WorkerConfig) -> None:
@@ -19,8 +29,9 @@ def check_tiers(config: WorkerConfig) -> None:
     Raises:
         ConfigError: They are asked for.
     """
-    if config.kv_host_bytes is None:
+    if config.kv_host_bytes is None and config.kv_disk_path is None:
         return
+    variable = "HEADRACE_KV_DISK_PATH" if config.kv_host_bytes is None else "HEADRACE_KV_HOST_BYTES"
     problem = None
     if config.simulate is not None:
         problem = "a simulated engine keeps no keys and values"
@@ -28,10 +39,11 @@ def check_tiers(config: WorkerConfig) -> None:
         problem = "what is kept is found by the prefix cache, which HEADRACE_ENABLE_PREFIX_CACHING turns off"
     elif config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         problem = "a model that is divided among several ranks has no tiers below the device's memory yet"
-    elif config.kv_host_bytes > (free := free_host_bytes()):
-        problem = f"only {free} bytes of memory are free; lower it, and leave some for others"
+    elif (needed := config.kv_host_bytes or STAGING_BYTES) > (free := free_host_bytes()):
+        problem = f"needs {needed} bytes of memory, of which {free} are free"
     if problem is not None:
-        raise ConfigError("HEADRACE_KV_HOST_BYTES", f"is {config.kv_host_bytes}, but {problem}")
+        value = config.kv_disk_path if config.kv_host_bytes is None else config.kv_host_bytes
+        raise ConfigError(variable, f"is {value}, but {problem}")
 
 
 def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | None:
@@ -40,10 +52,45 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     Raises:
         ConfigError: They cannot be built.
     """
-    if config.kv_host_bytes is None:
+    if config.kv_host_bytes is None and config.kv_disk_path is None:
         return None
+    from gpu_worker.execution.tiers.block_files import BlockFiles
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.host_tier import HostTier
+    from gpu_worker.execution.tiers.open_store import open_store
 
     groups = runner.block_contents
-    return BlockTiers(groups, runner.block_size, HostTier(groups, config.kv_host_bytes))
+    host = HostTier(groups, config.kv_host_bytes or STAGING_BYTES)
+    files = None
+    if config.kv_disk_path is not None:
+        assert config.model is not None
+        make_maker = partial(_maker, Path(config.model), groups, _arithmetic(runner))
+        tokens = [runner.block_size] * (1 + len(runner.windows)) + [CHECKPOINT_TOKENS]
+        store = open_store(config.kv_disk_path)
+        files = BlockFiles(store, groups, tokens[: len(groups)], config.kv_disk_bytes, host, make_maker)
+    return BlockTiers(groups, runner.block_size, host, files)
+
+
+def _maker(model: Path, groups: list[BlockBytes], arithmetic: str) -> Maker:
+    """Name what computes contents: the weights, and how bits come about and lie."""
+    from gpu_worker.execution.tiers.file_format import Maker
+    from gpu_worker.models.weights_digest import weights_digest
+
+    layouts = tuple(sha256(f"{arithmetic}; {group.layout}; {group.row_bytes}".encode()).digest() for group in groups)
+    return Maker(weights_digest(model), layouts)
+
+
+def _arithmetic(runner: TorchModelRunner) -> str:
+    """Describe what the last bits of a result depend on: contents with other bits would make answers differ."""
+    import torch
+
+    try:
+        own = version("headrace")
+    except PackageNotFoundError:
+        own = "unknown"
+    device = runner.model.device
+    if device.type == "cuda":
+        computes = torch.cuda.get_device_name(device)
+    else:
+        computes = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
+    return f"headrace {own}, torch {torch.__version__}, {runner.dtype}, {computes}"

@@ -29,6 +29,7 @@ _COMMANDS = (
     "worker-login",
     "quantize",
     "perplexity",
+    "cache",
     "bench",
 )
 

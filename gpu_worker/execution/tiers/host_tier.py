@@ -25,6 +25,10 @@ class Kept(NamedTuple):
     salt: bytes
 
 
+_TOUCHED_FIRST_BYTES = 64 << 20
+_TOUCHED_AT_ONCE_BYTES = 8 << 20
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     row: int
@@ -59,13 +63,16 @@ class HostTier:
         self._groups = groups
         counts = _num_rows(groups, num_bytes)
         self._rows = [group.make_rows(count) for group, count in zip(groups, counts, strict=True)]
-        self._free = [list(range(count)) for count in counts]
+        self._free: list[list[int]] = [[] for _ in groups]
         self._entries: list[OrderedDict[bytes, _Entry]] = [OrderedDict() for _ in groups]
         self._lock = threading.Lock()
         self.num_bytes = sum(rows.nbytes for rows in self._rows)
         self.stored_bytes = 0
         self.num_dropped = 0
         self.num_evicted = 0
+        self._num_touched = [0] * len(groups)
+        self._touch(_TOUCHED_FIRST_BYTES)
+        threading.Thread(target=self._touch, name="kv-touch", daemon=True).start()
 
     @property
     def used_bytes(self) -> int:
@@ -145,6 +152,11 @@ class HostTier:
                 if entry.num_pins == 0 and self._entries[group].get(digest) is not entry:
                     self._free[group].append(entry.row)
 
+    def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
+        """Say whether a content that is pinned has not been forgotten."""
+        entry = self._entries[group].get(digest)
+        return entry is not None and self._rows[group][entry.row].ctypes.data == row.ctypes.data
+
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop contents, in all groups."""
         with self._lock:
@@ -153,6 +165,19 @@ class HostTier:
                     entry = entries.pop(digest, None)
                     if entry is not None and entry.num_pins == 0:
                         self._free[group].append(entry.row)
+
+    def _touch(self, num_bytes: int | None = None) -> None:
+        """Let rows be used whose memory the system has given: a copy to others would take sixteen times as long."""
+        for group, rows in enumerate(self._rows):
+            row_bytes = self._groups[group].row_bytes
+            step = max(1, _TOUCHED_AT_ONCE_BYTES // max(1, row_bytes))
+            end = len(rows) if num_bytes is None else min(len(rows), 1 + num_bytes // max(1, row_bytes))
+            while (first := self._num_touched[group]) < end:
+                last = min(end, first + step)
+                rows[first:last] = 0
+                with self._lock:
+                    self._free[group] += range(first, last)
+                self._num_touched[group] = last
 
     def _take(self, group: int) -> int | None:
         """Return a free row, or that of the content that was not used for longest."""

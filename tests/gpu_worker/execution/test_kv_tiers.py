@@ -2,107 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
-from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.step import LogprobEntry
-from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.memory.state_sizes import state_config
-from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.tiers.block_tiers import BlockTiers, Files
 from gpu_worker.execution.tiers.host_tier import HostTier
 from shared.errors import ConfigError
-from shared.sampling import Sampling
-from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
-from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
-from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
-from tests.gpu_worker.models.families.random_models import save_case
-from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent_case
-
-GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
-NUM_BLOCKS = 24
-CASES = {**DENSE, **LATENT}
-BLOCK = 4
-Answer = tuple[list[int], list[LogprobEntry]]
-
-
-class Served:
-    """An engine with few blocks, whose tiers keep many."""
-
-    def __init__(self, runner: TorchModelRunner, host_bytes: int | None = 1 << 22, files: Files | None = None) -> None:
-        self.runner = runner
-        groups = runner.block_contents
-        self.tiers = None if host_bytes is None else BlockTiers(groups, BLOCK, HostTier(groups, host_bytes), files)
-        has_states = runner._states is not None
-        config = SchedulerConfig(
-            block_size=runner.block_size,
-            num_blocks=runner.num_blocks,
-            windows=runner.windows,
-            max_num_seqs=4,
-            max_num_batched_tokens=32,
-            max_model_len=runner.max_model_len,
-            headroom_tokens=4,
-            state=state_config(runner.num_state_slots, BLOCK) if has_states else None,
-        )
-        self.scheduler = Scheduler(config, tiers=self.tiers)
-        self.engine = Engine(self.scheduler, runner)
-
-    def serve(self, *sequences: Sequence) -> list[Answer]:
-        answers: dict[str, Answer] = {sequence.id: ([], []) for sequence in sequences}
-        for sequence in sequences:
-            self.engine.add(sequence)
-        deadline = time.monotonic() + 60
-        while self.engine.has_work():
-            assert time.monotonic() < deadline, "the engine makes no progress"
-            for event in self.engine.step():
-                answers[event.sequence.id][0].extend(event.token_ids)
-                answers[event.sequence.id][1].extend(event.logprobs)
-            assert self.engine.last_error is None
-        self.scheduler.check_integrity()
-        return list(answers.values())
-
-    def fill(self) -> None:
-        """Serve other texts until nothing of earlier ones is left on the device."""
-        self.serve(*(sequence(f"filler-{number}", random_prompt(60, 1000 + number)) for number in range(4)))
-
-    def hit_tokens(self, tier: str = "host") -> int:
-        assert self.tiers is not None
-        return next(reading.hit_tokens for reading in self.tiers.readings() if reading.name == tier)
-
-
-def sequence(name: str, prompt: list[int], salt: bytes = b"", sampling: Sampling = GREEDY) -> Sequence:
-    made = make_sequence(name, prompt, sampling)
-    made.salt = salt
-    return made
-
-
-def save_model(name: str, directory: Path) -> None:
-    if name == "llama":
-        save_tiny_model(directory)
-    elif name in CASES:
-        save_case(CASES[name], directory)
-    else:
-        save_recurrent_case(name, directory, eos_token_id=None)
+from tests.gpu_worker.execution.engine_run import random_prompt
+from tests.gpu_worker.execution.tiered_engine import Served, greedy, open_model, sequence
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {}
-
-
-def open_model(
-    name: str, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], **settings: object
-) -> TorchModelRunner:
-    if name not in directories:
-        directories[name] = tmp_path_factory.mktemp(name)
-        save_model(name, directories[name])
-    return make_runner(directories[name], num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80, **settings)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +55,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path
 
 def test_a_turn_that_goes_on_from_an_answer_finds_it(served: Served) -> None:
     prompt = random_prompt(30, seed=8)
-    ((answer, _),) = served.serve(sequence("turn", prompt, sampling=replace_tokens(12)))
+    ((answer, _),) = served.serve(sequence("turn", prompt, sampling=greedy(12)))
     served.fill()
     following = sequence("following", [*prompt, *answer, 1, 2, 3])
     served.serve(following)
     assert following.num_cached_tokens >= 40
-
-
-def replace_tokens(count: int) -> Sampling:
-    return Sampling(temperature=0.0, max_tokens=count, ignore_eos=True)
 
 
 def test_another_salt_finds_nothing(served: Served) -> None:
@@ -167,7 +76,7 @@ def test_a_preempted_sequence_goes_on_from_what_was_kept(
     tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
 ) -> None:
     prompts = [random_prompt(34, seed=seed) for seed in range(3)]
-    long = replace_tokens(40)
+    long = greedy(40)
     cold = Served(open_model("llama", tmp_path_factory, directories), host_bytes=None)
     expected = [cold.serve(sequence(str(n), prompt, sampling=long))[0] for n, prompt in enumerate(prompts)]
     served = Served(open_model("llama", tmp_path_factory, directories))

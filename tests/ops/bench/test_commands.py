@@ -25,6 +25,7 @@ COMMANDS = {
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
     "guided": "--batch 1",
     "hops": "--requests 3 --case cached --case simulated",
+    "kv_tiers": "--shape 15m --prompt 512 --rounds 1",
     "prefix_cache": "--shape 15m --prompt 512 --rounds 1 --hit-rounds 1",
     "quant": "--shape 15m --methods int8 --batch 1 --prompt 16 --new 4 --rounds 1",
     "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
@@ -33,7 +34,7 @@ COMMANDS = {
     "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
     "startup": "--shapes 15m --device cpu",
 }
-LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 2, "prefix_cache": 2, "quant": 2, "ranks": 4}
+LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 2, "kv_tiers": 3, "prefix_cache": 2, "quant": 2, "ranks": 4}
 
 
 @pytest.fixture

@@ -1,0 +1,259 @@
+"""The tier of files: writes contents from the host's memory, reads and verifies them, and keeps within its bytes.
+
+Nothing here is waited for by the engine. Writers have a queue that is bounded, and drop what is too much. A disk that
+is full, fails or hangs costs hits: after an error of a write nothing is written for a while, and after a read that
+hangs the tier has nothing for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Values
+from contextlib import AbstractContextManager
+from queue import Empty, Full, Queue
+from typing import Protocol
+
+import numpy as np
+
+from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
+from gpu_worker.execution.tiers.directory import FileStore
+from gpu_worker.execution.tiers.file_format import HEADER_BYTES, KEY, Maker
+from gpu_worker.execution.tiers.file_index import FileIndex
+from gpu_worker.execution.tiers.host_tier import Kept
+from shared.worker_metrics import KvTierReading
+
+_log = logging.getLogger(__name__)
+
+_MAX_WAITING = 4096
+_NUM_WRITERS = 2
+SUSPENDED_S = 30.0
+WRITE_PAUSE_S = 10.0
+_OTHER_TOKENS = 16
+
+
+class Rows(Protocol):
+    """Where contents are read from that are to be written."""
+
+    def pinned(self, group: int, digest: bytes) -> AbstractContextManager[Bytes | None]:
+        """Give a content, which stays as it is meanwhile; None where it is not there any more."""
+        ...
+
+    def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
+        """Say whether a content that is pinned has not been forgotten."""
+        ...
+
+
+class BlockFiles:
+    """Does what `gpu_worker.execution.tiers.block_tiers.Files` says.
+
+    Attributes:
+        name: Of the tier, in metrics.
+        is_ready: Set when files can be used: the weights' digest is known, and what there is.
+    """
+
+    def __init__(
+        self,
+        store: FileStore,
+        groups: Values[BlockBytes],
+        tokens: Values[int],
+        max_bytes: int,
+        rows: Rows,
+        make_maker: Callable[[], Maker],
+    ) -> None:
+        """Use a store.
+
+        Args:
+            store: Where files are.
+            groups: Whose contents they have.
+            tokens: By group, how many tokens are computed to have a content again.
+            max_bytes: Of all files in the store, those of others included.
+            rows: Where contents are that are to be written.
+            make_maker: Reads all weights: called in a thread.
+        """
+        self.name = store.name
+        self.is_ready = threading.Event()
+        self._store = store
+        self._groups = groups
+        self._max_bytes = max_bytes
+        self._rows = rows
+        self._make_maker = make_maker
+        self._tokens = tokens
+        self._maker = Maker(b"", ())
+        self._index = FileIndex(self._tokens_of)
+        self._to_write: Queue[Kept] = Queue(_MAX_WAITING)
+        self._to_delete: Queue[tuple[bytes, ...]] = Queue(_MAX_WAITING)
+        self._suspended_until = self._paused_until = -1.0
+        self._stamps: dict[str, int | None] = {}
+        self._forgetting: set[bytes] = set()
+        self.stored_bytes = self.num_dropped = self.num_evicted = self.num_refused = self.num_failed = 0
+        threading.Thread(target=self._watch, name="kv-files", daemon=True).start()
+        for number in range(_NUM_WRITERS):
+            threading.Thread(target=self._write_all, name=f"kv-write-{number}", daemon=True).start()
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """Say whether the content is likely to be there, and can be read now."""
+        if not self.is_ready.is_set() or time.monotonic() < self._suspended_until:
+            return False
+        return digest not in self._forgetting and self._maker.key(group, digest) in self._index
+
+    def read(self, group: int, digest: bytes, salt: bytes) -> Bytes | None:
+        """Return a content that was verified, None where there is none; what fails is deleted."""
+        key = self._maker.key(group, digest)
+        if digest in self._forgetting:
+            return None
+        try:
+            data = self._store.read(key)
+        except FileNotFoundError:
+            self._index.remove(key)
+            return None
+        except OSError as error:
+            self._failed("read", error)
+            self.suspend()
+            return None
+        payload = self._maker.payload(data, group, digest, salt, self._groups[group].row_bytes)
+        if payload is None:
+            self.num_refused += 1
+            _log.warning("%s: %s is damaged, or not what its name says; it is deleted", self._store.place, key)
+            self._delete(key)
+            return None
+        self._index.touch(key)
+        return np.frombuffer(payload, dtype=np.uint8)
+
+    def add(self, kept: Kept) -> None:
+        """Write a content some time later, unless too many wait."""
+        if time.monotonic() < self._paused_until:
+            self.num_dropped += 1
+            return
+        try:
+            self._to_write.put_nowait(kept)
+        except Full:
+            self.num_dropped += 1
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Delete contents, in all groups, some time later; they are not found from now on."""
+        digests = tuple(digests)
+        self._forgetting.update(digests)
+        try:
+            self._to_delete.put_nowait(digests)
+        except Full:
+            # They are not deleted, and stay unused here.
+            _log.error("%s has contents that may be wrong, and are not deleted", self._store.place)
+
+    def suspend(self) -> None:
+        """Have nothing for a while."""
+        self._suspended_until = max(self._suspended_until, time.monotonic() + SUSPENDED_S)
+
+    def reading(self, hit_tokens: int, loaded_bytes: int) -> KvTierReading:
+        """Return the counts."""
+        return KvTierReading(
+            self.name,
+            used_bytes=self._index.num_bytes,
+            total_bytes=self._max_bytes,
+            hit_tokens=hit_tokens,
+            stored_bytes=self.stored_bytes,
+            loaded_bytes=loaded_bytes,
+            dropped=self.num_dropped,
+            evicted=self.num_evicted,
+            refused=self.num_refused,
+            failed=self.num_failed,
+        )
+
+    def _watch(self) -> None:
+        """Get ready; then look for what others add, delete what is to be forgotten, and what is too much."""
+        try:
+            self._maker = self._make_maker()
+        except Exception:
+            _log.exception("the weights cannot be read; %s is not used", self._store.place)
+            return
+        while True:
+            try:
+                self._look()
+                self.is_ready.set()
+                self._make_room()
+                self._delete_forgotten()
+            except OSError as error:
+                self._failed("listed", error)
+
+    def _look(self) -> None:
+        """Take over what is in the store."""
+        names = set()
+        for name, stamp in self._store.folders():
+            names.add(name)
+            if stamp is None or self._stamps.get(name) != stamp:
+                listed_at = time.monotonic()
+                files = self._store.files(name)
+                self._index.renew(name, {key: file for key, file in files.items() if KEY.fullmatch(key)}, listed_at)
+                self._stamps[name] = stamp
+                # Others want the interpreter too.
+                time.sleep(0)
+        for gone in self._stamps.keys() - names:
+            self._index.renew(gone, {}, time.monotonic())
+            del self._stamps[gone]
+
+    def _delete_forgotten(self) -> None:
+        """Delete what is to be forgotten, until it is time to look again."""
+        until = time.monotonic() + self._store.refresh_s
+        while (left := until - time.monotonic()) > 0:
+            try:
+                digests = self._to_delete.get(timeout=left)
+            except Empty:
+                return
+            for digest in digests:
+                for group in range(len(self._groups)):
+                    self._index.remove(self._maker.key(group, digest))
+                    self._store.delete(self._maker.key(group, digest))
+                self._forgetting.discard(digest)
+
+    def _write_all(self) -> None:
+        self.is_ready.wait()
+        while True:
+            kept = self._to_write.get()
+            try:
+                self._write(kept)
+                self._make_room()
+            except Exception as error:
+                self._failed("written", error)
+                self._paused_until = time.monotonic() + WRITE_PAUSE_S
+
+    def _write(self, kept: Kept) -> None:
+        key = self._maker.key(kept.group, kept.digest)
+        if key in self._index or HEADER_BYTES + self._groups[kept.group].row_bytes > self._max_bytes:
+            return
+        with self._rows.pinned(kept.group, kept.digest) as row:
+            if row is None:
+                self.num_dropped += 1
+                return
+            payload = row.data
+            header = self._maker.header(kept.group, kept.digest, kept.salt, payload)
+            self._store.write(key, [header, payload])
+            self._index.add(key, len(header) + row.nbytes)
+            if not self._rows.is_current(kept.group, kept.digest, row):
+                # It may be wrong, which was found meanwhile.
+                self._delete(key)
+        self.stored_bytes += len(header) + row.nbytes
+
+    def _make_room(self) -> None:
+        """Delete what is too much."""
+        while self._index.num_bytes > self._max_bytes and (cheapest := self._index.pop_cheapest()) is not None:
+            self._store.delete(cheapest[0])
+            self.num_evicted += 1
+
+    def _delete(self, key: str) -> None:
+        self._index.remove(key)
+        try:
+            self._store.delete(key)
+        except OSError as error:
+            self._failed("deleted", error)
+
+    def _tokens_of(self, kind: str) -> int:
+        folder, _, group = kind.partition("/")
+        is_own = folder == self._maker.folder and int(group) < len(self._tokens)
+        return self._tokens[int(group)] if is_own else _OTHER_TOKENS
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.num_failed += 1
+        if self.num_failed == 1 or self.num_failed % 1000 == 0:
+            _log.warning("%s cannot be %s (%s); the KV cache goes on without", self._store.place, what, error)

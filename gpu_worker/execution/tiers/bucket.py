@@ -1,0 +1,76 @@
+"""Files of blocks in a bucket, where an object appears with its last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+
+from gpu_worker.execution.tiers.directory import Folder, StoredFile
+from shared.bucket import open_bucket
+
+_TIMEOUT = "10s"
+
+
+class BucketStore:
+    """A bucket, or what begins with a prefix in it."""
+
+    name = "bucket"
+    refresh_s = 15.0
+
+    def __init__(self, url: str) -> None:
+        """Use `s3://bucket/prefix`.
+
+        Raises:
+            ConfigError: It is none, or the package is not installed.
+        """
+        self.place = f"the bucket {url}"
+        self._client, self._bucket = open_bucket(url, "HEADRACE_KV_DISK_PATH", timeout=_TIMEOUT)
+        self._listed: dict[str, dict[str, StoredFile]] = {}
+
+    def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
+        """Put an object."""
+        with _Errors():
+            self._client.put(self._bucket, key, b"".join(parts), use_multipart=False)
+
+    def read(self, key: str) -> bytes:
+        """Get an object."""
+        with _Errors():
+            return bytes(self._client.get(self._bucket, key).bytes())
+
+    def delete(self, key: str) -> None:
+        """Delete an object."""
+        try:
+            with _Errors():
+                self._client.delete(self._bucket, key)
+        except FileNotFoundError:
+            return
+
+    def folders(self) -> Iterable[Folder]:
+        """List everything, and return it by folder."""
+        self._listed = {}
+        with _Errors():
+            for batch in self._client.list(self._bucket):
+                for each in batch:
+                    folder = each["path"].rpartition("/")[0]
+                    stored = StoredFile(each["size"], each["last_modified"].timestamp())
+                    self._listed.setdefault(folder, {})[each["path"]] = stored
+        return [Folder(name, None) for name in self._listed]
+
+    def files(self, folder: str) -> dict[str, StoredFile]:
+        """Return what was listed of a folder."""
+        return self._listed.pop(folder, {})
+
+
+class _Errors:
+    """Turns errors of the package into those of a disk."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        from obstore.exceptions import BaseError, NotFoundError
+
+        if isinstance(error, NotFoundError | FileNotFoundError):
+            raise FileNotFoundError(str(error)[:300]) from None
+        if isinstance(error, BaseError):
+            raise OSError(str(error).partition("\n")[0][:300]) from None

@@ -1,0 +1,165 @@
+"""Files of blocks in a directory, which workers of several machines may mount.
+
+A file is written beside its place under another name, synced and renamed: whoever sees it sees all of it, also after a
+loss of power. What a process that was killed leaves behind is swept by the next one that looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from shared.errors import ConfigError
+
+_WRITING = ".writing-"
+ABANDONED_S = 300.0
+"""Nothing takes so long to write."""
+
+
+class StoredFile(NamedTuple):
+    """A file in a list; `modified` is Unix seconds by the clock of the store."""
+
+    num_bytes: int
+    modified: float
+
+
+class Folder(NamedTuple):
+    """A part of a store; a stamp that stays says that nothing was added or removed. None says nothing."""
+
+    name: str
+    stamp: int | None
+
+
+class FileStore(Protocol):
+    """Where files of blocks are. All calls may take as long as a disk or a network takes, and raise `OSError`.
+
+    Attributes:
+        name: What kind it is, in metrics.
+        place: How messages name it.
+        refresh_s: How often to look for what others have added.
+    """
+
+    name: str
+    place: str
+    refresh_s: float
+
+    def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
+        """Write a file; nobody sees it before it is whole and safe."""
+        ...
+
+    def read(self, key: str) -> bytes:
+        """Return a file; `FileNotFoundError` where there is none."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Delete a file; one that is not there is deleted already."""
+        ...
+
+    def folders(self) -> Iterable[Folder]:
+        """List the folders that have files."""
+        ...
+
+    def files(self, folder: str) -> dict[str, StoredFile]:
+        """List the files of a folder by key, and sweep what was left behind there."""
+        ...
+
+
+class DirectoryStore:
+    """A directory, with `maker/group/first two digits` as folders."""
+
+    name = "disk"
+    refresh_s = 2.0
+
+    def __init__(self, root: Path) -> None:
+        """Use a directory, which is made if it is missing.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        self.place = f"the directory {root}"
+        self._root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            probe = root / f"{_WRITING}{secrets.token_hex(8)}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError("HEADRACE_KV_DISK_PATH", f"{root} cannot be written: {error.strerror}") from None
+
+    def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
+        """Write beside the place, sync, and rename."""
+        target = self._root / key
+        temporary = target.with_name(f"{_WRITING}{secrets.token_hex(8)}")
+        try:
+            file = _create(temporary)
+        except FileNotFoundError:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = _create(temporary)
+        try:
+            with open(file, "wb", buffering=0) as sink:
+                for part in parts:
+                    _write_all(sink.fileno(), memoryview(part))
+                os.fsync(sink.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def read(self, key: str) -> bytes:
+        """Read all of a file, and make it the most recently used."""
+        path = self._root / key
+        with path.open("rb", buffering=0) as file:
+            data = file.read()
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
+
+    def delete(self, key: str) -> None:
+        """Delete a file."""
+        (self._root / key).unlink(missing_ok=True)
+
+    def folders(self) -> Iterable[Folder]:
+        """Walk down to the folders of files."""
+        for maker in _subfolders(self._root):
+            for group in _subfolders(maker):
+                for folder in _subfolders(group):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield Folder(str(folder.relative_to(self._root)), folder.stat().st_mtime_ns)
+
+    def files(self, folder: str) -> dict[str, StoredFile]:
+        """List a folder, and delete what was abandoned in it."""
+        found: dict[str, StoredFile] = {}
+        abandoned = time.time() - ABANDONED_S
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    state = entry.stat(follow_symlinks=False)
+                    if not entry.name.startswith("."):
+                        found[f"{folder}/{entry.name}"] = StoredFile(state.st_size, state.st_mtime)
+                    elif entry.name.startswith(_WRITING) and state.st_mtime < abandoned:
+                        os.unlink(entry.path)
+        return found
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _write_all(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []

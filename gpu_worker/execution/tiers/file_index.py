@@ -1,0 +1,110 @@
+"""What is in a store of files, and what to delete when it is too much.
+
+Of several contents the one is deleted that costs least to compute again, in tokens a byte, plus the priority of the
+last one that was deleted before it was used: so those that are not used grow old. All files of one kind cost the same,
+so each kind has an order of its own, and the oldest of each are compared.
+Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpu_worker.execution.tiers.directory import StoredFile
+
+
+@dataclass(slots=True)
+class _Entry:
+    num_bytes: int
+    base: float
+    added_at: float
+
+
+class FileIndex:
+    """Several threads use it.
+
+    Attributes:
+        num_bytes: Of all files.
+    """
+
+    def __init__(self, tokens_of: Callable[[str], int]) -> None:
+        """Index nothing yet; `tokens_of` says how many tokens are computed for a kind, the key's folder and group."""
+        self._tokens_of = tokens_of
+        self._kinds: dict[str, OrderedDict[str, _Entry]] = {}
+        self._folders: dict[str, set[str]] = {}
+        self._last_priority = 0.0
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._kinds.get(_kind(key), ())
+
+    def add(self, key: str, num_bytes: int) -> None:
+        """Add a file that was written."""
+        with self._lock:
+            self._remove(key)
+            self._add(key, num_bytes)
+
+    def touch(self, key: str) -> None:
+        """Take note that a file was used."""
+        with self._lock:
+            entries = self._kinds.get(_kind(key), OrderedDict())
+            if (entry := entries.get(key)) is not None:
+                entries.move_to_end(key)
+                entry.base = self._last_priority
+
+    def remove(self, key: str) -> None:
+        """Take out a file that is gone."""
+        with self._lock:
+            self._remove(key)
+
+    def renew(self, folder: str, files: Mapping[str, StoredFile], listed_at: float) -> None:
+        """Take over what a folder was seen to have.
+
+        Args:
+            folder: Its name.
+            files: By key.
+            listed_at: Monotonic seconds before the listing: what was added since may be missing in it.
+        """
+        with self._lock:
+            known = self._folders.setdefault(folder, set())
+            for key in known - files.keys():
+                if self._kinds[_kind(key)][key].added_at < listed_at:
+                    self._remove(key)
+            for key in sorted(files.keys() - known, key=lambda new: files[new].modified):
+                self._add(key, files[key].num_bytes)
+
+    def pop_cheapest(self) -> tuple[str, int] | None:
+        """Take out the file that is missed least; return it with its size, None where there is none."""
+        with self._lock:
+            heads = []
+            for kind, entries in self._kinds.items():
+                if entries:
+                    key, entry = next(iter(entries.items()))
+                    heads.append((entry.base + self._tokens_of(kind) / max(1, entry.num_bytes), key, entry.num_bytes))
+            if not heads:
+                return None
+            self._last_priority, key, num_bytes = min(heads)
+            self._remove(key)
+            return key, num_bytes
+
+    def _add(self, key: str, num_bytes: int) -> None:
+        entries = self._kinds.setdefault(_kind(key), OrderedDict())
+        entries[key] = _Entry(num_bytes, self._last_priority, time.monotonic())
+        self._folders.setdefault(key.rpartition("/")[0], set()).add(key)
+        self.num_bytes += num_bytes
+
+    def _remove(self, key: str) -> None:
+        entry = self._kinds.get(_kind(key), OrderedDict()).pop(key, None)
+        if entry is not None:
+            self._folders[key.rpartition("/")[0]].discard(key)
+            self.num_bytes -= entry.num_bytes
+
+
+def _kind(key: str) -> str:
+    """Return the key's maker and group."""
+    return key.rsplit("/", 2)[0]

@@ -1,0 +1,157 @@
+"""`headrace cache`: what workers keep of their KV caches in a directory or a bucket."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from ops.text_table import aligned
+from shared.config import setting
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpu_worker.execution.tiers.directory import FileStore
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Where the files are."""
+
+    kv_disk_path: str | None = setting(None, "Directory or bucket (s3://BUCKET/PREFIX) of the files. Required.")
+    json: bool = setting(False, "One JSON object a line.")
+
+
+@dataclass(frozen=True, slots=True)
+class StatsConfig(CacheConfig):
+    """What is told of the files."""
+
+    verify: bool = setting(False, "Read all files, and count those that are damaged. Workers verify what they load.")
+
+
+@dataclass(frozen=True, slots=True)
+class ClearConfig(CacheConfig):
+    """What is deleted."""
+
+    maker: str | None = setting(None, "Only the files of this maker, as `headrace cache ls` names it.")
+
+
+class _File(NamedTuple):
+    maker: str
+    group: str
+    key: str
+    num_bytes: int
+    modified: float
+
+
+def list_makers(config: CacheConfig) -> int:
+    """List who made files, with one line for each kind of blocks.
+
+    A maker is a model's weights with all that decides the bits of its KV: workers of equal makers share files.
+    """
+    from gpu_worker.execution.tiers.file_format import read_facts
+
+    store = _open(config)
+    kinds: dict[tuple[str, str], list[_File]] = {}
+    for file in _files(store):
+        kinds.setdefault((file.maker, file.group), []).append(file)
+    rows = []
+    for (maker, group), files in sorted(kinds.items()):
+        facts = read_facts(store.read(files[0].key))
+        rows.append(
+            {
+                "maker": maker,
+                "weights": "?" if facts is None else facts.weights[:16],
+                "group": int(group),
+                "files": len(files),
+                "bytes": sum(file.num_bytes for file in files),
+                "last_used": _time(max(file.modified for file in files)),
+            }
+        )
+    if config.json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    elif rows:
+        heads = [name.upper().replace("_", " ") for name in rows[0]]
+        click.echo("\n".join(aligned([heads, *([str(value) for value in row.values()] for row in rows)])))
+    return 0
+
+
+def show_stats(config: StatsConfig) -> int:
+    """Count files and bytes; verify all of them if asked to."""
+    from gpu_worker.execution.tiers.file_format import is_whole
+
+    store = _open(config)
+    files = list(_files(store))
+    totals: dict[str, int | str] = {
+        "files": len(files),
+        "bytes": sum(file.num_bytes for file in files),
+        "makers": len({file.maker for file in files}),
+    }
+    if files:
+        totals["least_recently_used"] = _time(min(file.modified for file in files))
+    if config.verify:
+        totals["damaged"] = sum(not is_whole(store.read(file.key), file.key) for file in files)
+    if config.json:
+        click.echo(json.dumps(totals))
+    else:
+        click.echo("\n".join(aligned([[name.replace("_", " "), str(value)] for name, value in totals.items()])))
+    return 0
+
+
+def clear(config: ClearConfig) -> int:
+    """Delete files. Workers that use them compute what they miss."""
+    store = _open(config)
+    num_files = num_bytes = 0
+    for file in list(_files(store)):
+        if config.maker is None or file.maker == config.maker:
+            store.delete(file.key)
+            num_files, num_bytes = num_files + 1, num_bytes + file.num_bytes
+    if config.json:
+        click.echo(json.dumps({"files": num_files, "bytes": num_bytes}))
+    else:
+        click.echo(f"deleted {num_files} files, {num_bytes} bytes")
+    return 0
+
+
+def _open(config: CacheConfig) -> FileStore:
+    place = config.kv_disk_path
+    if place is None:
+        raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")
+    if "://" not in place and not Path(place).is_dir():
+        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is no directory")
+    require("worker", "numpy")
+    from gpu_worker.execution.tiers.open_store import open_store
+
+    return open_store(place)
+
+
+def _files(store: FileStore) -> Iterator[_File]:
+    from gpu_worker.execution.tiers.file_format import KEY
+
+    for folder in store.folders():
+        for key, file in sorted(store.files(folder.name).items()):
+            if (found := KEY.fullmatch(key)) is not None:
+                yield _File(found[1], found[2], key, file.num_bytes, file.modified)
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+command = click.Group(
+    "cache",
+    commands=[
+        settings_command(CacheConfig, "ls", list_makers),
+        settings_command(StatsConfig, "stats", show_stats),
+        settings_command(ClearConfig, "clear", clear),
+    ],
+    help="Look at what workers keep of their KV caches on disks and in buckets, or delete it.",
+)

@@ -1,0 +1,34 @@
+"""Opens a bucket of S3, or of a server that speaks its protocol, through the package `obstore`.
+
+Credentials, region and endpoint come from the variables that all clients of S3 read (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL`, ...).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from shared.errors import ConfigError
+
+
+def open_bucket(url: str, variable: str, **client_options: Any) -> tuple[Any, Any]:
+    """Return the package, and the bucket or what begins with a prefix in it, of `s3://bucket/prefix`.
+
+    Raises:
+        ConfigError: The URL is none, or the package is not installed; names the setting `variable`.
+    """
+    place = urlsplit(url)
+    if place.scheme != "s3" or not place.netloc or place.query or place.fragment or place.username:
+        raise ConfigError(variable, f"{url!r} is no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
+    try:
+        import obstore
+        from obstore.store import S3Store
+    except ImportError:
+        raise ConfigError(variable, "a bucket needs the package obstore: pip install 'headrace[s3]'") from None
+    prefix = place.path.strip("/") or None
+    # A server of one's own on a private network may speak HTTP.
+    is_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options: Any = {"allow_http": is_http, **client_options}
+    return obstore, S3Store(place.netloc, prefix=prefix, client_options=options)

@@ -1,0 +1,377 @@
+"""Files of blocks: what was stored is found after a restart, and nothing else is ever loaded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gpu_worker.execution.memory.block_bytes import Bytes
+from gpu_worker.execution.tiers.block_files import BlockFiles
+from gpu_worker.execution.tiers.bucket import BucketStore
+from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore, FileStore
+from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
+from gpu_worker.execution.tiers.host_tier import HostTier, Kept
+from tests.gateway.files.small_s3 import small_s3
+from tests.gpu_worker.execution.engine_run import random_prompt
+from tests.gpu_worker.execution.tiered_engine import BLOCK, Served, open_model, sequence
+
+MAKER = Maker(b"w" * 32, (b"a" * 32, b"b" * 32))
+ROW_BYTES = 300
+SALT = b"tenant"
+
+
+@pytest.fixture(scope="module")
+def directories() -> dict[str, Path]:
+    return {}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def serve_with(
+    store: FileStore,
+    name: str,
+    factory: pytest.TempPathFactory,
+    directories: dict[str, Path],
+    *,
+    weights: bytes = b"w" * 32,
+    host_bytes: int = 1 << 22,
+) -> Served:
+    runner = open_model(name, factory, directories)
+    groups = runner.block_contents
+
+    def make(host: HostTier) -> BlockFiles:
+        maker = Maker(weights, tuple(bytes([number]) * 32 for number, _ in enumerate(groups)))
+        return BlockFiles(store, groups, [BLOCK] * len(groups), 1 << 30, host, lambda: maker)
+
+    served = Served(runner, host_bytes, make)
+    wait_until(files_of(served).is_ready.is_set)
+    return served
+
+
+def files_of(served: Served) -> BlockFiles:
+    assert served.tiers is not None
+    files = served.tiers._files
+    assert isinstance(files, BlockFiles)
+    return files
+
+
+def settle(served: Served) -> None:
+    """Wait until all is written that is to be."""
+    files = files_of(served)
+    previous = -1
+    while files.stored_bytes != previous or not files._to_write.empty():
+        previous = files.stored_bytes
+        time.sleep(0.05)
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileStore]:
+    if request.param == "directory":
+        yield DirectoryStore(tmp_path / "kv")
+        return
+    pytest.importorskip("obstore")
+    with small_s3() as url:
+        for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "r"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        yield BucketStore("s3://bucket/some/prefix")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_5"])
+def test_a_worker_that_starts_again_finds_what_was_stored_and_gives_the_same_answers(
+    name: str, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    prompts = [random_prompt(61, seed=seed) for seed in range(3)]
+    first = serve_with(DirectoryStore(tmp_path), name, tmp_path_factory, directories)
+    expected = [first.serve(sequence(str(number), prompt))[0] for number, prompt in enumerate(prompts)]
+    settle(first)
+    again = serve_with(DirectoryStore(tmp_path), name, tmp_path_factory, directories)
+    later = [sequence(str(number), prompt) for number, prompt in enumerate(prompts)]
+    assert [again.serve(each)[0] for each in later] == expected
+    assert [each.num_cached_tokens for each in later] == [60, 60, 60]
+    assert again.hit_tokens("disk") == 180
+
+
+def test_a_bucket_and_a_directory_keep_the_same_promises(store: FileStore) -> None:
+    store.write("m/0/ab/x.kv", [b"head", memoryview(b"content")])
+    store.write("m/0/ab/x.kv", [b"head", memoryview(b"other")])
+    store.write("m/1/cd/y.kv", [b""])
+    assert store.read("m/0/ab/x.kv") == b"headother"
+    with pytest.raises(FileNotFoundError):
+        store.read("m/0/ab/none.kv")
+    listed = {key: file.num_bytes for folder in store.folders() for key, file in store.files(folder.name).items()}
+    assert listed == {"m/0/ab/x.kv": 9, "m/1/cd/y.kv": 0}
+    store.delete("m/0/ab/x.kv")
+    store.delete("m/0/ab/x.kv")
+    assert [key for folder in store.folders() for key in store.files(folder.name)] == ["m/1/cd/y.kv"]
+
+
+def test_another_worker_that_shares_the_store_finds_what_one_has_written(
+    store: FileStore, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
+) -> None:
+    store.refresh_s = 0.02
+    one, other, stranger = (
+        serve_with(store, "llama", tmp_path_factory, directories, weights=weights)
+        for weights in (b"w" * 32, b"w" * 32, b"v" * 32)
+    )
+    prompt = random_prompt(61, seed=4)
+    written = sequence("one", prompt)
+    expected = one.serve(written)
+    settle(one)
+    wait_until(lambda: all(files_of(other).has(0, digest) for digest in written.block_digests[:15]))
+    assert other.serve(sequence("two", prompt)) == expected
+    assert other.hit_tokens(store.name) == 60
+    stranger.serve(sequence("three", prompt))
+    assert stranger.hit_tokens(store.name) == 0
+
+
+class Rows:
+    """Contents of one kind, from their digests."""
+
+    def pinned(self, group: int, digest: bytes) -> object:
+        raise AssertionError("nothing is written here")
+
+    def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
+        return True
+
+
+def content(digest: bytes) -> bytes:
+    return np.random.default_rng(list(digest)).bytes(ROW_BYTES)
+
+
+def open_files(directory: Path, maker: Maker = MAKER, max_bytes: int = 1 << 30, rows: object = None) -> BlockFiles:
+    groups = [SimpleNamespace(row_bytes=ROW_BYTES)] * 2
+    files = BlockFiles(DirectoryStore(directory), groups, [16, 16], max_bytes, rows or Rows(), lambda: maker)  # type: ignore[arg-type]
+    wait_until(files.is_ready.is_set)
+    return files
+
+
+def stored(maker: Maker, group: int, digest: bytes, salt: bytes = SALT) -> bytes:
+    payload = memoryview(content(digest))
+    return maker.header(group, digest, salt, payload) + payload
+
+
+def inject(directory: Path, count: int) -> None:
+    """Put files in place that must not be loaded, one after another, and see that none is."""
+    files, generator = open_files(directory), random.Random(8)
+    other_weights, other_layout = replace(MAKER, weights=b"x" * 32), replace(MAKER, layouts=(b"z" * 32, b"b" * 32))
+    num_refused = 0
+    for number in range(count):
+        digest, foreign = generator.randbytes(32), generator.randbytes(32)
+        right, swapped = stored(MAKER, 0, digest), stored(MAKER, 0, foreign)
+        flipped, cut = bytearray(right), right[: generator.randrange(len(right))]
+        for place in generator.sample(range(8 * len(right)), generator.choice([1, 1, 1, 2, 9])):
+            flipped[place // 8] ^= 1 << place % 8
+        wrong = (
+            bytes(flipped),
+            cut,
+            cut + bytes(len(right) - len(cut)),
+            right + b"x",
+            swapped,
+            right[:HEADER_BYTES] + swapped[HEADER_BYTES:],
+            stored(other_weights, 0, digest),
+            stored(other_layout, 0, digest),
+            stored(MAKER, 1, digest),
+            stored(MAKER, 0, digest, b"another tenant"),
+        )[number % 10]
+        path = directory / MAKER.key(0, digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if wrong == right:
+            continue
+        path.write_bytes(wrong)
+        assert files.read(0, digest, SALT) is None, number
+        assert not path.exists(), "it stays to be read again"
+        num_refused += 1
+        path.write_bytes(right)
+        found = files.read(0, digest, SALT)
+        assert found is not None
+        assert found.tobytes() == content(digest)
+        path.unlink()
+    assert files.num_refused == num_refused > 0.99 * count
+
+
+def test_no_file_is_loaded_that_is_not_whole_and_the_one_that_is_wanted(tmp_path: Path) -> None:
+    inject(tmp_path, 300)
+
+
+@pytest.mark.slow
+def test_none_of_10000_wrong_files_is_loaded(tmp_path: Path) -> None:
+    inject(tmp_path, 10_000)
+
+
+def test_files_that_were_damaged_are_computed_again_and_answers_stay(
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    prompt = random_prompt(61, seed=5)
+    first = serve_with(DirectoryStore(tmp_path), "llama", tmp_path_factory, directories)
+    expected = first.serve(sequence("first", prompt))
+    settle(first)
+    generator = random.Random(3)
+    for path in tmp_path.rglob("*.kv"):
+        data = bytearray(path.read_bytes())
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+        path.write_bytes(data)
+    again = serve_with(DirectoryStore(tmp_path), "llama", tmp_path_factory, directories)
+    assert again.serve(sequence("again", prompt)) == expected
+    assert again.hit_tokens("disk") == 0
+    assert files_of(again).num_refused > 0
+
+
+class BrokenStore(DirectoryStore):
+    """A disk that is full, or whose reads hang."""
+
+    def __init__(self, root: Path, *, is_full: bool = False, hangs: bool = False) -> None:
+        super().__init__(root)
+        self.is_full = is_full
+        self.hangs = hangs
+        self.never = threading.Event()
+
+    def write(self, key: str, parts: object) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(key, parts)  # type: ignore[arg-type]
+
+    def read(self, key: str) -> bytes:
+        if self.hangs:
+            self.never.wait()
+        return super().read(key)
+
+
+def test_a_full_disk_costs_hits_only(
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    prompt = random_prompt(61, seed=6)
+    served = serve_with(BrokenStore(tmp_path, is_full=True), "llama", tmp_path_factory, directories)
+    expected = served.serve(sequence("first", prompt))
+    wait_until(lambda: files_of(served).num_failed > 0)
+    served.fill()
+    assert served.serve(sequence("again", prompt)) == expected
+    assert served.hit_tokens("host") > 0
+    assert list(tmp_path.rglob("*.kv")) == []
+
+
+def test_a_disk_that_hangs_costs_a_second_once(
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    prompts = [random_prompt(61, seed=seed) for seed in (7, 8)]
+    first = serve_with(DirectoryStore(tmp_path), "llama", tmp_path_factory, directories)
+    expected = [first.serve(sequence(str(number), prompt)) for number, prompt in enumerate(prompts)]
+    settle(first)
+    store = BrokenStore(tmp_path, hangs=True)
+    again = serve_with(store, "llama", tmp_path_factory, directories)
+    assert again.serve(sequence("0", prompts[0])) == expected[0]
+    assert not files_of(again).has(0, sequence_digest(first, prompts[1]))
+    assert again.serve(sequence("1", prompts[1])) == expected[1]
+    assert again.hit_tokens("disk") == 0
+    store.never.set()
+
+
+def sequence_digest(served: Served, prompt: list[int]) -> bytes:
+    known = sequence("known", prompt)
+    return served.scheduler._blocks.digest_of(known, 0)
+
+
+POINTS = ("os.open", "os.write", "os.fsync", "os.replace")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_what_a_process_was_writing_when_it_was_killed_is_never_seen(tmp_path: Path, point: str) -> None:
+    """The process is killed as it calls one of the functions that a write consists of."""
+    program = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from gpu_worker.execution.tiers.directory import DirectoryStore
+        store = DirectoryStore(Path({str(tmp_path)!r}))
+        store.write("m/0/ab/before.kv", [b"1" * 100])
+        original = {point}
+        def kill(*args, **options):
+            if {point!r} == "os.write":
+                original(args[0], bytes(args[1])[:50])
+            os.kill(os.getpid(), signal.SIGKILL)
+        {point} = kill
+        store.write("m/0/ab/after.kv", [b"2" * 100])
+    """)
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    store = DirectoryStore(tmp_path)
+    assert list(store.files("m/0/ab")) == ["m/0/ab/before.kv"]
+    for path in tmp_path.rglob(".writing-*"):
+        os.utime(path, (1.0, time.time() - ABANDONED_S - 1))
+    store.files("m/0/ab")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.kv"]
+
+
+class OneRow(Rows):
+    def __init__(self) -> None:
+        self.forgotten: set[bytes] = set()
+        self.during: Callable[[], None] = lambda: None
+
+    def pinned(self, group: int, digest: bytes) -> object:
+        from contextlib import nullcontext
+
+        self.during()
+        return nullcontext(np.frombuffer(content(digest), dtype=np.uint8).copy())
+
+    def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
+        return digest not in self.forgotten
+
+
+def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
+    size = ROW_BYTES + HEADER_BYTES
+    files = open_files(tmp_path, max_bytes=10 * size, rows=OneRow())
+    digests = [bytes([number]) * 32 for number in range(30)]
+    for number, digest in enumerate(digests):
+        files.add(Kept(0, digest, SALT))
+        wait_until(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
+        if number:
+            assert files.read(0, digests[0], SALT) is not None
+    wait_until(lambda: len(list(tmp_path.rglob("*.kv"))) == 10)
+    assert files.has(0, digests[0])
+    assert files.has(0, digests[-1])
+    assert not files.has(0, digests[1])
+    assert files.num_evicted == 20
+    assert files.reading(0, 0).used_bytes == 10 * size
+
+
+def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer(tmp_path: Path) -> None:
+    from gpu_worker.execution.tiers.file_index import FileIndex
+
+    index = FileIndex(lambda kind: {"m/0": 16, "m/1": 1024}[kind])
+    for number in range(4):
+        index.add(f"m/1/00/{number}.kv", 1000)
+        index.add(f"m/0/00/{number}.kv", 1000)
+    assert [index.pop_cheapest() for _ in range(4)] == [(f"m/0/00/{number}.kv", 1000) for number in range(4)]
+    assert index.num_bytes == 4000
+    # Those that are not used grow old beside cheap ones that are.
+    for number in range(4, 400):
+        index.add(f"m/0/00/{number}.kv", 1000)
+        index.pop_cheapest()
+    assert "m/1/00/0.kv" not in index
+
+
+def test_what_is_forgotten_while_it_is_written_does_not_stay(tmp_path: Path) -> None:
+    rows = OneRow()
+    files, digest = open_files(tmp_path, rows=rows), b"d" * 32
+    rows.during = lambda: (rows.forgotten.add(digest), files.forget([digest]))[0]
+    files.add(Kept(0, digest, SALT))
+    wait_until(lambda: files.stored_bytes > 0)
+    assert not files.has(0, digest)
+    wait_until(lambda: not list(tmp_path.rglob("*.kv")))

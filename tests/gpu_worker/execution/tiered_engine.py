@@ -1,0 +1,109 @@
+"""An engine whose prefix cache has few blocks, and tiers below."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import LogprobEntry
+from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.memory.state_sizes import state_config
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.tiers.block_tiers import BlockTiers, Files
+from gpu_worker.execution.tiers.host_tier import HostTier
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
+from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
+from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
+from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent_case
+
+GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+NUM_BLOCKS = 24
+CASES = {**DENSE, **LATENT}
+BLOCK = 4
+MakeFiles = Callable[[HostTier], Files]
+Answer = tuple[list[int], list[LogprobEntry]]
+
+
+class Served:
+    """An engine with few blocks, whose tiers keep many."""
+
+    def __init__(
+        self, runner: TorchModelRunner, host_bytes: int | None = 1 << 22, make_files: MakeFiles | None = None
+    ) -> None:
+        self.runner = runner
+        groups = runner.block_contents
+        self.tiers: BlockTiers | None = None
+        if host_bytes is not None:
+            host = HostTier(groups, host_bytes)
+            self.tiers = BlockTiers(groups, BLOCK, host, None if make_files is None else make_files(host))
+        has_states = runner._states is not None
+        config = SchedulerConfig(
+            block_size=runner.block_size,
+            num_blocks=runner.num_blocks,
+            windows=runner.windows,
+            max_num_seqs=4,
+            max_num_batched_tokens=32,
+            max_model_len=runner.max_model_len,
+            headroom_tokens=4,
+            state=state_config(runner.num_state_slots, BLOCK) if has_states else None,
+        )
+        self.scheduler = Scheduler(config, tiers=self.tiers)
+        self.engine = Engine(self.scheduler, runner)
+
+    def serve(self, *sequences: Sequence) -> list[Answer]:
+        answers: dict[str, Answer] = {sequence.id: ([], []) for sequence in sequences}
+        for sequence in sequences:
+            self.engine.add(sequence)
+        deadline = time.monotonic() + 60
+        while self.engine.has_work():
+            assert time.monotonic() < deadline, "the engine makes no progress"
+            for event in self.engine.step():
+                answers[event.sequence.id][0].extend(event.token_ids)
+                answers[event.sequence.id][1].extend(event.logprobs)
+            assert self.engine.last_error is None
+        self.scheduler.check_integrity()
+        return list(answers.values())
+
+    def fill(self) -> None:
+        """Serve other texts until nothing of earlier ones is left on the device."""
+        self.serve(*(sequence(f"filler-{number}", random_prompt(60, 1000 + number)) for number in range(4)))
+
+    def hit_tokens(self, tier: str = "host") -> int:
+        assert self.tiers is not None
+        return next(reading.hit_tokens for reading in self.tiers.readings() if reading.name == tier)
+
+
+def sequence(name: str, prompt: list[int], salt: bytes = b"", sampling: Sampling = GREEDY) -> Sequence:
+    made = make_sequence(name, prompt, sampling)
+    made.salt = salt
+    return made
+
+
+def save_model(name: str, directory: Path) -> None:
+    if name == "llama":
+        save_tiny_model(directory)
+    elif name in CASES:
+        save_case(CASES[name], directory)
+    else:
+        save_recurrent_case(name, directory, eos_token_id=None)
+
+
+def open_model(
+    name: str, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], **settings: object
+) -> TorchModelRunner:
+    if name not in directories:
+        directories[name] = tmp_path_factory.mktemp(name)
+        save_model(name, directories[name])
+    return make_runner(directories[name], num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80, **settings)
+
+
+def greedy(count: int) -> Sampling:
+    return Sampling(temperature=0.0, max_tokens=count, ignore_eos=True)

@@ -1,0 +1,73 @@
+"""`headrace cache`: what files there are, whether they are whole, and to be rid of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_worker.execution.tiers.directory import DirectoryStore
+from gpu_worker.execution.tiers.file_format import Maker
+from tests.ops.cli.command import headrace
+
+MAKERS = [Maker(weights * 32, (b"a" * 32, b"b" * 32)) for weights in (b"v", b"w")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    store = DirectoryStore(tmp_path)
+    for maker in MAKERS:
+        for number in range(3):
+            payload = memoryview(bytes([number]) * 100)
+            digest = bytes([number]) * 32
+            for group in range(2):
+                store.write(maker.key(group, digest), [maker.header(group, digest, b"", payload), payload])
+    return str(tmp_path)
+
+
+def lines(*arguments: str) -> list[dict[str, object]]:
+    done = headrace("cache", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_makers_are_listed_with_their_files(place: str) -> None:
+    listed = lines("ls", "--kv-disk-path", place)
+    assert {(each["maker"], each["group"], each["files"]) for each in listed} == {
+        (maker.folder, group, 3) for maker in MAKERS for group in range(2)
+    }
+    assert {each["weights"] for each in listed} == {"76" * 8, "77" * 8}
+    shown = headrace("cache", "ls", "--kv-disk-path", place).stdout.splitlines()
+    assert shown[0].split() == ["MAKER", "WEIGHTS", "GROUP", "FILES", "BYTES", "LAST", "USED"]
+    assert len(shown) == 5
+
+
+def test_damaged_files_are_counted_when_all_are_read(place: str) -> None:
+    (total,) = lines("stats", "--kv-disk-path", place, "--verify")
+    assert (total["files"], total["makers"], total["damaged"]) == (12, 2, 0)
+    key = MAKERS[0].key(0, bytes([1]) * 32)
+    path = Path(place) / key
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    path.rename(path.with_name("00" * 32 + ".kv"))
+    (Path(place) / MAKERS[0].key(1, bytes([2]) * 32)).write_bytes(b"")
+    (total,) = lines("stats", "--kv-disk-path", place, "--verify")
+    assert (total["files"], total["damaged"]) == (12, 2)
+
+
+def test_files_of_one_maker_or_all_are_deleted(place: str) -> None:
+    (done,) = lines("clear", "--kv-disk-path", place, "--maker", MAKERS[0].folder)
+    assert done["files"] == 6
+    assert {each["maker"] for each in lines("ls", "--kv-disk-path", place)} == {MAKERS[1].folder}
+    assert headrace("cache", "clear", "--kv-disk-path", place).stdout.startswith("deleted 6 files, ")
+    assert lines("stats", "--kv-disk-path", place) == [{"files": 0, "bytes": 0, "makers": 0}]
+
+
+def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
+    done = headrace("cache", "ls", "--kv-disk-path", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "is no directory" in done.stderr
+    assert not (tmp_path / "none").exists()
+    assert "--kv-disk-path" in headrace("cache", "stats").stderr
