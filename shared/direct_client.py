@@ -10,10 +10,11 @@ messages with headers, reconnecting) stays with the library.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from nats.aio.client import Client
@@ -26,7 +27,7 @@ from nats.errors import (
     FlushTimeoutError,
     OutboundBufferLimitError,
 )
-from nats.protocol.command import pub_cmd
+from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
 # With more unsent bytes than that, what is published waits here, where it is bounded.
@@ -106,8 +107,10 @@ class DirectClient(Client):
         except TimeoutError:
             raise FlushTimeoutError from None
 
-    def send(self, subject: str, payload: bytes = b"", reply: str = "") -> None:
+    def send(self, subject: str, payload: bytes = b"", reply: str = "", headers: bytes = b"") -> None:
         """Publish without waiting. Subjects must be ones that this system has made: they are not checked.
+
+        `headers` are lines that end with CR LF each.
 
         Raises:
             ConnectionClosedError: The connection is over for good.
@@ -115,7 +118,10 @@ class DirectClient(Client):
         """
         if self.is_closed:
             raise ConnectionClosedError
-        command = pub_cmd(subject, reply, payload)
+        if headers:
+            command = hpub_cmd(subject, reply, b"NATS/1.0\r\n" + headers + b"\r\n", payload)
+        else:
+            command = pub_cmd(subject, reply, payload)
         if len(command) + self._pending_data_size > self._max_pending_size and not self.is_writable:
             raise OutboundBufferLimitError
         self.stats["out_msgs"] += 1
@@ -124,6 +130,16 @@ class DirectClient(Client):
         self._pending_data_size += len(command)
         if not self._write_soon():
             self._leave_to_library()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Write what is published in the block with one call of the system."""
+        was_corked, self._is_corked = self._is_corked, True
+        try:
+            yield
+        finally:
+            if not was_corked:
+                self._uncork()
 
     async def subscribe_direct(self, subject: str, handler: Handler) -> Subscription:
         """Call `handler` with each message of a subject as it comes in; what it raises is logged.

@@ -61,9 +61,10 @@ IMAGES = "images"
 FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS)
 BOUND_SEALS = "bound_seals"
 SHORT_PIECES = "short_pieces"
+JOURNAL = "journal"
 # The same of a gateway: it opens sealed items that are bound to their model and kind; it tells the first events of a
-# background response in the pieces that its record names.
-GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES)
+# background response in the pieces that its record names; it reads journals when it takes resumable streams over.
+GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)
 
 Lane = Literal["interactive", "batch"]
 Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]

@@ -14,6 +14,7 @@ hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (strea
 hr.batch.<state>.<tenant>.<batch>  a batch of OpenAI's API, `active` or `ended` (stream `HR_BATCHES`)
 hr.stream.<tenant>.<stream>.<...>   head, requests and pieces of a resumable stream (stream `HR_STREAMS`)
 hr.stream.<tenant>.<key>.key        which stream an idempotency key stands for (the same stream)
+hr.stream._j.<writer>.<slot>        new entries of all streams that a gateway generates (the same stream)
 hr.media.<tenant>.<digest>.<n>      a piece of an image that requests refer to (stream `HR_MEDIA`)
 hr.fence.<writer>                   changed by whoever takes the streams of a gateway over (the same stream)
 hr.owner.<writer>                   calls to the gateway that generates streams
@@ -229,6 +230,11 @@ def media_subject(tenant: str, digest: bytes, piece: int) -> str:
 def media_filter(tenant: str) -> str:
     """Subject filter of all images of a tenant."""
     return f"hr.media.{encode_name(tenant)}.*.*"
+
+
+def journal_subject(writer: str, slot: int | None = None) -> str:
+    """Subject of a message of a gateway's journal; without a slot, the filter of all. No tenant is encoded as `_j`."""
+    return f"hr.stream._j.{encode_name(writer)}.{'*' if slot is None else slot}"
 
 
 def fence_subject(writer: str) -> str:

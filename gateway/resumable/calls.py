@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -35,11 +35,19 @@ Action = Literal["watch", "stop"]
 
 
 class OwnerCall(Struct, frozen=True, array_like=True):
-    """Note that a stream is read elsewhere, or end it."""
+    """Note that a stream is read elsewhere, or end it; `counts` asks for the number of entries in the answer."""
 
     action: Action
     tenant: str
     stream_id: str
+    counts: bool = False
+
+
+class OwnerReply(NamedTuple):
+    """Whether an owner has a stream, and how many of its entries have been shown; 0 from an earlier version."""
+
+    is_known: bool
+    num_shown: int
 
 
 _decode = msgspec.msgpack.Decoder(OwnerCall).decode
@@ -48,8 +56,14 @@ _decode = msgspec.msgpack.Decoder(OwnerCall).decode
 class OwnerCalls:
     """Calls owners, and answers for one."""
 
-    def __init__(self, nats: DirectClient, answer: Callable[[OwnerCall], bool]) -> None:
-        """Call over `nats`; `answer` says whether a call is about a stream that this process owns, and obeys it."""
+    def __init__(self, nats: DirectClient, answer: Callable[[OwnerCall], int | None]) -> None:
+        """Call over `nats`.
+
+        Args:
+            nats: An open connection.
+            answer: Obeys a call, and returns how many entries of its stream are shown; None if this process does not
+                own the stream.
+        """
         self._nats = nats
         self._answer = answer
         self._subscription: Subscription | None = None
@@ -74,13 +88,13 @@ class OwnerCalls:
             with contextlib.suppress(*SEND_ERRORS):
                 await subscription.unsubscribe()
 
-    async def ask(self, head: StreamHead, action: Action) -> bool | None:
-        """Return whether the owner of a stream has it; None if the owner is dead.
+    async def ask(self, head: StreamHead, action: Action) -> OwnerReply | None:
+        """Call the owner of a stream; return None if it is dead.
 
         Raises:
             Exception: One of `SEND_ERRORS`; NATS does not answer.
         """
-        payload = msgspec.msgpack.encode(OwnerCall(action, head.tenant, head.id))
+        payload = msgspec.msgpack.encode(OwnerCall(action, head.tenant, head.id, counts=True))
         num_unanswered = 0
         while head.owner not in self._dead and num_unanswered < NUM_UNANSWERED:
             try:
@@ -94,7 +108,8 @@ class OwnerCalls:
                     raise
                 num_unanswered += 1
             else:
-                return reply.data == _YES
+                is_known, _, num_shown = reply.data.partition(b" ")
+                return OwnerReply(is_known == _YES, int(num_shown or b"0"))
         return None
 
     def _search(self, owner: str) -> asyncio.Task[None]:
@@ -118,9 +133,10 @@ class OwnerCalls:
         self._dead[owner] = None
 
     def _receive(self, message: Msg) -> None:
-        try:
-            is_known = self._answer(_decode(message.data))
-        except msgspec.MsgspecError:
-            is_known = False
+        answer = _NO
+        with contextlib.suppress(msgspec.MsgspecError):
+            call = _decode(message.data)
+            if (num_shown := self._answer(call)) is not None:
+                answer = b"%b %d" % (_YES, num_shown) if call.counts else _YES
         with contextlib.suppress(*SEND_ERRORS):
-            self._nats.send(message.reply, _YES if is_known else _NO)
+            self._nats.send(message.reply, answer)

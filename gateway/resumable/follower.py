@@ -41,6 +41,8 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._called_at: float | None = None
         self._num_denials = 0
+        # Entries that the owner has shown: it writes the pieces of a stream once it knows that somebody reads them.
+        self._num_due = 0
 
     async def follow(self, num_followed: set[LiveStream]) -> None:
         """Show what is logged until the stream has ended, or belongs to this process; `num_followed` are all."""
@@ -73,7 +75,7 @@ class Follower:
         await self._reader.read()
         has_new = len(stream.entries) > num_known
         if has_new or not stream.caught_up.is_set():
-            fence = await self._log.fence(stream.head.owner)
+            fence = await self._log.fences.find(stream.head.owner)
             if fence is None or not fence.is_own:
                 del stream.entries[stream.num_shown :]
                 await self._look_again(is_dead=fence is not None)
@@ -82,10 +84,12 @@ class Follower:
         now = self._loop.time()
         if self._called_at is None or (not has_new and now - self._called_at > CALL_INTERVAL_S):
             self._called_at = now
-            answer = await self._calls.ask(stream.head, "watch")
-            if answer is not True:
-                await self._look_again(is_dead=answer is None)
-        if not stream.is_owned:
+            reply = await self._calls.ask(stream.head, "watch")
+            if reply is None or not reply.is_known:
+                await self._look_again(is_dead=reply is None)
+            else:
+                self._num_due = max(self._num_due, reply.num_shown)
+        if not stream.is_owned and stream.num_shown >= self._num_due:
             stream.caught_up.set()
         return has_new
 
@@ -132,9 +136,11 @@ class Follower:
         stream.is_held = True
         try:
             # What this process has written itself, without knowing that it owns the stream, it may show.
-            if stream.head.owner != self._owner.writer.name:
-                await self._log.revoke(stream.head.owner)
+            is_own = stream.head.owner == self._owner.writer.name
+            tail = None if is_own else await self._log.fences.revoke(stream.head.owner)
             await self._reader.read()
+            if tail is not None:
+                tail.extend(stream.head, stream.entries)
             if stream.has_last_entry:
                 # Nobody writes any more: what is there is all.
                 stream.show(len(stream.entries))

@@ -61,6 +61,7 @@ class StreamHub:
 
     async def start(self) -> None:
         """Answer the calls of other gateways."""
+        await self._log.fences.start()
         await self._calls.serve(self._owner.writer.name)
 
     def hand_over(self, error: ApiError) -> None:
@@ -141,9 +142,10 @@ class StreamHub:
             found = await self._log.find(head.tenant, head.id)
             if found is None:
                 raise not_found(head.id)
-            if found.head.ended is None and not await self._calls.ask(found.head, "stop"):
+            reply = None if found.head.ended is not None else await self._calls.ask(found.head, "stop")
+            if found.head.ended is None and (reply is None or not reply.is_known):
                 # Its owner is dead, or has just noted its end.
-                await self._log.revoke(head.owner)
+                await self._log.fences.revoke(found.head.owner)
             if found.head.ended is not None or stream is None:
                 await self._log.delete(found.head)
         except ERRORS as error:
@@ -307,12 +309,12 @@ class StreamHub:
         if self._streams.get(key) is stream:
             del self._streams[key]
 
-    def _answer_call(self, call: OwnerCall) -> bool:
+    def _answer_call(self, call: OwnerCall) -> int | None:
         stream = self._streams.get((call.tenant, call.stream_id))
         if stream is None or not stream.is_owned or stream.is_held or stream.ended.done():
-            return False
+            return None
         if call.action == "stop":
             self._owner.stop(stream)
         else:
-            self._owner.review_grace(stream)
-        return True
+            self._owner.followed(stream)
+        return stream.num_shown

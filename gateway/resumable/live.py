@@ -46,6 +46,8 @@ class LiveStream:
         caught_up: Set once all is there that the log had when it was asked first.
         is_held: Another process may own it: what is written is not shown yet.
         usage: Tokens of the sequences that have ended.
+        is_followed: Another process reads its pieces while it grows.
+        is_ending: One of its sequences has ended, or all have failed, and its pieces do not have that yet.
         is_deleted: It is to be forgotten when it has ended.
         is_cut: Its log became too large: what follows is shown without being kept.
     """
@@ -64,7 +66,7 @@ class LiveStream:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.requests: list[bytes] = []
         self.caught_up = asyncio.Event()
-        self.is_deleted = self.is_cut = self.is_held = False
+        self.is_deleted = self.is_cut = self.is_held = self.is_followed = self.is_ending = False
         self.usage = UsageTotals(generation.n)
         self._prompts: dict[int, int] = {}
         self._num_generated = 0
@@ -220,6 +222,8 @@ class LoggedSink:
         """Keep a piece. This runs once per token and stream."""
         stream = self._stream
         stream.entries.append((self._index, delta, None))
+        if delta.finish is not None:
+            stream.is_ending = True
         self._on_entry(stream)
 
     def fail(self, error: ApiError) -> None:
@@ -235,6 +239,7 @@ def fail(stream: LiveStream, error: ApiError) -> None:
     if not stream.entries or stream.entries[-1][2] is None:
         error = naming_field(error, stream.head.form.grammar_field)
         stream.entries.append((-1, None, Failure.of(error)))
+        stream.is_ending = True
 
 
 def unfinished(deltas: Sequence[Sequence[Delta]]) -> list[int]:

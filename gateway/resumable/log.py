@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,15 +20,15 @@ import msgspec
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
+from gateway.resumable.fences import Fences, publish_expecting
 from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, encode
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.result_shares import WRONG_LAST_SEQUENCE
 from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
-from shared.subjects import fence_subject, stream_subject, streams_filter
+from shared.subjects import stream_subject, streams_filter
 
 # A quarter of the stream: a tenant that keeps as much as it can leaves room for three others that do.
 TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // PIECE_BYTES
@@ -46,9 +45,6 @@ _CHUNKS_AHEAD = 16
 _ENDED = "ended"
 # Heads that one list reads.
 MAX_LISTED = 1000
-# For so long after it was revoked a fence is not revoked again, for the other streams of its writer.
-REVOKED_S = 2.0
-_MAX_REVOKED = 1024
 _TIMEOUT_S = 3.0
 ERRORS: tuple[type[Exception], ...] = (APIError, DependencyError, *SEND_ERRORS)
 
@@ -62,23 +58,20 @@ class Stored(NamedTuple):
     seq: int
 
 
-class Fence(NamedTuple):
-    """The last message of a fence: whether its writer has written it, and its number."""
-
-    is_own: bool
-    seq: int
-
-
 class StreamLog:
-    """Reads and writes the log. Keeps only how many messages of each tenant were written since the last purge."""
+    """Reads and writes the log. Keeps only how many messages of each tenant were written since the last purge.
+
+    Attributes:
+        fences: The fences and journals of writers.
+    """
 
     def __init__(self, nats: DirectClient, limits: StreamLimits | None = None) -> None:
         """Work over an open connection."""
         self._nats = nats
         self._limits = limits or StreamLimits()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
+        self.fences = Fences(nats, self._js)
         self._written: Counter[str] = Counter()
-        self._revoked_at: dict[str, float] = {}
         self._tasks = BackgroundTasks()
         self._log_limit = LogLimit(_log)
 
@@ -184,6 +177,10 @@ class StreamLog:
         """
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
 
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Write what is sent in the block with one call of the system."""
+        return self._nats.together()
+
     async def list(self, tenant: str) -> list[StreamHead]:
         """Return the heads of a tenant's streams that have not ended, `MAX_LISTED` at most.
 
@@ -255,39 +252,6 @@ class StreamLog:
         """
         await self._purge(stream_subject(tenant, digest, "key"))
 
-    async def write_fence(self, writer: str, seq: int) -> int | None:
-        """Write a writer's fence, whose last message is `seq`; None if it is another one.
-
-        Everything that this connection has sent before is stored when this returns a number.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
-        return await self._publish_expecting(fence_subject(writer), writer.encode(), seq)
-
-    async def revoke(self, writer: str) -> None:
-        """Keep a writer from showing what it writes from now on.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
-        now = time.monotonic()
-        if now - self._revoked_at.get(writer, -REVOKED_S) < REVOKED_S:
-            return
-        await self._js.publish(fence_subject(writer), b"revoked")
-        if len(self._revoked_at) >= _MAX_REVOKED:
-            self._revoked_at.clear()
-        self._revoked_at[writer] = now
-
-    async def fence(self, writer: str) -> Fence | None:
-        """Return the fence of a writer; a JetStream stream that was made anew has none.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
-        found = await self._last(fence_subject(writer))
-        return None if found is None else Fence(found[0] == writer.encode(), found[1])
-
     def count(self, tenant: str, num_messages: int) -> None:
         """Count messages that a tenant keeps more than before; now and then, drop its oldest ones."""
         self._written[tenant] += num_messages
@@ -297,6 +261,7 @@ class StreamLog:
 
     async def close(self) -> None:
         """Wait for purges under way."""
+        await self.fences.close()
         await self._tasks.wait()
 
     async def _bound(self, tenant: str) -> None:
@@ -355,14 +320,7 @@ class StreamLog:
         return message.data or b"", message.seq or 0
 
     async def _publish_expecting(self, subject: str, payload: bytes, seq: int) -> int | None:
-        """Store a message if the last one of its subject is `seq`, 0 for none; return its number or None."""
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(seq)}
-        try:
-            return (await self._js.publish(subject, payload, headers=headers)).seq
-        except APIError as error:
-            if error.err_code != WRONG_LAST_SEQUENCE:
-                raise
-            return None
+        return await publish_expecting(self._js, subject, payload, seq)
 
 
 def unavailable() -> ApiError:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from gateway.resumable.record import StreamHead, decode_requests
 from gateway.resumable.writer import LogWriter
 from shared.background_tasks import BackgroundTasks
 from shared.log_limit import LogLimit
-from shared.messages import Request
+from shared.messages import JOURNAL, Request
 
 # Running streams of a tenant that one process owns.
 MAX_OWNED = 1024
@@ -135,6 +136,13 @@ class StreamOwner:
         if stream in self.writer.owned and not stream.has_views and not stream.ended.done():
             self._graces[stream] = self._loop.call_later(self._limits.grace_s, self._leave_alone, stream)
 
+    def followed(self, stream: LiveStream) -> None:
+        """Note that another process reads a stream now."""
+        if not stream.is_followed:
+            stream.is_followed = True
+            self._note(stream)
+        self.review_grace(stream)
+
     def stop(self, stream: LiveStream) -> None:
         """End a stream because its client wants that, and forget it."""
         stream.is_deleted = True
@@ -192,7 +200,10 @@ class StreamOwner:
 
     def _new_writer(self) -> LogWriter:
         limits = self._limits
-        return LogWriter(self._log, limits.max_bytes, self._revoked, self._silent, self._lost, self._too_large)
+        may_use_journal = partial(self._dispatcher.fleet.do_gateways_understand, JOURNAL)
+        return LogWriter(
+            self._log, limits.max_bytes, may_use_journal, self._revoked, self._silent, self._lost, self._too_large
+        )
 
     def _note(self, stream: LiveStream) -> None:
         """Log new entries, once there is a head."""

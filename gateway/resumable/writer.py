@@ -1,9 +1,12 @@
-"""Writes the logs of the streams that this process generates, in rounds: pieces first, then the fence.
+"""Writes the logs of the streams that this process generates, in rounds: pieces and journal first, then the fence.
 
 A round takes what came since the one before, so that one acknowledgement stands for the tokens of all streams. The
 fence is a message that names this writer, written only if it is still the last one of its subject. Whoever takes
 streams over writes to it first. Then no round of the old owner ends well, and it shows nothing that the new owner has
-not read. A new round begins at once when nothing is under way, else no sooner than the last one took.
+not read.
+
+New entries go into the journal, and into pieces later, unless another process reads the pieces: a stream that is
+followed, one that ends, and all streams while a gateway runs that reads no journal.
 """
 
 from __future__ import annotations
@@ -16,14 +19,18 @@ from collections.abc import Callable, Iterable
 
 from nats.js.errors import NoStreamResponseError
 
+from gateway.resumable.journal import JournalWriter
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import ERRORS, StreamLog
 from gateway.resumable.record import PieceWriter
 from shared.background_tasks import BackgroundTasks
 from shared.log_limit import LogLimit
 
-MIN_ROUND_S = 0.01
-MAX_ROUND_S = 0.05
+# Rounds begin this far apart.
+MIN_ROUND_S = 0.005
+# A round with more pieces than that is followed by a pause as long as it took, up to a bound.
+_MANY_PIECES = 64
+MAX_PAUSE_S = 0.05
 _RETRY_S = 0.1
 # NATS that is replaced, or elects a leader, is back by then.
 OUTAGE_S = 20.0
@@ -44,6 +51,7 @@ class LogWriter:
         self,
         log: StreamLog,
         max_stream_bytes: int,
+        may_use_journal: Callable[[], bool],
         on_revoked: Callable[[], None],
         on_silent: Callable[[LiveStream], None],
         on_lost: Callable[[LiveStream], None],
@@ -54,6 +62,7 @@ class LogWriter:
         Args:
             log: The log.
             max_stream_bytes: Of one stream's entries.
+            may_use_journal: Whether whoever takes a stream over reads the journal; asked once a round.
             on_revoked: Called once, when another process has taken the streams over.
             on_silent: Called with each stream that has waited for `OUTAGE_S`.
             on_lost: Called with each stream when the log was lost with NATS; its head has to be written again.
@@ -64,6 +73,9 @@ class LogWriter:
         self.is_revoked = False
         self._log = log
         self._max_stream_bytes = max_stream_bytes
+        self._may_use_journal = may_use_journal
+        self._journal = JournalWriter()
+        self._num_pieces = 0
         self._on_revoked = on_revoked
         self._on_silent = on_silent
         self._on_lost = on_lost
@@ -85,6 +97,7 @@ class LogWriter:
         """Write nothing more of a stream."""
         self.owned.pop(stream, None)
         self._dirty.pop(stream, None)
+        self._journal.forget(stream)
         self._settled(stream, False)
 
     def note(self, stream: LiveStream) -> None:
@@ -118,15 +131,19 @@ class LogWriter:
                     self._dirty.update({stream: None for stream in streams if stream in self.owned})
                     self._give_up_silent()
                 took = time.monotonic() - began
-                await asyncio.sleep(min(MAX_ROUND_S, max(MIN_ROUND_S, took)) if is_done else _RETRY_S)
+                pause_s = min(MAX_PAUSE_S, took) if self._num_pieces > _MANY_PIECES else MIN_ROUND_S - took
+                await asyncio.sleep(max(0.0, pause_s) if is_done else _RETRY_S)
         finally:
             self._task = None
 
     async def _round(self, streams: Iterable[LiveStream]) -> bool:
         """Write the new entries of streams, and show them when the log has them; False if it does not answer."""
         try:
-            written = [(stream, self._write(stream)) for stream in streams if stream in self.owned]
-            seq = await self._log.write_fence(self.name, self._seq)
+            # The fence goes out with what it confirms.
+            with self._log.together():
+                written = self._write(streams)
+                fence = self._log.fences.write(self.name, self._seq, self._journal.span)
+            seq = await fence
             if seq is None:
                 return await self._explain()
         except NoStreamResponseError:
@@ -150,26 +167,45 @@ class LogWriter:
         if waiting is not None and not waiting.done():
             waiting.set_result(is_done)
 
-    def _write(self, stream: LiveStream) -> int:
+    def _write(self, streams: Iterable[LiveStream]) -> list[tuple[LiveStream, int]]:
+        """Write the new entries of streams; return how many the log has then of each."""
+        may_use_journal, self._num_pieces = self._may_use_journal(), 0
+        for stream in self._journal.due(is_all=not may_use_journal):
+            self._write_pieces(stream)
+        written: list[tuple[LiveStream, int]] = []
+        for stream in streams:
+            if stream not in self.owned:
+                continue
+            up_to = len(stream.entries)
+            written.append((stream, up_to))
+            if not (may_use_journal and _can_wait(stream) and self._journal.add(stream, up_to)):
+                self._write_pieces(stream)
+        for number, payload in self._journal.messages():
+            self._log.fences.send_journal(self.name, number, payload)
+        return written
+
+    def _write_pieces(self, stream: LiveStream) -> None:
+        """Write all entries that the pieces of a stream lack."""
+        self._journal.forget(stream)
         pieces, head = stream.pieces, stream.head
         assert pieces is not None
-        up_to = len(stream.entries)
-        if stream.is_cut or (pieces.has_begun and up_to == pieces.num_entries):
-            return up_to
+        if stream.is_cut or (pieces.has_begun and len(stream.entries) == pieces.num_entries):
+            return
         # The first message was counted with the head.
         num_counted = max(1, pieces.num_messages)
-        changed = pieces.put(stream.entries[pieces.num_entries : up_to])
+        changed = pieces.put(stream.entries[pieces.num_entries :])
+        stream.is_ending = False
+        self._num_pieces += len(changed)
         for number, payload in changed:
             self._log.send(head.tenant, head.id, head.owner, number, payload=payload)
         if pieces.num_messages > num_counted:
             self._log.count(head.tenant, pieces.num_messages - num_counted)
         if pieces.num_bytes > self._max_stream_bytes:
             self._on_large(stream)
-        return up_to
 
     async def _explain(self) -> bool:
         """Find out why the fence is another one: somebody has revoked it, or the log is a new one."""
-        found = await self._log.fence(self.name)
+        found = await self._log.fences.find(self.name)
         if found is None:
             await self._begin_anew()
         elif found.is_own:
@@ -197,6 +233,7 @@ class LogWriter:
 
     def _rewrite(self) -> None:
         """Write all entries once more, in pieces of the same numbers."""
+        self._journal.clear()
         for stream in self.owned:
             stream.pieces = PieceWriter()
             self._dirty[stream] = None
@@ -206,3 +243,10 @@ class LogWriter:
             return
         for stream in list(self.owned):
             self._on_silent(stream)
+
+
+def _can_wait(stream: LiveStream) -> bool:
+    """Whether the pieces of a stream may lack entries that the journal has."""
+    pieces = stream.pieces
+    is_begun = pieces is not None and pieces.has_begun
+    return is_begun and not (stream.is_ending or stream.is_followed or stream.is_cut)

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
+from gateway.resumable.calls import OwnerReply
+from gateway.resumable.fences import Fence
 from gateway.resumable.follower import Follower
+from gateway.resumable.journal import JournalTail
 from gateway.resumable.live import LiveStream
-from gateway.resumable.log import Fence, Stored
+from gateway.resumable.log import Stored
 from gateway.resumable.reader import LogReader
 from gateway.resumable.record import PIECE_BYTES, Entry, PieceWriter, StreamHead
 from shared.messages import Delta, Finish
@@ -28,6 +31,7 @@ class Log:
         self.head = head
         self.seq = 1
         self.written: dict[str, list[bytes]] = {}
+        self.journal: list[tuple[int, bytes]] = []
         self.stale: list[list[bytes]] = []
         self.may_revoke = asyncio.Event()
         self.may_revoke.set()
@@ -39,32 +43,40 @@ class Log:
             entries.append((0, Delta("r", 0, len(texts), finish=Finish("stop")), None))
         self.written[owner] = [piece for _, piece in PieceWriter().put(entries)]
 
+    @property
+    def fences(self) -> Any:
+        return SimpleNamespace(find=self.fence, revoke=self.revoke)
+
     async def find(self, tenant: str, stream_id: str) -> Stored | None:
         return Stored(self.head, self.seq)
 
     async def pieces(self, head: StreamHead, first: int, num_ahead: int = 1) -> list[bytes]:
         return (self.stale.pop() if self.stale else self.written.get(head.owner, []))[first:]
 
-    async def revoke(self, writer: str) -> None:
+    async def revoke(self, writer: str) -> JournalTail:
         await self.may_revoke.wait()
         self.revoked.add(writer)
+        return JournalTail(self.journal)
 
     async def fence(self, writer: str) -> Fence | None:
         return Fence(writer not in self.revoked, 1)
 
 
 class Calls:
-    async def ask(self, head: StreamHead, action: str) -> bool:
-        return True
+    def __init__(self, num_shown: int) -> None:
+        self.num_shown = num_shown
+
+    async def ask(self, head: StreamHead, action: str) -> OwnerReply:
+        return OwnerReply(True, self.num_shown)
 
 
-def case() -> tuple[Log, LiveStream, asyncio.Task[None]]:
+def case(num_shown: int = 0) -> tuple[Log, LiveStream, asyncio.Task[None]]:
     head, generation = head_and_generation()
     log, stream = Log(head), LiveStream(head, generation, 0.0)
     stream.seq = 1
     log.write("w", "ab")
     owner = cast("Any", SimpleNamespace(writer=SimpleNamespace(name="own")))
-    follower = Follower(cast("Any", log), cast("Any", Calls()), owner, stream)
+    follower = Follower(cast("Any", log), cast("Any", Calls(num_shown)), owner, stream)
     return log, stream, asyncio.create_task(follower.follow({stream}))
 
 
@@ -82,6 +94,18 @@ async def test_pieces_that_a_new_owner_has_deleted_are_read_from_its_own() -> No
     del log.written["w"]
     await asyncio.wait_for(following, 5)
     assert (texts(stream), stream.is_complete, stream.failure) == ("abcd", True, None)
+
+
+async def test_a_stream_is_told_once_its_owner_has_written_what_it_showed() -> None:
+    """Its client may have seen more at the owner than the pieces have yet."""
+    log, stream, following = case(num_shown=4)
+    await until(lambda: stream.num_shown == 2)
+    await asyncio.sleep(0.1)
+    assert not stream.caught_up.is_set()
+    log.write("w", "abcd")
+    await asyncio.wait_for(stream.caught_up.wait(), 5)
+    assert texts(stream) == "abcd"
+    following.cancel()
 
 
 async def test_what_a_revoked_owner_still_writes_is_not_shown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +12,9 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from gateway.api.answer import AnswerStamp
 from gateway.generation import Generation, Prompt
+from gateway.resumable.fences import Fence
+from gateway.resumable.journal import Span
 from gateway.resumable.live import LiveStream, LoggedSink
-from gateway.resumable.log import Fence
 from gateway.resumable.record import StreamForm, StreamHead, decode_piece
 from gateway.resumable.writer import LogWriter
 from shared.messages import Delta
@@ -25,24 +27,32 @@ class Log:
 
     def __init__(self) -> None:
         self.pieces: dict[int, bytes] = {}
+        self.journal: dict[int, bytes] = {}
         self.answers: asyncio.Queue[int | Exception | None] = asyncio.Queue()
         self.found: Fence | None = None
         self.num_made = 0
+        self.fences = self
 
     def send(self, tenant: str, stream_id: str, owner: str, number: int, *, payload: bytes) -> None:
         self.pieces[number] = payload
 
-    async def write_fence(self, writer: str, seq: int) -> int | None:
+    def send_journal(self, writer: str, number: int, payload: bytes) -> None:
+        self.journal[number] = payload
+
+    async def write(self, writer: str, seq: int, span: Span) -> int | None:
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def fence(self, writer: str) -> Fence | None:
+    async def find(self, writer: str) -> Fence | None:
         return self.found
 
     async def ensure(self) -> None:
         self.num_made += 1
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def count(self, tenant: str, num_messages: int) -> None:
         pass
@@ -76,9 +86,16 @@ class Case:
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.log = Log()
         self.revoked = 0
+        self.uses_journal = False
         self.lost: list[LiveStream] = []
         self.writer = LogWriter(
-            cast("Any", self.log), max_bytes, self._revoke, lambda stream: None, self.lost.append, self._cut
+            cast("Any", self.log),
+            max_bytes,
+            lambda: self.uses_journal,
+            self._revoke,
+            lambda stream: None,
+            self.lost.append,
+            self._cut,
         )
         head, generation = head_and_generation()
         self.stream = LiveStream(head, generation, 0.0)

@@ -1,0 +1,246 @@
+"""The fences and journals of writers in JetStream.
+
+A fence says who may show what it writes: `LogWriter` writes it with compare-and-set at the end of each round, and who
+takes streams over writes to it first. It names the messages of the writer's journal that may hold entries which the
+pieces of its streams lack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable
+from typing import NamedTuple
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import ConnectionReconnectingError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from gateway.resumable.journal import SLOTS, JournalTail, Span
+from shared.background_tasks import BackgroundTasks
+from shared.direct_client import DirectClient
+from shared.nats_connection import SEND_ERRORS
+from shared.result_shares import WRONG_LAST_SEQUENCE
+from shared.streams import STREAMS_STREAM
+from shared.subjects import fence_subject, journal_subject
+
+# For so long after it was revoked a fence is not revoked again, for the other streams of its writer.
+REVOKED_S = 2.0
+_MAX_REVOKED = 64
+# Header of a fence: the journal's span. Earlier versions write no journal, and no header.
+_SPAN = "Hr-Journal"
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+# Streams that nobody has taken over by then lose what only the journal of their dead writer has.
+_JOURNAL_KEPT_S = 600.0
+# Messages of a journal that are asked for at once.
+_AHEAD = 16
+_ACK_TIMEOUT_S = 3.0
+_ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
+
+
+class Fence(NamedTuple):
+    """The last message of a fence.
+
+    Attributes:
+        is_own: Its writer has written it.
+        seq: Its number.
+        span: The messages of the writer's journal that may hold entries which pieces lack.
+    """
+
+    is_own: bool
+    seq: int
+    span: Span = (0, 0)
+
+
+class _Revoked(NamedTuple):
+    """A writer that was revoked at a time of `time.monotonic()`, and the end of its journal."""
+
+    at: float
+    tail: asyncio.Task[JournalTail]
+
+
+class _PublishError(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _PublishAck(msgspec.Struct):
+    seq: int = 0
+    error: _PublishError | None = None
+
+
+_decode_ack = msgspec.json.Decoder(_PublishAck).decode
+
+
+class Fences:
+    """Reads and writes fences and journals."""
+
+    def __init__(self, nats: DirectClient, js: JetStreamContext) -> None:
+        """Work over an open connection."""
+        self._nats = nats
+        self._js = js
+        self._inbox = nats.new_inbox()
+        self._numbers = itertools.count()
+        self._acks: dict[str, asyncio.Future[Msg]] = {}
+        self._subscription: Subscription | None = None
+        self._revoked: dict[str, _Revoked] = {}
+        self._tasks = BackgroundTasks()
+
+    async def start(self) -> None:
+        """Listen for acknowledgements.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`.
+        """
+        if self._subscription is None:
+            self._subscription = await self._nats.subscribe_direct(self._inbox + ".*", self._acknowledge)
+
+    async def close(self) -> None:
+        """Hear of nothing more."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(*SEND_ERRORS):
+                await subscription.unsubscribe()
+        await self._tasks.wait()
+
+    def send_journal(self, writer: str, number: int, payload: bytes) -> None:
+        """Write a message of a writer's journal without waiting; the next fence that is stored says that it is, too.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`.
+        """
+        self._nats.send(journal_subject(writer, number % SLOTS), payload)
+
+    def write(self, writer: str, seq: int, span: Span) -> Awaitable[int | None]:
+        """Write a writer's fence, whose last message is `seq`.
+
+        The library's way to publish takes three times as long as the rest of a round.
+
+        Returns:
+            Gives the fence's number, or None if its last message is another one. Everything that this connection has
+            sent before is stored when it gives a number. It may raise any of the log's `ERRORS`.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`.
+        """
+        if not self._nats.is_connected:
+            raise ConnectionReconnectingError
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        ack = self._acks[reply] = asyncio.get_running_loop().create_future()
+        headers = f"{_EXPECTED}: {seq}\r\n{_SPAN}: {_span_text(span)}\r\n".encode()
+        self._nats.send(fence_subject(writer), writer.encode(), reply, headers)
+        return self._written(reply, ack)
+
+    async def _written(self, reply: str, ack: asyncio.Future[Msg]) -> int | None:
+        try:
+            async with asyncio.timeout(_ACK_TIMEOUT_S):
+                message = await ack
+        except TimeoutError:
+            raise NatsTimeoutError from None
+        finally:
+            del self._acks[reply]
+        if not message.data:
+            # NATS answers with an empty message when no stream listens on the subject.
+            raise NoStreamResponseError
+        answer = _decode_ack(message.data)
+        error = answer.error
+        if error is not None and error.err_code != WRONG_LAST_SEQUENCE:
+            raise APIError(code=error.code, err_code=error.err_code, description=error.description)
+        return answer.seq if error is None else None
+
+    async def find(self, writer: str) -> Fence | None:
+        """Return the fence of a writer; a JetStream stream that was made anew has none.
+
+        Raises:
+            Exception: One of `ERRORS` of the log.
+        """
+        try:
+            message = await self._js.get_last_msg(STREAMS_STREAM, fence_subject(writer))
+        except NotFoundError:
+            return None
+        first, _, end = (message.headers or {}).get(_SPAN, "0-0").partition("-")
+        return Fence(message.data == writer.encode(), message.seq or 0, (int(first), int(end)))
+
+    async def revoke(self, writer: str) -> JournalTail:
+        """Keep a writer from showing what it writes from now on; return the end of its journal.
+
+        Raises:
+            Exception: One of `ERRORS` of the log.
+        """
+        known = self._revoked.get(writer)
+        if known is None or time.monotonic() - known.at > REVOKED_S:
+            if len(self._revoked) >= _MAX_REVOKED:
+                del self._revoked[next(iter(self._revoked))]
+            known = _Revoked(time.monotonic(), self._tasks.spawn(self._revoke(writer), f"end of writer {writer}"))
+            self._revoked[writer] = known
+        try:
+            return await asyncio.shield(known.tail)
+        except _ERRORS:
+            if self._revoked.get(writer) is known:
+                del self._revoked[writer]
+            raise
+
+    async def _revoke(self, writer: str) -> JournalTail:
+        while True:
+            fence = await self.find(writer) or Fence(True, 0)
+            if not fence.is_own:
+                return JournalTail(await self._journal(writer, fence.span))
+            headers = {_SPAN: _span_text(fence.span)}
+            if await publish_expecting(self._js, fence_subject(writer), b"revoked", fence.seq, headers) is not None:
+                asyncio.get_running_loop().call_later(_JOURNAL_KEPT_S, self._drop_later, writer)
+                return JournalTail(await self._journal(writer, fence.span))
+
+    async def _journal(self, writer: str, span: Span) -> list[tuple[int, bytes]]:
+        """Return messages of a journal with their numbers, those that are there."""
+        numbers, found = range(*span)[-SLOTS:], list[tuple[int, bytes]]()
+        for start in range(0, len(numbers), _AHEAD):
+            several = numbers[start : start + _AHEAD]
+            messages = await asyncio.gather(*(self._message(writer, number) for number in several))
+            found += [(number, each) for number, each in zip(several, messages, strict=True) if each is not None]
+        return found
+
+    async def _message(self, writer: str, number: int) -> bytes | None:
+        try:
+            return (await self._js.get_last_msg(STREAMS_STREAM, journal_subject(writer, number % SLOTS))).data
+        except NotFoundError:
+            return None
+
+    def _drop_later(self, writer: str) -> None:
+        if self._subscription is not None or self._nats.is_connected:
+            self._tasks.spawn(self._drop(writer), f"purge of the journal of {writer}")
+
+    async def _drop(self, writer: str) -> None:
+        with contextlib.suppress(*_ERRORS):
+            await self._js.purge_stream(STREAMS_STREAM, subject=journal_subject(writer))
+
+    def _acknowledge(self, message: Msg) -> None:
+        ack = self._acks.get(message.subject)
+        if ack is not None and not ack.done():
+            ack.set_result(message)
+
+
+def _span_text(span: Span) -> str:
+    return f"{span[0]}-{span[1]}"
+
+
+async def publish_expecting(
+    js: JetStreamContext, subject: str, payload: bytes, seq: int, headers: dict[str, str] | None = None
+) -> int | None:
+    """Store a message if the last one of its subject is `seq`, 0 for none; return its number or None.
+
+    Raises:
+        Exception: One of `ERRORS` of the log.
+    """
+    try:
+        return (await js.publish(subject, payload, headers={_EXPECTED: str(seq), **(headers or {})})).seq
+    except APIError as error:
+        if error.err_code != WRONG_LAST_SEQUENCE:
+            raise
+        return None

@@ -1,0 +1,169 @@
+"""Entries in the journal: whoever takes streams over has all that was shown, whenever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.resumable import writer as writing
+from gateway.resumable.journal import SLOTS, JournalTail, Span
+from gateway.resumable.live import LiveStream
+from gateway.resumable.reader import LogReader
+from gateway.resumable.record import Entry, StreamHead
+from gateway.resumable.writer import LogWriter
+from shared.messages import Delta, Finish
+from tests.gateway.resumable.test_writer import head_and_generation
+
+
+class Log:
+    """The subjects of a JetStream stream: each has its last message."""
+
+    def __init__(self) -> None:
+        self.pieces_of: dict[str, dict[int, bytes]] = {}
+        self.slots: dict[int, tuple[int, bytes]] = {}
+        self.span: Span = (0, 0)
+        self.failures: list[Exception] = []
+        self.num_messages = 0
+        self.fences = self
+
+    def send(self, tenant: str, stream_id: str, owner: str, number: int, *, payload: bytes) -> None:
+        self.num_messages += 1
+        self.pieces_of.setdefault(stream_id, {})[number] = payload
+
+    def send_journal(self, writer: str, number: int, payload: bytes) -> None:
+        self.num_messages += 1
+        self.slots[number % SLOTS] = number, payload
+
+    async def write(self, writer: str, seq: int, span: Span) -> int | None:
+        if self.failures:
+            raise self.failures.pop()
+        self.span = span
+        return seq + 1
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def count(self, tenant: str, num_messages: int) -> None:
+        pass
+
+    async def pieces(self, head: StreamHead, first: int, num_ahead: int = 1) -> list[bytes]:
+        found = self.pieces_of[head.id]
+        return [found[number] for number in range(first, len(found))]
+
+    async def taken_over(self, stream: LiveStream) -> list[Entry]:
+        """Return the entries that another process would read now."""
+        other = LiveStream(stream.head, stream.generation, 0.0)
+        await LogReader(cast("Any", self), other).read()
+        found = (self.slots[number % SLOTS] for number in range(*self.span))
+        JournalTail(found).extend(other.head, other.entries)
+        return other.entries
+
+
+class Case:
+    """Streams under one writer."""
+
+    def __init__(self, num_streams: int) -> None:
+        self.log = Log()
+        self.uses_journal = True
+        nothing: Any = lambda *_: None  # noqa: E731
+        self.writer = LogWriter(
+            cast("Any", self.log), 1 << 30, lambda: self.uses_journal, nothing, nothing, nothing, nothing
+        )
+        head, generation = head_and_generation()
+        self.streams = [
+            LiveStream(msgspec.structs.replace(head, id=str(number)), generation, 0.0) for number in range(num_streams)
+        ]
+        for stream in self.streams:
+            self.writer.own(stream)
+
+    def say(self, stream: LiveStream, text: str, *, is_last: bool = False) -> None:
+        at = len(stream.entries)
+        finish = Finish("stop") if is_last else None
+        stream.entries.append((0, Delta("r", 0, at, (at,), text, finish=finish), None))
+
+    async def round(self, streams: list[LiveStream]) -> None:
+        await asyncio.gather(*(self.writer.settle(stream) for stream in streams if stream in self.writer.owned))
+
+    async def check(self) -> None:
+        for stream in self.streams:
+            if stream.pieces is not None and stream.pieces.has_begun:
+                found = await self.log.taken_over(stream)
+                assert found == stream.entries[: len(found)]
+                assert len(found) >= stream.num_shown
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MIN_ROUND_S", "MAX_PAUSE_S", "_RETRY_S"):
+        monkeypatch.setattr(writing, name, 0.0)
+
+
+_STEPS = st.one_of(
+    st.tuples(st.just("say"), st.lists(st.tuples(st.integers(0, 5), st.sampled_from([1, 1, 1, 40_000])), max_size=6)),
+    st.tuples(st.just("end"), st.integers(0, 5)),
+    st.tuples(st.just("follow"), st.integers(0, 5)),
+    st.tuples(st.just("switch"), st.booleans()),
+    st.tuples(st.just("fail"), st.just(0)),
+)
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(_STEPS, max_size=40))
+async def test_pieces_and_journal_have_what_was_shown(steps: list[tuple[str, Any]]) -> None:
+    case = Case(6)
+    ended: set[LiveStream] = set()
+    for kind, value in steps:
+        if kind == "switch":
+            case.uses_journal = value
+        elif kind == "fail":
+            case.log.failures.append(OSError())
+        elif kind == "follow":
+            case.streams[value].is_followed = True
+        else:
+            places = [(value, 1)] if kind == "end" else value
+            said = {case.streams[place]: size for place, size in places if case.streams[place] not in ended}
+            for stream, size in said.items():
+                case.say(stream, "x" * size, is_last=kind == "end")
+                ended |= {stream} if kind == "end" else set()
+            await case.round(list(said))
+        await case.check()
+    # What has ended, and all while another version runs, is in the pieces alone.
+    case.uses_journal = False
+    await case.round(case.streams)
+    case.log.span = (0, 0)
+    await case.check()
+    await case.writer.close()
+
+
+async def test_a_silent_stream_is_not_overwritten_in_the_journal() -> None:
+    case = Case(40)
+    await case.round(case.streams)
+    case.say(case.streams[0], "a")
+    await case.round(case.streams[:1])
+    for _ in range(3 * SLOTS):
+        for stream in case.streams[1:]:
+            case.say(stream, "b")
+        await case.round(case.streams[1:])
+        first, end = case.log.span
+        assert end - first < SLOTS
+    await case.check()
+    await case.writer.close()
+
+
+async def test_a_round_of_many_streams_is_few_messages() -> None:
+    case = Case(256)
+    await case.round(case.streams)
+    before, num_rounds = case.log.num_messages, 64
+    for _ in range(num_rounds):
+        for stream in case.streams:
+            case.say(stream, "a")
+        await case.round(case.streams)
+    assert (case.log.num_messages - before) / num_rounds <= 256 / 48 + 3
+    await case.check()
+    await case.writer.close()
