@@ -217,9 +217,9 @@ def stream_subject(tenant: str, stream_id: str, *place: str | int) -> str:
     return ".".join(("hr.stream", encode_name(tenant), encode_name(stream_id), *map(str, place)))
 
 
-def streams_filter(tenant: str, part: str = ">") -> str:
-    """Subject filter of what is kept of all resumable streams of a tenant, or of one part of each."""
-    return f"hr.stream.{encode_name(tenant)}.{part}"
+def streams_filter(tenant: str | None, part: str = ">") -> str:
+    """Subject filter of what is kept of all resumable streams of a tenant or of all, or of one part of each."""
+    return f"hr.stream.{'*' if tenant is None else encode_name(tenant)}.{part}"
 
 
 def media_subject(tenant: str, digest: bytes, piece: int) -> str:

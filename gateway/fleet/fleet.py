@@ -101,6 +101,11 @@ class Fleet:
             self._loads.clear()
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
+    @property
+    def gateways(self) -> frozenset[str]:
+        """The other gateways that are alive."""
+        return frozenset(self._gateways)
+
     def do_gateways_understand(self, feature: str) -> bool:
         """Whether all gateways have a feature; False until those that run must have been heard."""
         is_young = time.time() - self.started <= GATEWAY_SILENCE_S

@@ -112,6 +112,16 @@ class OwnerCalls:
                 return OwnerReply(is_known == _YES, int(num_shown or b"0"))
         return None
 
+    async def is_dead(self, owner: str) -> bool:
+        """Whether NATS says that nobody answers for an owner. One that is frozen is not dead.
+
+        Raises:
+            Exception: One of `SEND_ERRORS`, and no timeout.
+        """
+        if owner not in self._dead:
+            await asyncio.shield(self._searches.get(owner) or self._search(owner))
+        return owner in self._dead
+
     def _search(self, owner: str) -> asyncio.Task[None]:
         searching = self._searches[owner] = self._tasks.spawn(self._look_for(owner), f"search for owner {owner}")
         searching.add_done_callback(lambda _: self._searches.pop(owner))
@@ -119,8 +129,8 @@ class OwnerCalls:
 
     async def _look_for(self, owner: str) -> None:
         """Find out whether an owner that was not there just now is dead."""
-        for _ in range(NUM_UNHEARD - 1):
-            await asyncio.sleep(_AGAIN_S)
+        for number in range(NUM_UNHEARD):
+            await asyncio.sleep(_AGAIN_S if number else 0.0)
             try:
                 await self._nats.request(owner_subject(owner), b"", timeout=TIMEOUT_S)
             except NoRespondersError:

@@ -24,6 +24,7 @@ from gateway.resumable.calls import OwnerCall, OwnerCalls
 from gateway.resumable.follower import Follower
 from gateway.resumable.live import LiveStream
 from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, not_found, unavailable
+from gateway.resumable.orphans import Orphans
 from gateway.resumable.owner import StreamLimits, StreamOwner
 from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, encode_requests
 from shared.background_tasks import BackgroundTasks
@@ -58,15 +59,20 @@ class StreamHub:
         self._followed: set[LiveStream] = set()
         self._tasks = BackgroundTasks()
         self._is_closing = False
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Answer the calls of other gateways."""
+        """Answer the calls of other gateways, and look for streams that have none."""
         await self._log.fences.start()
+        orphans = Orphans(self._log, self._calls, self._dispatcher.fleet, self._adopt)
+        self._looking = self._tasks.spawn(orphans.look_forever(), "look for streams without a gateway")
         await self._calls.serve(self._owner.writer.name)
 
     def hand_over(self, error: ApiError) -> None:
         """Leave all streams to other gateways; answers here end with an error, and their clients go on there."""
         self._is_closing = True
+        if self._looking is not None:
+            self._looking.cancel()
         self._tasks.spawn(self._calls.close(), "end of calls about streams")
         self._owner.hand_over(error)
         for stream in list(self._streams.values()):
@@ -151,18 +157,21 @@ class StreamHub:
         except ERRORS as error:
             raise unavailable() from error
 
-    async def running(self, principal: Principal) -> tuple[list[StreamHead], int]:
-        """Return the streams of a key that are generated, the oldest first, and how many of its tenant were read.
+    async def running(self, principal: Principal) -> tuple[list[StreamHead], int, bool]:
+        """Return the streams of a key that are generated, the oldest first.
+
+        Returns:
+            Also how many of its tenant were read, and whether there are more.
 
         Raises:
             ApiError: 503; the log does not answer.
         """
         try:
-            heads = await self._log.list(principal.tenant)
+            heads, has_more = await self._log.heads(principal.tenant)
         except ERRORS as error:
             raise unavailable() from error
         own = [head for head in heads if head.key_id == principal.key_id and head.form.has_ids and head.ended is None]
-        return sorted(own, key=lambda head: head.created), len(heads)
+        return sorted(own, key=lambda head: head.created), len(heads), has_more
 
     async def repeated(self, principal: Principal, key: IdempotencyKey) -> LoggedGeneration | None:
         """Return the generation that a key stands for, or None if it is new."""
@@ -282,6 +291,21 @@ class StreamHub:
     def _is_over(self, head: StreamHead) -> bool:
         """Whether a stream has ended for so long that it is no longer kept."""
         return head.ended is not None and self._dispatcher.clock.now() > head.ended + self._limits.keep_s
+
+    async def _adopt(self, head: StreamHead) -> None:
+        """Go on with a stream whose gateway is dead, for its grace period.
+
+        Raises:
+            ApiError: It is not there any more, or the log does not answer.
+        """
+        if self._is_closing:
+            return
+        stream = await self.open(head.tenant, head.id)
+        await stream.caught_up.wait()
+        if not (stream.is_owned or stream.is_held or stream.has_views):
+            # Another gateway was faster.
+            stream.end()
+            self._drop(stream)
 
     def _follow(self, stream: LiveStream) -> None:
         self._followed.add(stream)

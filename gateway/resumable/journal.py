@@ -8,7 +8,7 @@ pieces lack. A journal has `SLOTS` subjects, which are used in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 from msgspec import Raw
@@ -21,11 +21,8 @@ SLOTS = 256
 _TURNS = 48
 # No stream is behind for more messages, so that what the fence names is still there.
 _MAX_BEHIND = SLOTS // 2
-# Of one message, beside one part.
-_MESSAGE_BYTES = 128 << 10
-# Larger news of a stream, and what a round has more in all, are written as pieces.
-_PART_BYTES = 32 << 10
-_ROUND_BYTES = 1 << 20
+# Of one message. A part that is larger alone is written as pieces.
+_MESSAGE_BYTES = 256 << 10
 
 # Tenant and id of a stream, the number of the first of its new entries, and those.
 _Part = tuple[str, str, int, Raw]
@@ -44,8 +41,7 @@ class JournalWriter:
         # By stream: the message with the first entry that its pieces lack, and how many entries the journal has. Those
         # that are behind for longest come first.
         self._behind: dict[LiveStream, tuple[int, int]] = {}
-        self._parts: list[bytes] = []
-        self._num_bytes = 0
+        self._news: list[tuple[LiveStream, int, int]] = []
 
     @property
     def span(self) -> Span:
@@ -53,19 +49,17 @@ class JournalWriter:
         first, _ = next(iter(self._behind.values()), (self._next, 0))
         return first, self._next
 
-    def add(self, stream: LiveStream, up_to: int) -> bool:
-        """Take the entries of a stream before number `up_to`; False if they are too large: its pieces are due."""
-        assert stream.pieces is not None
-        first, start = self._behind.get(stream) or (self._next, stream.pieces.num_entries)
-        if up_to == start:
-            return True
-        part = encode((stream.head.tenant, stream.head.id, start, stream.entries[start:up_to]))
-        self._num_bytes += len(part)
-        if len(part) > _PART_BYTES or self._num_bytes > _ROUND_BYTES:
-            return False
-        self._parts.append(part)
-        self._behind[stream] = first, up_to
-        return True
+    def add(self, stream: LiveStream, up_to: int) -> None:
+        """Take the entries of a stream before number `up_to`. This runs once per token and stream."""
+        known = self._behind.get(stream)
+        if known is None:
+            assert stream.pieces is not None
+            first, start = self._next, stream.pieces.num_entries
+        else:
+            first, start = known
+        if up_to > start:
+            self._news.append((stream, start, up_to))
+            self._behind[stream] = first, up_to
 
     def due(self, *, is_all: bool) -> list[LiveStream]:
         """Return the streams whose pieces this round has to write."""
@@ -85,30 +79,31 @@ class JournalWriter:
     def clear(self) -> None:
         """Forget all streams: their pieces are written from the beginning."""
         self._behind.clear()
-        self._parts.clear()
+        self._news.clear()
 
-    def messages(self) -> list[tuple[int, bytes]]:
-        """Return the messages of this round with their numbers."""
-        parts, self._parts, self._num_bytes = self._parts, [], 0
+    def messages(self) -> tuple[list[tuple[int, bytes]], list[LiveStream]]:
+        """Return the messages of this round with their numbers, and the streams whose news are too large for one."""
         messages: list[tuple[int, bytes]] = []
-        for several in _bounded(parts):
-            messages.append((self._next, encode((self._next, list(map(Raw, several))))))
-            self._next += 1
-        return messages
-
-
-def _bounded(parts: Sequence[bytes]) -> Iterable[list[bytes]]:
-    """Split parts into lists of bounded size."""
-    several: list[bytes] = []
-    size = 0
-    for part in parts:
-        if several and size + len(part) > _MESSAGE_BYTES:
-            yield several
-            several, size = [], 0
-        several.append(part)
-        size += len(part)
-    if several:
-        yield several
+        too_large: list[LiveStream] = []
+        waiting, self._news = [self._news], []
+        while waiting:
+            news = waiting.pop()
+            if not news:
+                continue
+            parts = [
+                (stream.head.tenant, stream.head.id, start, stream.entries[start:up_to])
+                for stream, start, up_to in news
+            ]
+            message = encode((self._next, parts))
+            if len(message) <= _MESSAGE_BYTES:
+                messages.append((self._next, message))
+                self._next += 1
+            elif len(news) == 1:
+                too_large.append(news[0][0])
+            else:
+                middle = len(news) // 2
+                waiting += [news[middle:], news[:middle]]
+        return messages, too_large
 
 
 class JournalTail:

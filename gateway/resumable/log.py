@@ -28,7 +28,7 @@ from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
-from shared.subjects import stream_subject, streams_filter
+from shared.subjects import decode_name, stream_subject, streams_filter
 
 # A quarter of the stream: a tenant that keeps as much as it can leaves room for three others that do.
 TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // PIECE_BYTES
@@ -181,25 +181,35 @@ class StreamLog:
         """Write what is sent in the block with one call of the system."""
         return self._nats.together()
 
-    async def list(self, tenant: str) -> list[StreamHead]:
-        """Return the heads of a tenant's streams that have not ended, `MAX_LISTED` at most.
+    async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:
+        """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`.
+
+        Raises:
+            Exception: One of `ERRORS`.
+        """
+        places = await self.running(tenant)
+        heads: list[StreamHead] = []
+        for start in range(0, min(len(places), MAX_LISTED), READ_AHEAD):
+            several = places[start : min(start + READ_AHEAD, MAX_LISTED)]
+            found = await asyncio.gather(*(self.find(*place) for place in several))
+            heads += [each.head for each in found if each is not None]
+        return heads, len(places) > MAX_LISTED
+
+    async def running(self, tenant: str | None = None) -> list[tuple[str, str]]:
+        """Return tenants and ids of the streams that have not ended, of one tenant or of all.
 
         Raises:
             Exception: One of `ERRORS`.
         """
         try:
             ended = {subject.removesuffix(_ENDED) for subject in await self._subjects(tenant, _ENDED)}
-            found_heads = await self._subjects(tenant, "head")
+            heads = await self._subjects(tenant, "head")
         except NotFoundError:
             return []
-        subjects = [subject for subject in found_heads if subject.removesuffix("head") not in ended][:MAX_LISTED]
-        heads: list[StreamHead] = []
-        for start in range(0, len(subjects), READ_AHEAD):
-            found = await asyncio.gather(*map(self._whole, subjects[start : start + READ_AHEAD]))
-            heads += [decode_head(each[0]) for each in found if each is not None]
-        return heads
+        places = [subject.split(".")[2:4] for subject in heads if subject.removesuffix("head") not in ended]
+        return [(decode_name(tenant), decode_name(stream_id)) for tenant, stream_id in places]
 
-    async def _subjects(self, tenant: str, part: str) -> dict[str, int]:
+    async def _subjects(self, tenant: str | None, part: str) -> dict[str, int]:
         info = await self._js.stream_info(STREAMS_STREAM, subjects_filter=streams_filter(tenant, f"*.{part}"))
         return info.state.subjects or {}
 

@@ -51,10 +51,11 @@ class StreamEvent(Struct):
 
 
 class StreamList(Struct, forbid_unknown_fields=True):
-    """The running streams of a key, the oldest first."""
+    """The running streams of a key, the oldest first. With `has_more`, some of its tenant's streams were not read."""
 
     object: Literal["list"]
     data: list[StreamInfo]
+    has_more: bool
 
 
 class DeletedStream(Struct, forbid_unknown_fields=True):
@@ -89,7 +90,7 @@ class StreamRoutes:
     async def _list(self, request: Request, principal: Principal) -> Response:
         lease, num_read = await self._limiter.admit_read(principal), 0
         try:
-            heads, num_read = await self._hub.running(principal)
+            heads, num_read, has_more = await self._hub.running(principal)
         finally:
             lease.release(1 + num_read // _HEADS_A_READ)
         streams = [
@@ -97,7 +98,7 @@ class StreamRoutes:
             for head in heads
             if head.form.endpoint in self._endpoints
         ]
-        return json_response(StreamList("list", streams))
+        return json_response(StreamList("list", streams, has_more))
 
     async def _read(self, request: Request, principal: Principal) -> Response:
         for name in request.query_params:

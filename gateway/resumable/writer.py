@@ -43,7 +43,7 @@ class LogWriter:
 
     Attributes:
         name: Its name, which no other process has and none has had.
-        owned: The streams that it writes.
+        owned: The streams that it writes, and their pieces.
         is_revoked: Another process has taken its streams over.
     """
 
@@ -69,7 +69,7 @@ class LogWriter:
             on_large: Called with a stream that has more entries than it may.
         """
         self.name = secrets.token_hex(8)
-        self.owned: dict[LiveStream, None] = {}
+        self.owned: dict[LiveStream, PieceWriter] = {}
         self.is_revoked = False
         self._log = log
         self._max_stream_bytes = max_stream_bytes
@@ -90,8 +90,7 @@ class LogWriter:
 
     def own(self, stream: LiveStream) -> None:
         """Write a stream from its first entry on."""
-        self.owned[stream] = None
-        stream.pieces = PieceWriter()
+        self.owned[stream] = stream.pieces = PieceWriter()
 
     def disown(self, stream: LiveStream) -> None:
         """Write nothing more of a stream."""
@@ -174,14 +173,21 @@ class LogWriter:
             self._write_pieces(stream)
         written: list[tuple[LiveStream, int]] = []
         for stream in streams:
-            if stream not in self.owned:
+            pieces = self.owned.get(stream)
+            if pieces is None:
                 continue
             up_to = len(stream.entries)
             written.append((stream, up_to))
-            if not (may_use_journal and _can_wait(stream) and self._journal.add(stream, up_to)):
+            # Whoever reads pieces alone finds in them how a stream has ended.
+            if may_use_journal and pieces.has_begun and not (stream.is_ending or stream.is_followed or stream.is_cut):
+                self._journal.add(stream, up_to)
+            else:
                 self._write_pieces(stream)
-        for number, payload in self._journal.messages():
+        messages, too_large = self._journal.messages()
+        for number, payload in messages:
             self._log.fences.send_journal(self.name, number, payload)
+        for stream in too_large:
+            self._write_pieces(stream)
         return written
 
     def _write_pieces(self, stream: LiveStream) -> None:
@@ -235,7 +241,7 @@ class LogWriter:
         """Write all entries once more, in pieces of the same numbers."""
         self._journal.clear()
         for stream in self.owned:
-            stream.pieces = PieceWriter()
+            self.owned[stream] = stream.pieces = PieceWriter()
             self._dirty[stream] = None
 
     def _give_up_silent(self) -> None:
@@ -243,10 +249,3 @@ class LogWriter:
             return
         for stream in list(self.owned):
             self._on_silent(stream)
-
-
-def _can_wait(stream: LiveStream) -> bool:
-    """Whether the pieces of a stream may lack entries that the journal has."""
-    pieces = stream.pieces
-    is_begun = pieces is not None and pieces.has_begun
-    return is_begun and not (stream.is_ending or stream.is_followed or stream.is_cut)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def gateways(
     nats_url: str, key_file: Path, other_key: str, slow_key: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[GatewayProcess]]:
     """Two gateways that cancel what nobody has read for a second."""
-    settings = {"keys_file": key_file, "resume_grace_s": GRACE_S, "resume_stream_bytes": 32 << 10}
+    settings: dict[str, Any] = {"keys_file": key_file, "resume_grace_s": GRACE_S, "resume_stream_bytes": 32 << 10}
     directory = tmp_path_factory.mktemp("gateways")
     with (
         running_gateway(directory / "one", nats_url, **settings) as one,

@@ -88,6 +88,20 @@ async def test_a_stream_goes_on_when_its_gateway_is_killed(pair: Pair) -> None:
     assert again.events == reading.events | rest.events
 
 
+@pytest.mark.slow
+async def test_a_stream_goes_on_although_nobody_asks_for_it(pair: Pair) -> None:
+    async with pair.one.post("/v1/completions", pair.body()) as reading:
+        await reading.read(20)
+        pair.gateways[0].process.kill()
+        await read_until_cut(reading)
+    async with asyncio.timeout(60):
+        # The list reads what is kept, and asks for no stream.
+        while (await pair.two.ask("GET", "/v1/streams"))[1]["data"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    rest, _ = await rest_of(pair.two, reading)
+    check(reading, rest, expected_text(NUM_TOKENS))
+
+
 async def test_a_stream_goes_on_when_its_gateway_and_its_worker_die(pair: Pair, nats: NatsServer) -> None:
     model = pair.worker.model
     async with pair.one.post("/v1/completions", pair.body(n=2)) as reading:
