@@ -23,7 +23,8 @@ with the same bytes: all of them, those after `Last-Event-ID: n` (which a browse
 those from `?from=n` on. Who has them all gets a 204. Several clients may read one stream. An error without an `id` is
 about the connection alone. The generation goes on without a client for the operator's grace period (60 s) and is then
 cancelled; `DELETE` stops it at once; `GET /v1/streams` lists the running ones of the key, with `has_more` where its
-tenant has more than 1,000. A stream is kept for the operator's time (600 s) after its end. Each reading counts as a read of the key.
+tenant has more than 1,000. A stream is kept for the operator's time (600 s) after its
+end. Each reading counts as a read of the key.
 
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
 not, lets a repeated POST have the same generation: while it runs it is joined, afterwards its answer is told again,
