@@ -143,16 +143,8 @@ class FileCatalog:
         with self.answering():
             await self.store.check_room(num_bytes)
             stored = await self.store.objects(_folder(tenant))
-        if sum(each.name.endswith(_RECORD) for each in stored) >= MAX_FILES:
-            message = f"This tenant has {MAX_FILES} files, which is the most that are kept. Delete some."
-            raise ApiError(400, message, param="file", code="file_quota_exceeded")
-        used = sum(each.num_bytes for each in stored) + self._uploading[tenant]
-        if used + num_bytes > self._tenant_bytes:
-            message = (
-                f"The files of this tenant may have {self._tenant_bytes} bytes together. They have {used}, and this "
-                f"one has up to {num_bytes}. Delete files, or ask the operator for more (--files-tenant-bytes)."
-            )
-            raise ApiError(400, message, param="file", code="file_quota_exceeded")
+        num_files = sum(each.name.endswith(_RECORD) for each in stored)
+        self._check_quota(num_files + 1, sum(each.num_bytes for each in stored) + self._uploading[tenant], num_bytes)
         self._uploading[tenant] += num_bytes
         try:
             yield
@@ -160,6 +152,36 @@ class FileCatalog:
             self._uploading[tenant] -= num_bytes
             if not self._uploading[tenant]:
                 del self._uploading[tenant]
+
+    def _check_quota(self, num_files: int, used: int, num_bytes: int) -> None:
+        if num_files > MAX_FILES:
+            message = f"This tenant has {MAX_FILES} files, which is the most that are kept. Delete some."
+            raise ApiError(400, message, param="file", code="file_quota_exceeded")
+        if used + num_bytes > self._tenant_bytes:
+            message = (
+                f"The files of this tenant may have {self._tenant_bytes} bytes together. They have {used}, and this "
+                f"one has up to {num_bytes}. Delete files, or ask the operator for more (--files-tenant-bytes)."
+            )
+            raise ApiError(400, message, param="file", code="file_quota_exceeded")
+
+    async def check_stored(self, tenant: str, file_id: str) -> None:
+        """Check that a file, whose bytes are stored and which has no record yet, fits; delete it if it does not.
+
+        Uploads at other gateways may have ended since `room` looked. Each is checked once its bytes are there, so the
+        last one sees all. Two that end at the same moment may both be refused.
+
+        Raises:
+            ApiError: 400; the tenant has too many files or bytes.
+            StoreError: The store cannot be read.
+        """
+        stored = await self.store.objects(_folder(tenant))
+        sizes = {each.name: each.num_bytes for each in stored}
+        own = sizes.get(file_id + _DATA, 0)
+        try:
+            self._check_quota(sum(name.endswith(_DATA) for name in sizes), sum(sizes.values()) - own, own)
+        except ApiError:
+            await self.store.delete(_key(tenant, file_id, _DATA))
+            raise
 
     async def write(self, tenant: str, file_id: str, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
         """Store the bytes of a file, which exists once its record is published; return their number and digest.

@@ -98,6 +98,7 @@ class FileRoutes:
                     file_id = f"file-{ordered_hex()}"
                     pieces = _bounded(upload, body, most)
                     _, digest = await self._catalog.write(principal.tenant, file_id, pieces)
+                    await self._catalog.check_stored(principal.tenant, file_id)
                     record = upload.record(principal.tenant, file_id, digest)
                     await self._catalog.publish(record)
         finally:

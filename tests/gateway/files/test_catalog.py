@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,24 @@ async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_p
         found, _ = await catalog.page("acme", 10, None, is_ascending=True, purpose=purpose)
         assert (len(found), len(read)) == (num_files, num_files)
     await store.close()
+
+
+async def _bytes(num_bytes: int) -> AsyncIterator[bytes]:
+    yield b"x" * num_bytes
+
+
+async def test_uploads_at_several_gateways_do_not_exceed_the_quota_together(tmp_path: Path) -> None:
+    stores = [DirectoryStore(tmp_path) for _ in range(2)]
+    catalogs = [FileCatalog(store, await identity(store), 1000, GatewayMetrics()) for store in stores]
+    one, two = (f"file-{number:032x}" for number in (1, 2))
+    async with catalogs[0].room("acme", 600), catalogs[1].room("acme", 600):
+        await catalogs[0].write("acme", one, _bytes(600))
+        await catalogs[0].check_stored("acme", one)
+        await catalogs[1].write("acme", two, _bytes(600))
+        with pytest.raises(ApiError, match="They have 600, and this one has up to 600") as caught:
+            await catalogs[1].check_stored("acme", two)
+    assert caught.value.code == "file_quota_exceeded"
+    stored = await stores[0].objects("acme/files")
+    assert [(each.name, each.num_bytes) for each in stored if each.num_bytes] == [(f"{one}.data", 600)]
+    for store in stores:
+        await store.close()
