@@ -153,6 +153,8 @@ def _environ(base: dict[str, dict[str, Any]], name: str, container: dict[str, An
     """Return a container's variables, as the kubelet would."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
+        if source.get("secretRef", {}).get("optional"):
+            continue
         wanted = source["configMapRef"]["name"]
         found |= next(
             item["data"] for key, item in base.items() if key.startswith("ConfigMap/") and key.endswith(wanted)
