@@ -40,7 +40,7 @@ def check_tiers(config: WorkerConfig) -> None:
     elif config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         problem = "a model that is divided among several ranks has no tiers below the device's memory yet"
     elif (needed := config.kv_host_bytes or STAGING_BYTES) > (free := free_host_bytes()):
-        problem = f"needs {needed} bytes of memory, of which {free} are free"
+        problem = f"{needed} bytes of memory are wanted, and {free} are free"
     if problem is not None:
         value = config.kv_disk_path if config.kv_host_bytes is None else config.kv_host_bytes
         raise ConfigError(variable, f"is {value}, but {problem}")

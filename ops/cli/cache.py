@@ -153,5 +153,5 @@ command = click.Group(
         settings_command(StatsConfig, "stats", show_stats),
         settings_command(ClearConfig, "clear", clear),
     ],
-    help="Look at what workers keep of their KV caches on disks and in buckets, or delete it.",
+    help="Look at KV caches in files, or delete them.",
 )

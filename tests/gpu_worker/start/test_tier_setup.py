@@ -19,7 +19,7 @@ from shared.errors import ConfigError
         ({"enable_prefix_caching": False}, "HEADRACE_ENABLE_PREFIX_CACHING turns off"),
         ({"tensor_parallel_size": 2}, "divided among several ranks"),
         ({"pipeline_parallel_size": 2}, "divided among several ranks"),
-        ({"kv_host_bytes": 1 << 60}, "bytes of memory are free"),
+        ({"kv_host_bytes": 1 << 60}, "bytes of memory are wanted, and "),
     ],
 )
 def test_tiers_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
