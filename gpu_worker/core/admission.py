@@ -1,10 +1,13 @@
 """Who starts, and who is preempted for that.
 
-A sequence starts when it fits the pools and there is a slot, in order of lane, priority and arrival. Where interactive
-sequences of several tenants wait, the tenant goes first that uses least. A sequence uses its share of the slots, or of
-the blocks where that is larger. A tenant that uses more than one whose sequence waits gives way: its latest sequences
-are preempted until both would use the same. A lone tenant may use everything. The first running sequence in order is
-never preempted for another tenant, so that whatever happens it ends.
+A sequence starts when it fits the pools and there is a slot. The tenant goes first that was served least, and of its
+keys the one that was (`VirtualCounters`); sequences of a key go in order of arrival, which priority sets back.
+
+Service is measured over time, and slots and blocks are held: a tenant whose turn it is does not wait until others' long
+answers end. A sequence uses its share of the slots, or of the blocks where that is larger. A tenant that uses more than
+one whose sequence waits gives way: its latest sequences are preempted until both would use the same. A lone tenant may
+use everything. The first running sequence in order is never preempted for another tenant, so that whatever happens it
+ends.
 
 Batch sequences are admitted only while no interactive one waits, and are preempted at once when one needs their slot or
 their blocks. No sequence is preempted while a step is in flight.
@@ -18,9 +21,42 @@ from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
-from gpu_worker.core.waiting_queue import TenantQueues
+from gpu_worker.core.waiting_queue import FairQueue
 
 _EQUAL = 1e-9
+# Looking whether a sequence has room costs time, and what it may pass is seldom more than this.
+_MAX_PASSED = 8
+
+
+class _StepTokens:
+    """The tokens that a step has left for a prompt, behind decodes and the prompts whose turn comes before it."""
+
+    def __init__(self, num_tokens: int, live: LiveSequences) -> None:
+        self._num_tokens = num_tokens
+        self._counters = live.waiting["interactive"].counters
+        self._is_shared = live.is_shared("interactive")
+        # By tenant and key, and one of the sequences.
+        self._wanted: dict[tuple[str, str], tuple[int, Sequence]] = {}
+        for sequence in live.running.catching_up["interactive"].values():
+            self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Count a sequence that is to be computed."""
+        share = (sequence.tenant, sequence.key) if self._is_shared else ("", "")
+        num_tokens, _ = self._wanted.get(share, (0, sequence))
+        self._wanted[share] = num_tokens + sequence.num_uncomputed_tokens, sequence
+
+    def for_prompt_of(self, sequence: Sequence) -> int:
+        """Return how many tokens are left for a sequence that waits; none for others' if it is 0 or less."""
+        if not self._is_shared:
+            return self._num_tokens - self._wanted.get(("", ""), (0, sequence))[0]
+        own, turn = (sequence.tenant, sequence.key), self._counters.turn(sequence)
+        before = [
+            num_tokens
+            for share, (num_tokens, other) in self._wanted.items()
+            if share == own or self._counters.turn(other) < turn
+        ]
+        return self._num_tokens - sum(before)
 
 
 class Admission:
@@ -35,6 +71,7 @@ class Admission:
         self._config = config
         self._blocks = blocks
         self._live = live
+        self._used: dict[str, float] = {}
         self.num_preemptions = 0
 
     def admit_interactive(self, now: float) -> bool:
@@ -46,20 +83,43 @@ class Admission:
         queue, running = self._live.waiting["interactive"], self._live.running
         if not queue:
             return True
-        queue.used = self._used() if self._is_shared else {}
-        if not queue.used and len(running) >= self._config.max_num_seqs and not running.num_batch:
+        self._live.settle("interactive")
+        self._used = self._use_by_tenant() if self._is_shared else {}
+        if not self._used and len(running) >= self._config.max_num_seqs and not running.num_batch:
             return True
-        num_tokens_left = self._config.max_num_batched_tokens - len(running.decoding["interactive"])
-        num_tokens_left -= sum([s.num_uncomputed_tokens for s in running.catching_up["interactive"].values()])
-        while num_tokens_left > 0 and (sequence := queue.peek()) is not None:
-            has_room = self.make_room(sequence)
-            if not has_room:
-                return has_room is not None
-            if self._live.try_restore(queue, now):
+        left = _StepTokens(self._config.max_num_batched_tokens - len(running.decoding["interactive"]), self._live)
+        while has_started := self._start_one(queue, left, now):
+            pass
+        return has_started is not None
+
+    def _start_one(self, queue: FairQueue, left: _StepTokens, now: float) -> bool | None:
+        """Start the interactive sequence whose turn it is, or one that may pass it because there is no room for it.
+
+        Returns:
+            False when none can start; None when somebody would have to be preempted while a step is in flight.
+        """
+        passed: list[Sequence] = []
+        for sequence in queue.heads():
+            if len(passed) == _MAX_PASSED:
+                return False
+            if not all(queue.counters.may_pass(sequence, first) for first in passed):
                 continue
-            self.start(queue, now)
-            num_tokens_left -= sequence.num_uncomputed_tokens
-        return True
+            has_room = left.for_prompt_of(sequence) > 0 and self.make_room(sequence)
+            if has_room and not self._live.try_restore(queue, sequence, now):
+                self.start(queue, sequence, now)
+                left.add(sequence)
+            if has_room is not False:
+                return has_room
+            passed.append(sequence)
+        return False
+
+    def ordered_prompts(self) -> list[Sequence]:
+        """Return the interactive sequences that catch up, in the order in which they get the step's tokens."""
+        ordered = self._live.running.ordered_catching_up("interactive")
+        if len(ordered) > 1 and self._live.is_shared("interactive"):
+            # Python's sort is stable.
+            ordered.sort(key=self._live.waiting["interactive"].counters.turn)
+        return ordered
 
     def make_room(self, sequence: Sequence) -> bool | None:
         """Say whether a waiting sequence can start, after preempting others for it if need be.
@@ -85,17 +145,17 @@ class Admission:
             return True
         return num_running < self._config.max_num_seqs and self._blocks.fits(sequence)
 
-    def start(self, queue: TenantQueues, now: float) -> Sequence:
-        """Start the first sequence of a queue, which fits."""
-        sequence = queue.pop()
+    def start(self, queue: FairQueue, sequence: Sequence, now: float) -> None:
+        """Start a sequence that fits: the first of its key in a queue."""
+        queue.take(sequence)
         self._blocks.admit(sequence)
+        queue.counters.start(sequence)
         sequence.status = SequenceStatus.RUNNING
-        if queue.used:
-            queue.used[sequence.tenant] += self._cost(sequence)
+        if self._used and sequence.lane == "interactive":
+            self._used[sequence.tenant] += self._cost(sequence)
         if sequence.scheduled_at is None:
             sequence.scheduled_at = now
         self._live.running.add(sequence)
-        return sequence
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence out, which no step in flight names; it waits at its old place."""
@@ -111,9 +171,9 @@ class Admission:
         worst = running.worst()
         if worst.lane == "batch" or not self._is_shared:
             return worst
-        used = self._used()
+        used = self._use_by_tenant()
         behind = sorted(running, key=attrgetter("order"))[1:]
-        return max(behind, key=lambda other: (other.order[:2], used[other.tenant], other.order), default=worst)
+        return max(behind, key=lambda other: (-other.priority, used[other.tenant], other.order), default=worst)
 
     @property
     def _is_shared(self) -> bool:
@@ -121,14 +181,14 @@ class Admission:
         return len(self._live.num_of_tenants) > 1
 
     def _cost(self, sequence: Sequence) -> float:
-        """Return the share of the slots or blocks that a sequence uses or would use, whichever is larger."""
+        """Return the share of the slots or blocks that a sequence uses or would use, whichever is larger, by weight."""
         config = self._config
         num_blocks = self._blocks.num_counted(sequence)
         if sequence.status is not SequenceStatus.RUNNING:
             num_blocks = config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)
-        return max(1 / config.max_num_seqs, num_blocks / config.num_blocks)
+        return max(1 / config.max_num_seqs, num_blocks / config.num_blocks) / sequence.weight
 
-    def _used(self) -> dict[str, float]:
+    def _use_by_tenant(self) -> dict[str, float]:
         """Return what the running interactive sequences of each tenant use."""
         used: dict[str, float] = dict.fromkeys(self._live.num_of_tenants, 0.0)
         for sequence in self._live.running:
@@ -138,9 +198,8 @@ class Admission:
 
     def _give_up(self, victim: Sequence) -> None:
         """Preempt a sequence for one that waits."""
-        used = self._live.waiting["interactive"].used
-        if used and victim.lane == "interactive":
-            used[victim.tenant] -= self._cost(victim)
+        if self._used and victim.lane == "interactive":
+            self._used[victim.tenant] -= self._cost(victim)
         self.preempt(victim)
 
     def _victims_of_others(self, sequence: Sequence) -> list[Sequence]:
@@ -150,7 +209,7 @@ class Admission:
         """
         if sequence.lane != "interactive" or not self._is_shared:
             return []
-        running, used = self._live.running, dict(self._live.waiting["interactive"].used)
+        running, used = self._live.running, dict(self._used)
         own = used[sequence.tenant] + self._cost(sequence) - _EQUAL
         if max(used.values()) < own:
             return []

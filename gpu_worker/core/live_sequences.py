@@ -15,7 +15,7 @@ from gpu_worker.core.running_set import RunningSet
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.step import ScheduledStep
-from gpu_worker.core.waiting_queue import TenantQueues
+from gpu_worker.core.waiting_queue import FairQueue
 from shared.messages import Lane
 
 
@@ -25,6 +25,7 @@ class LiveSequences:
     Attributes:
         waiting: By lane.
         num_of_tenants: Interactive sequences of each tenant that has any.
+        num_of_keys: Sequences of each lane, tenant and key that has any.
         running: Those that hold blocks and a slot.
         restores: Those that wait for their prefixes; None without lower tiers.
         in_flight: Plans that have not landed, oldest first.
@@ -50,9 +51,10 @@ class LiveSequences:
         self._constraints = constraints or SharedConstraints()
         self._by_id: dict[str, Sequence] = {}
         self._ended: deque[tuple[int, Sequence]] = deque()
-        self.waiting: dict[Lane, TenantQueues] = {"interactive": TenantQueues(), "batch": TenantQueues()}
+        self.waiting: dict[Lane, FairQueue] = {"interactive": FairQueue(), "batch": FairQueue()}
         self.running = RunningSet()
         self.num_of_tenants: Counter[str] = Counter()
+        self.num_of_keys: dict[Lane, Counter[tuple[str, str]]] = {"interactive": Counter(), "batch": Counter()}
         self.in_flight: deque[ScheduledStep] = deque()
         self._tried: dict[str, Sequence] = {}
         self.num_planned = self.num_landed = 0
@@ -82,12 +84,25 @@ class LiveSequences:
             self._constraints.add(sequence.id, sequence.constraint)
         if sequence.is_on_trial:
             self._tried[sequence.id] = sequence
-        self.waiting[sequence.lane].push(sequence)
+        sequence.num_input_tokens = len(sequence.token_ids)
+        self.num_of_keys[sequence.lane][sequence.tenant, sequence.key] += 1
         if sequence.lane == "interactive":
             self.num_of_tenants[sequence.tenant] += 1
+        self.settle(sequence.lane)
+        self.waiting[sequence.lane].push(sequence)
+
+    def is_shared(self, lane: Lane) -> bool:
+        """Say whether several keys have sequences in a lane."""
+        return len(self.num_of_keys[lane]) > 1
+
+    def settle(self, lane: Lane) -> None:
+        """Bring the counters of a lane up to date, if several keys have sequences there."""
+        if self.is_shared(lane):
+            self.waiting[lane].counters.settle([sequence for sequence in self.running if sequence.lane == lane])
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence out, which no step in flight names; it waits at its old place."""
+        self.waiting[sequence.lane].counters.charge(sequence)
         self.running.remove(sequence)
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
@@ -103,12 +118,12 @@ class LiveSequences:
         del self._by_id[sequence.id]
         self._constraints.remove(sequence.id)
         self._tried.pop(sequence.id, None)
-        if sequence.lane == "interactive":
-            self._count_out(sequence.tenant)
+        self._count_out(sequence)
         if not was_running:
             if self.restores is None or not self.restores.cancel(sequence):
                 self.waiting[sequence.lane].discard(sequence)
             return
+        self.waiting[sequence.lane].counters.charge(sequence)
         self.running.remove(sequence)
         if self._is_in_flight(sequence):
             self._ended.append((self.num_planned, sequence))
@@ -120,12 +135,11 @@ class LiveSequences:
         """Sequences that wait for their prefixes."""
         return 0 if self.restores is None else len(self.restores)
 
-    def try_restore(self, queue: TenantQueues, now: float) -> bool:
-        """Let the first sequence of a queue, which fits, wait for its prefix if that is in a lower tier."""
-        sequence = queue.peek()
-        if self.restores is None or sequence is None or not self.restores.begin(sequence, now):
+    def try_restore(self, queue: FairQueue, sequence: Sequence, now: float) -> bool:
+        """Let the first sequence of a key, which fits, wait for its prefix if that is in a lower tier."""
+        if self.restores is None or not self.restores.begin(sequence, now):
             return False
-        queue.pop()
+        queue.take(sequence)
         return True
 
     def end_restores(self, now: float) -> None:
@@ -177,10 +191,15 @@ class LiveSequences:
     def _num_groups(self) -> int:
         return 1 + len(self._blocks.windows)
 
-    def _count_out(self, tenant: str) -> None:
-        self.num_of_tenants[tenant] -= 1
-        if not self.num_of_tenants[tenant]:
-            del self.num_of_tenants[tenant]
+    def _count_out(self, sequence: Sequence) -> None:
+        counts, share = self.num_of_keys[sequence.lane], (sequence.tenant, sequence.key)
+        counts[share] -= 1
+        if not counts[share]:
+            del counts[share]
+        if sequence.lane == "interactive":
+            self.num_of_tenants[sequence.tenant] -= 1
+            if not self.num_of_tenants[sequence.tenant]:
+                del self.num_of_tenants[sequence.tenant]
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         """Say whether a step in flight may name the sequence: one that samples for it, or computes a chunk of it."""

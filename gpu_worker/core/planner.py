@@ -2,8 +2,9 @@
 
 Who starts is the admission's decision, and who verifies drafts that of `DraftPlanner`. The rules of all three:
 
-- Interactive sequences go first: their decodes, one token each, then their prompts, in order of priority and arrival.
-  So a long prompt never delays a running stream by more than the token budget allows.
+- Interactive sequences go first: their decodes, one token each, then their prompts, those of the tenant and key first
+  that were served least. So a long prompt never delays a running stream by more than the token budget allows, nor
+  another tenant's prompt by more than a step.
 - Batch sequences get what is left of the budget, and no more than `BatchThrottle` allows: decodes, then running
   prompts, then waiting ones. Those that get nothing are paused: they keep blocks and slot until others need these.
 - When running sequences outgrow the pool, the last in order is preempted. Its blocks go back, and can be found until
@@ -99,7 +100,7 @@ class Planner:
         if not self._grow("interactive", decodes) or not self._admission.admit_interactive(now):
             return None
         decodes = self._next_decodes("interactive")
-        prompts = running.ordered_catching_up("interactive")
+        prompts = self._admission.ordered_prompts()
         num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
         if not num_interactive and running.decoding["interactive"]:
@@ -169,6 +170,7 @@ class Planner:
         if not self._running.num_batch and not self._live.waiting["batch"]:
             return _BatchWork()
         tried = self._live.on_trial
+        self._live.settle("batch")
         allowance = self._throttle.allowance(now, num_interactive, num_more_tokens, is_trial=bool(tried))
         if num_left <= 0 or allowance.is_spent:
             return _BatchWork(is_throttled=allowance.is_throttled)
@@ -236,17 +238,17 @@ class Planner:
         while num_left and allowance.has_room and (waiting := queue.peek()) is not None and admission.fits(waiting):
             if is_trial and not waiting.is_on_trial:
                 return chunks
-            if self._live.try_restore(queue, now):
+            if self._live.try_restore(queue, waiting, now):
                 continue
-            sequence = admission.start(queue, now)
-            num_tokens = _batch_chunk(sequence, allowance, num_left)
+            admission.start(queue, waiting, now)
+            num_tokens = _batch_chunk(waiting, allowance, num_left)
             if num_tokens == 0:
                 return chunks
             num_left -= num_tokens
-            if sequence.id in self._running.decoding["batch"]:
-                batch_decodes.append(sequence)
+            if waiting.id in self._running.decoding["batch"]:
+                batch_decodes.append(waiting)
             else:
-                chunks.append((sequence, num_tokens))
+                chunks.append((waiting, num_tokens))
         return chunks
 
     def _share_out(

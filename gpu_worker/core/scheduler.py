@@ -34,6 +34,9 @@ from gpu_worker.core.step_time import StepTimeModel
 from gpu_worker.core.tiers import KvTiers
 from shared.errors import BadRequestError, PromptTooLongError
 
+PRIORITY_S = 60.0
+"""Seconds of waiting that one level of priority is worth among the sequences of a key: none is passed for ever."""
+
 _SWEEP_MINIMUM = 64
 
 RESTORE_POLL_S = 0.001
@@ -201,7 +204,7 @@ class Scheduler:
         set_limits(sequence, self.config.max_num_tokens)
         self._num_added += 1
         rank = 0 if sequence.lane == "interactive" else 1 if sequence.is_on_trial else 2
-        sequence.order = (rank, -sequence.priority, sequence.arrival, self._num_added)
+        sequence.order = (rank, sequence.arrival - sequence.priority * PRIORITY_S, self._num_added)
         reason = finish_reason(sequence)
         if reason is not None and (sequence.num_output_tokens > 0 or not sequence.reports_prompt):
             sequence.status = SequenceStatus.FINISHED
@@ -328,10 +331,16 @@ class Scheduler:
             self._step_time.observe_step(step, num_drafted, duration_s)
 
     def emptied(self) -> Scheduler:
-        """End all sequences without events, and return a scheduler with these settings that has cached nothing."""
+        """End all sequences without events, and return a scheduler with these settings that has cached nothing.
+
+        What tenants were served stays.
+        """
         for sequence in self.sequences:
             self.abort(sequence.id)
-        return Scheduler(self.config, self.speculation, self._constraints, self.tiers, self._images)
+        emptied = Scheduler(self.config, self.speculation, self._constraints, self.tiers, self._images)
+        for lane, queue in emptied._waiting.items():
+            queue.counters = self._waiting[lane].counters
+        return emptied
 
     def check_integrity(self) -> None:
         """Assert that blocks, counters and queues agree. Costs time in proportion to the pool; for tests and idle."""

@@ -42,7 +42,9 @@ class Sequence:
         sampling: How to sample and when to stop.
         arrival: Monotonic seconds; orders sequences of equal lane and priority.
         deadline: Monotonic seconds after which the sequence is expired, or None.
-        tenant: Who shares slots and blocks with others, in the interactive lane.
+        tenant: Who shares slots and blocks with others, in the interactive lane, and tokens in both.
+        key: Who shares its tenant's tokens with other keys.
+        weight: Tokens count by this much less for its tenant and key.
         salt: Tenant salt of the prefix cache.
         trace: Names the request in log lines.
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
@@ -62,7 +64,10 @@ class Sequence:
         num_told_blocks: Blocks of `block_table` that plans have told.
         stop_ids: Tokens that end the sequence: `stop_token_ids`, and the end-of-sequence tokens unless ignored.
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
-        order: Who goes first, smaller before larger: lane (what is on trial between them), priority, arrival. Unique.
+        num_input_tokens: Tokens that were known when it came: its prompt, and what earlier attempts have emitted.
+        num_charged_tokens: Computed tokens that its tenant and key were charged with; see `VirtualCounters`.
+        order: Who goes first, smaller before larger: lane (what is on trial between them), then arrival, which each
+            level of priority sets back. Unique.
         expected_blocks: Blocks that admission counted for it; those beyond `block_table` are promised, not held.
         block_digests: Chained digests of its full blocks, as far as they were needed yet.
         num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.
@@ -96,6 +101,8 @@ class Sequence:
     arrival: float = 0.0
     deadline: float | None = None
     tenant: str = ""
+    key: str = ""
+    weight: float = 1.0
     salt: bytes = b""
     trace: str = ""
     status: SequenceStatus = SequenceStatus.WAITING
@@ -113,7 +120,9 @@ class Sequence:
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
     max_num_tokens: int = 0
-    order: tuple[int, int, float, int] = (0, 0, 0.0, 0)
+    num_input_tokens: int = 0
+    num_charged_tokens: int = 0
+    order: tuple[int, float, int] = (0, 0.0, 0)
     expected_blocks: int = 0
     block_digests: list[bytes] = field(default_factory=list)
     num_findable_blocks: int = 0

@@ -1,4 +1,4 @@
-"""Sequences of one lane that wait for admission: best first, or in turns by tenant.
+"""Sequences of one lane that wait for admission: those of a key best first, keys and tenants in turns.
 
 Removal from the middle (abort, expiry) leaves the entry in the heap and skips it later, so that no operation's cost
 grows with the number waiting; entries left behind are swept out before they outnumber the live ones.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 
 from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.virtual_counters import VirtualCounters
 
 _SWEEP_MINIMUM = 64
 
@@ -17,7 +18,7 @@ class WaitingQueue:
     """A heap by `Sequence.order` with lazy removal. Holds sequences that are WAITING or PREEMPTED."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, float, int], Sequence]] = []
+        self._heap: list[tuple[tuple[int, float, int], Sequence]] = []
         self._num_live = 0
         self._num_tokens = 0
 
@@ -61,17 +62,17 @@ class WaitingQueue:
             heapq.heapify(self._heap)
 
 
-class TenantQueues:
-    """A queue for each tenant that has sequences waiting. Of equal priorities the tenant goes first that uses least.
+class FairQueue:
+    """A queue for each key that has sequences waiting. The tenant goes first, and of its keys, that was served least.
 
     Attributes:
-        used: What each tenant uses, as the admission keeps it while it starts sequences of several tenants.
+        counters: What each was served; `LiveSequences` keeps them up to date.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, WaitingQueue] = {}
+        self._queues: dict[tuple[str, str], WaitingQueue] = {}
         self._num_live = 0
-        self.used: dict[str, float] = {}
+        self.counters = VirtualCounters()
 
     def __len__(self) -> int:
         return self._num_live
@@ -83,34 +84,39 @@ class TenantQueues:
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence that is not in the queue."""
-        queue = self._queues.get(sequence.tenant)
+        share = (sequence.tenant, sequence.key)
+        queue = self._queues.get(share)
         if queue is None:
-            queue = self._queues[sequence.tenant] = WaitingQueue()
+            queue = self._queues[share] = WaitingQueue()
         queue.push(sequence)
+        self.counters.enter(sequence)
         self._num_live += 1
+
+    def heads(self) -> list[Sequence]:
+        """Return the first sequence of each key, best first."""
+        heads = [head for queue in self._queues.values() if (head := queue.peek()) is not None]
+        if len(heads) > 1:
+            heads.sort(key=lambda head: (head.order[0], self.counters.standing(head), head.order))
+        return heads
 
     def peek(self) -> Sequence | None:
         """Return the sequence that goes first."""
-        heads = [head for queue in self._queues.values() if (head := queue.peek()) is not None]
-        if len(heads) < 2:
-            return heads[0] if heads else None
-        used = self.used
-        return min(heads, key=lambda head: (head.order[:2], used.get(head.tenant, 0.0), head.order))
+        heads = self.heads()
+        return heads[0] if heads else None
 
-    def pop(self) -> Sequence:
-        """Remove the sequence that goes first."""
-        sequence = self.peek()
-        assert sequence is not None, "pop() from an empty queue"
-        self._queues[sequence.tenant].pop()
-        self._count_out(sequence)
-        return sequence
+    def take(self, head: Sequence) -> None:
+        """Remove a sequence that is the first of its key."""
+        taken = self._queues[head.tenant, head.key].pop()
+        assert taken is head
+        self._count_out(head)
 
     def discard(self, sequence: Sequence) -> None:
         """Take out a sequence of this queue that has just been finished."""
-        self._queues[sequence.tenant].discard(sequence)
+        self._queues[sequence.tenant, sequence.key].discard(sequence)
         self._count_out(sequence)
 
     def _count_out(self, sequence: Sequence) -> None:
         self._num_live -= 1
-        if not self._queues[sequence.tenant]:
-            del self._queues[sequence.tenant]
+        self.counters.leave(sequence)
+        if not self._queues[sequence.tenant, sequence.key]:
+            del self._queues[sequence.tenant, sequence.key]

@@ -36,17 +36,21 @@ class Parts:
         sequence = make_sequence(num_tokens, **settings)  # type: ignore[arg-type]
         set_limits(sequence, self.config.max_num_tokens)
         self.num_added += 1
-        sequence.order = (sequence.lane == "batch", -sequence.priority, sequence.arrival, self.num_added)
+        sequence.order = (int(sequence.lane == "batch"), sequence.arrival - sequence.priority * 60.0, self.num_added)
         self.live.add(sequence)
         return sequence
 
     def run(self, num_tokens: int, **settings: object) -> Sequence:
         """Let a new sequence run, of which all but the last token are computed."""
         sequence = self.wait(num_tokens, **settings)
-        self.admission.start(self.live.waiting[sequence.lane], 0.0)
+        self.start(sequence)
         sequence.num_computed_tokens = num_tokens - 1
         self.live.running.reclassify(sequence)
         return sequence
+
+    def start(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Start a sequence that waits and is the first of its key."""
+        self.admission.start(self.live.waiting[sequence.lane], sequence, now)
 
     def decode(self, *sequences: Sequence, drafts: int = 0) -> ScheduledStep:
         """Plan a step that decodes these sequences."""

@@ -22,6 +22,8 @@ def make_sequence(
     arrival: float | None = None,
     deadline: float | None = None,
     tenant: str = "",
+    key: str = "",
+    weight: float = 1.0,
     salt: bytes = b"tenant",
     **sampling: object,
 ) -> Sequence:
@@ -40,5 +42,7 @@ def make_sequence(
         arrival=float(number) if arrival is None else arrival,
         deadline=deadline,
         tenant=tenant,
+        key=key,
+        weight=weight,
         salt=salt,
     )

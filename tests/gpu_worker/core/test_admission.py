@@ -34,7 +34,7 @@ def test_people_start_only_as_long_as_the_step_has_tokens() -> None:
 def test_prompts_that_are_being_computed_take_tokens_too() -> None:
     parts = Parts(max_num_seqs=4, budget=8)
     long = parts.wait(10)
-    parts.admission.start(parts.live.waiting["interactive"], 0.0)
+    parts.start(long)
     long.num_computed_tokens = 2
     waiting = parts.wait(1, arrival=1e6)
     parts.admission.admit_interactive(0.0)
@@ -97,7 +97,7 @@ def test_what_was_contributed_to_an_answer_before_a_preemption_is_computed_again
     sequence = parts.run(4)
     sequence.pooled.append(b"vector")
     parts.admission.preempt(sequence)
-    parts.admission.start(parts.live.waiting["interactive"], 9.0)
+    parts.start(sequence, 9.0)
     assert sequence.pooled == []
 
 
@@ -105,7 +105,7 @@ def test_time_of_the_first_start_stays() -> None:
     parts = Parts()
     sequence = parts.run(4)
     parts.admission.preempt(sequence)
-    assert parts.admission.start(parts.live.waiting["interactive"], 9.0) is sequence
+    parts.start(sequence, 9.0)
     assert sequence.scheduled_at == 0.0
 
 
@@ -122,7 +122,8 @@ def test_tenant_that_uses_more_gives_way_until_both_use_the_same() -> None:
         parts.admission.admit_interactive(0.0)
     assert parts.admission.num_preemptions == 2
     parts.live.check_integrity()
-    # What becomes free goes to the tenant that uses less.
+    # What becomes free goes to the tenant that was served least.
+    parts.live.waiting["interactive"].counters.tenants.account("greedy").counter += 100.0
     parts.live.finish(polite[0])
     parts.admission.admit_interactive(0.0)
     assert polite[2].status is SequenceStatus.RUNNING
@@ -169,6 +170,7 @@ def test_blocks_are_shared_as_slots_are() -> None:
     parts = Parts(num_blocks=8, max_num_seqs=8)
     greedy = [parts.run(7, tenant="greedy", max_tokens=1) for _ in range(4)]
     polite = [parts.wait(7, tenant="polite", max_tokens=1, arrival=1e6) for _ in range(3)]
+    parts.live.waiting["interactive"].counters.tenants.account("greedy").counter += 100.0
     parts.admission.admit_interactive(0.0)
     assert [sequence.status is SequenceStatus.RUNNING for sequence in polite] == [True, True, False]
     assert [sequence.status is SequenceStatus.RUNNING for sequence in greedy] == [True, True, False, False]
@@ -214,3 +216,54 @@ def test_when_blocks_run_out_the_tenant_that_uses_most_is_preempted_first() -> N
     assert parts.admission.worst() is least
     batch = parts.run(4, lane="batch", priority=9)
     assert parts.admission.worst() is batch
+
+
+def test_prompt_of_another_tenant_starts_beside_a_long_one_that_takes_all_tokens_and_goes_before_it() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=4, budget=8)
+    long = parts.wait(100, tenant="greedy")
+    parts.admission.admit_interactive(0.0)
+    long.num_computed_tokens = 8
+    own, short = parts.wait(4, tenant="greedy", arrival=1e6), parts.wait(4, tenant="polite", arrival=2e6)
+    parts.admission.admit_interactive(0.0)
+    assert (own.status, short.status) == (SequenceStatus.WAITING, SequenceStatus.RUNNING)
+    assert parts.admission.ordered_prompts() == [short, long]
+    # What it was served already counts: the other one goes on as soon as this tenant has had as much.
+    parts.live.waiting["interactive"].counters.tenants.account("polite").counter += 1.0
+    assert parts.admission.ordered_prompts() == [long, short]
+
+
+def test_keys_of_one_tenant_start_in_turns() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=4)
+    busy = [parts.wait(4, tenant="a", key="busy") for _ in range(4)]
+    quiet = [parts.wait(4, tenant="a", key="quiet", arrival=1e6) for _ in range(2)]
+    parts.admission.admit_interactive(0.0)
+    assert [sequence.status is SequenceStatus.RUNNING for sequence in [*busy, *quiet]] == [1, 1, 0, 0, 1, 1]
+
+
+def test_key_of_twice_the_weight_starts_twice_as_often() -> None:
+    parts = Parts(num_blocks=64, max_num_seqs=6, budget=64)
+    plain = [parts.wait(4, tenant="a") for _ in range(6)]
+    heavy = [parts.wait(4, tenant="b", weight=2.0, arrival=1e6) for _ in range(6)]
+    parts.admission.admit_interactive(0.0)
+    assert [sum(s.status is SequenceStatus.RUNNING for s in sequences) for sequences in (plain, heavy)] == [2, 4]
+
+
+def test_small_request_does_not_wait_for_the_room_of_a_large_one_that_is_before_it() -> None:
+    parts = Parts(num_blocks=32, max_num_seqs=4, budget=200)
+    running = parts.run(80, tenant="a", max_tokens=1)
+    large = parts.wait(80, tenant="b", max_tokens=1)
+    small = [parts.wait(30, tenant="c", max_tokens=1, arrival=1e6 + number) for number in range(3)]
+    parts.live.waiting["interactive"].counters.tenants.account("c").counter += 10.0
+    parts.admission.admit_interactive(0.0)
+    # Two and what it had before are less than what the large one will have had when it has started; three are more.
+    assert [sequence.status is SequenceStatus.RUNNING for sequence in small] == [True, False, False]
+    assert (running.status, large.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    for sequence in small[:2]:
+        sequence.num_computed_tokens = 30
+        parts.live.finish(sequence)
+        parts.admission.admit_interactive(0.0)
+    assert small[1].num_charged_tokens == 30
+    assert small[2].status is SequenceStatus.WAITING
+    parts.live.finish(running)
+    parts.admission.admit_interactive(0.0)
+    assert large.status is SequenceStatus.RUNNING

@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.step import ScheduledStep
 from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.service_oracle import ServiceOracle
 from tests.gpu_worker.core.test_scheduler_properties import POOL, VOCAB_SIZE, RandomDrafts, SchedulerMachine
 
 
@@ -61,6 +62,7 @@ class GroupMachine(SchedulerMachine):
         )
         self.scheduler = self.harness.scheduler
         self.sequences, self.aborted, self.failed, self.rolled_back = [], set(), set(), set()
+        self.service = ServiceOracle(lambda sequence: sequence.tenant)
 
     def _check_people_first(self, plan: ScheduledStep) -> None:
         """People may have to wait for blocks of windows, which batch work does not take from them."""

@@ -139,7 +139,7 @@ def test_tokens_that_end_a_sequence_before_an_error_count_and_the_error_does_not
 
 def test_prompt_of_a_chunk_makes_no_event(landed: Landed) -> None:
     sequence = landed.parts.wait(10, max_tokens=9)
-    landed.parts.admission.start(landed.parts.live.waiting["interactive"], 0.0)
+    landed.parts.start(sequence)
     plan = landed.parts.decode(sequence)
     item = plan.scheduled[0]
     chunk = ScheduledStep(plan.step, [type(item)(sequence, 0, 1, False)], 1)

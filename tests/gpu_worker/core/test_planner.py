@@ -26,7 +26,8 @@ def test_long_prompt_is_computed_in_chunks_and_never_delays_a_decode() -> None:
 
 def test_prompts_share_the_budget_in_order_of_priority_then_arrival() -> None:
     harness = Harness(max_num_batched_tokens=16)
-    later, first, urgent = make_sequence(10, arrival=2), make_sequence(10, arrival=1), make_sequence(10, priority=1)
+    later, first = make_sequence(10, arrival=2), make_sequence(10, arrival=1)
+    urgent = make_sequence(10, arrival=60, priority=1)
     harness.add(later, first, urgent)
     assert shares(harness.schedule()) == [(urgent.id, 10), (first.id, 6)]
 

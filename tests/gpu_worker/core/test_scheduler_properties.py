@@ -17,6 +17,7 @@ from shared.messages import Lane
 from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import EOS, make_sequence
+from tests.gpu_worker.core.service_oracle import ServiceOracle, bound
 
 VOCAB_SIZE = 23
 POOL = 12
@@ -114,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.aborted: set[str] = set()
         self.failed: set[str] = set()
         self.rolled_back: set[Sequence] = set()
+        self.service = ServiceOracle(lambda sequence: sequence.tenant)
 
     @rule(
         prompt=prompts,
@@ -252,6 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness.now += 1.0
         waiting = [s for s in self.sequences if s.status is SequenceStatus.WAITING]
         is_idle = not self.harness.in_flight
+        self.service.waits(self._waiting_people())
         num_preemptions = self.scheduler.stats.num_preemptions
         plan = self.harness.try_schedule()
         self.scheduler.check_integrity()
@@ -260,12 +263,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plan is None:
             assert not is_idle, "nothing is in flight that could land first"
             return False
+        self._check_service(plan)
         self._check_budget(plan)
         self._check_people_first(plan)
         self._check_lanes(plan)
         if self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED) or not is_idle:
             assert plan.scheduled, "there is work, and nothing is scheduled"
         return bool(plan.scheduled)
+
+    def _check_service(self, plan: ScheduledStep) -> None:
+        """Tenants that wait all the time are served alike, where none has a priority."""
+        self.service.serves(plan)
+        people = self._waiting_people()
+        self.service.waits([] if any(sequence.priority for sequence in people) else people)
+        # No batch sequence takes anything from people, and none has more input than the pool holds.
+        assert self.service.largest <= bound(POOL * BLOCK, POOL * BLOCK)
+
+    def _waiting_people(self) -> list[Sequence]:
+        return self._with(SequenceStatus.WAITING, SequenceStatus.PREEMPTED, lane="interactive")
 
     def _check_budget(self, plan: ScheduledStep) -> None:
         names = [item.sequence.id for item in plan.scheduled]
@@ -305,16 +320,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         for lane in ("interactive", "batch"):
             started = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.RUNNING]
             passed_by = [s for s in waiting_before if s.lane == lane and s.status is SequenceStatus.WAITING]
-            # People of several tenants take turns, within a priority.
+            # Tenants take turns.
             for one in started:
                 for other in passed_by:
-                    assert (not one.trial_end, -one.priority) <= (not other.trial_end, -other.priority)
-                    if lane == "batch" or one.tenant == other.tenant:
-                        assert (not one.trial_end, -one.priority, one.arrival) < (
-                            not other.trial_end,
-                            -other.priority,
-                            other.arrival,
-                        )
+                    assert bool(one.trial_end) >= bool(other.trial_end)
+                    if one.tenant == other.tenant and bool(one.trial_end) == bool(other.trial_end):
+                        assert one.order < other.order
+                        assert one.priority > other.priority or one.arrival < other.arrival
 
     def _check_lanes(self, plan: ScheduledStep) -> None:
         """While batch sequences run, an interactive one waits only for more blocks than all of them hold."""
@@ -329,9 +341,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         # The first of each tenant; it is the turn of one of them.
         first: dict[str, Sequence] = {}
-        for person in sorted(people, key=lambda s: (-s.priority, s.arrival)):
-            if person.priority == max(s.priority for s in people):
-                first.setdefault(person.tenant, person)
+        for person in sorted(people, key=lambda s: s.order):
+            first.setdefault(person.tenant, person)
         headroom = self.scheduler.config.headroom_tokens
         needed = max(-(-min(s.num_tokens + headroom, s.max_num_tokens) // BLOCK) for s in first.values())
         holders = {s for s in running if s.lane == "interactive"}

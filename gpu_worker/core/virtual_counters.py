@@ -1,0 +1,171 @@
+"""Virtual token counters: how much service each tenant has had, and each key of a tenant.
+
+A counter grows by the tokens computed for its client, each divided by the weight of the key that asked for it. A token
+of a prompt counts 1, a generated one 2. Tokens found in the prefix cache are free, and so is what is computed a second
+time after a preemption. Whose counter is lowest goes first, so clients that always wait get equal service.
+
+A client that returns after an absence does not claim the service that it did not ask for: its counter is lifted to the
+lowest of the clients that wait or, if none does, to that of the client that waited last.
+
+Source: Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588), algorithm 2. It charges a prompt
+when its request is admitted; here admitted tokens are `pending`, and move to the counter as they are computed. Their
+sum decides who starts, as there, and the counter alone whose prompt goes on first in a step. So one long prompt that
+has begun delays other clients by a step, not by all of its steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpu_worker.core.sequence import Sequence
+
+INPUT_WEIGHT = 1.0
+OUTPUT_WEIGHT = 2.0
+PRIORITY_TOKENS = 8192.0
+"""By how many virtual tokens one level of priority puts a request ahead of other clients'. They are equal again when so
+much more has been served, so that nobody starves."""
+
+_MAX_ACCOUNTS = 4096
+
+
+@dataclass(slots=True)
+class Account:
+    """One client's virtual tokens: those computed, and those of prompts that have started and are not computed yet."""
+
+    counter: float = 0.0
+    pending: float = 0.0
+
+
+class Clients:
+    """The accounts of clients that compete with each other, and which of them have something waiting.
+
+    Attributes:
+        accounts: By name; the least served are forgotten when there are too many.
+    """
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, Account] = {}
+        self._num_waiting: Counter[str] = Counter()
+        self._last: Account | None = None
+
+    def account(self, name: str) -> Account:
+        """Return a client's account."""
+        account = self.accounts.get(name)
+        if account is None:
+            if len(self.accounts) >= _MAX_ACCOUNTS:
+                self._forget()
+            account = self.accounts[name] = Account()
+        return account
+
+    def enter(self, name: str) -> None:
+        """Let a client wait once more; lift its counter if it had nothing waiting."""
+        if not self._num_waiting[name]:
+            account, others = self.account(name), [self.account(other) for other in self._num_waiting if other != name]
+            if others:
+                account.counter = max(account.counter, min([other.counter for other in others]))
+            elif self._last is not None:
+                account.counter = max(account.counter, self._last.counter)
+        self._num_waiting[name] += 1
+
+    def leave(self, name: str) -> None:
+        """Let a client wait once less."""
+        self._num_waiting[name] -= 1
+        if not self._num_waiting[name]:
+            del self._num_waiting[name]
+            self._last = self.account(name)
+
+    def _forget(self) -> None:
+        """Drop half of the accounts: of clients that have nothing waiting, and would be lifted the most."""
+        idle = [name for name, account in self.accounts.items() if not (self._num_waiting[name] or account.pending)]
+        for name in sorted(idle, key=lambda name: self.accounts[name].counter)[: _MAX_ACCOUNTS // 2]:
+            del self.accounts[name]
+
+
+class VirtualCounters:
+    """The counters of one lane, by tenant and by key. Also writes `Sequence.num_charged_tokens`."""
+
+    def __init__(self) -> None:
+        self.tenants = Clients()
+        self._keys: dict[str, Clients] = {}
+        self._pending: list[Account] = []
+
+    def enter(self, sequence: Sequence) -> None:
+        """Count a sequence among those that wait. Counters have to be settled."""
+        self.tenants.enter(sequence.tenant)
+        self._keys_of(sequence.tenant).enter(sequence.key)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Count a sequence out that waited."""
+        self.tenants.leave(sequence.tenant)
+        self._keys_of(sequence.tenant).leave(sequence.key)
+
+    def start(self, sequence: Sequence) -> None:
+        """Charge a sequence that has just been given blocks with its prompt, but for what the prefix cache holds."""
+        sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
+        self._add_pending(sequence)
+
+    def charge(self, sequence: Sequence) -> None:
+        """Move what was computed for a sequence, and never before, to the counters of its tenant and its key."""
+        num_charged = sequence.num_charged_tokens
+        num_tokens = sequence.num_computed_tokens - num_charged
+        if num_tokens <= 0:
+            return
+        num_input = min(num_tokens, max(0, sequence.num_input_tokens - num_charged))
+        cost = (num_input * INPUT_WEIGHT + (num_tokens - num_input) * OUTPUT_WEIGHT) / sequence.weight
+        sequence.num_charged_tokens = num_charged + num_tokens
+        for account in self._accounts(sequence):
+            account.counter += cost
+
+    def settle(self, running: Iterable[Sequence]) -> None:
+        """Bring all accounts up to date; `running` are the sequences that have started."""
+        for account in self._pending:
+            account.pending = 0.0
+        self._pending.clear()
+        for sequence in running:
+            self.charge(sequence)
+            self._add_pending(sequence)
+
+    def standing(self, sequence: Sequence) -> tuple[float, float]:
+        """Return where a sequence stands among those that want to start; less goes first. Tenant before key."""
+        ahead, (tenant, key) = sequence.priority * PRIORITY_TOKENS, self._accounts(sequence)
+        return tenant.counter + tenant.pending - ahead, key.counter + key.pending - ahead
+
+    def may_pass(self, sequence: Sequence, first: Sequence) -> bool:
+        """Say whether a sequence may start before another one, whose turn it is and for which there is no room.
+
+        Both are charged with their prompts when they start: it may, if its turn were next once the other had started,
+        and it is no more served than that one even when both have.
+        """
+        level = 0 if sequence.tenant != first.tenant else 1
+        after, after_first = self._cost(sequence), self._cost(first)
+        return self.standing(sequence)[level] + after <= self.standing(first)[level] + after_first
+
+    def turn(self, sequence: Sequence) -> tuple[float, float, float, float]:
+        """Return whose prompt is computed first in a step; less goes first. Of equals, who has less to compute."""
+        ahead, (tenant, key) = sequence.priority * PRIORITY_TOKENS, self._accounts(sequence)
+        return tenant.counter - ahead, tenant.pending, key.counter - ahead, key.pending
+
+    def _add_pending(self, sequence: Sequence) -> None:
+        cost = self._cost(sequence)
+        if cost > 0:
+            for account in self._accounts(sequence):
+                account.pending += cost
+                self._pending.append(account)
+
+    def _cost(self, sequence: Sequence) -> float:
+        """Return what is still to be charged of a sequence's input."""
+        return max(0, sequence.num_input_tokens - sequence.num_charged_tokens) * INPUT_WEIGHT / sequence.weight
+
+    def _accounts(self, sequence: Sequence) -> tuple[Account, Account]:
+        """Return the accounts of its tenant and its key."""
+        return self.tenants.account(sequence.tenant), self._keys_of(sequence.tenant).account(sequence.key)
+
+    def _keys_of(self, tenant: str) -> Clients:
+        keys = self._keys.get(tenant)
+        if keys is None:
+            if len(self._keys) >= _MAX_ACCOUNTS:
+                self._keys = {name: keys for name, keys in self._keys.items() if name in self.tenants.accounts}
+            keys = self._keys[tenant] = Clients()
+        return keys
