@@ -21,6 +21,7 @@ from shared.bounds import (
     CacheSalt,
     Counter,
     Epoch,
+    KeyId,
     NumBlocks,
     NumOutputTokens,
     NumRequests,
@@ -39,6 +40,7 @@ from shared.bounds import (
     TraceParent,
     UnixSeconds,
     Version,
+    Weight,
 )
 from shared.conversation import ChatOptions, Messages
 from shared.media import Media
@@ -100,6 +102,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
         is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
+        key: Id of the API key that asks; a tenant's keys share its part of the fleet.
+        weight: The part of a tenant, or of a key among its tenant's, is in proportion to it.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
     """
@@ -134,6 +138,8 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     is_followed: bool = False
     is_background: bool = False
     left_out: Annotated[tuple[DefaultedName, ...], Meta(max_length=16)] = ()
+    key: KeyId = ""
+    weight: Weight = 1.0
     media: Media = ()
 
 

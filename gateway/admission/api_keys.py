@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.admission.record_file import exclusive, read_records, write_records
-from shared.bounds import Priority
+from shared.bounds import Priority, Weight
 from shared.errors import HeadraceError
 from shared.subjects import encode_name
 
@@ -73,6 +73,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         reads_per_minute: Reads of stored responses, one for each 64 kB.
         max_priority: Largest `priority` that its requests may ask for.
+        weight: While others wait too, its requests are served in proportion to it.
         sha256: Of the whole key, in lower-case hexadecimal.
         models: Names it may use; `*` stands for all.
         created: Unix seconds; `expires` and `revoked` likewise, and from then on the key opens nothing.
@@ -89,6 +90,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_concurrent: Limit | None = None
     reads_per_minute: Limit = DEFAULT_READS_PER_MINUTE
     max_priority: Priority = 0
+    weight: Weight = 1.0
     created: float = 0.0
     expires: float | None = None
     revoked: float | None = None

@@ -61,6 +61,7 @@ class Principal:
     max_concurrent: int | None = None
     reads_per_minute: int | None = None
     max_priority: int | None = None
+    weight: float = 1.0
     tenant_limits: TenantRecord | None = None
 
     @property
@@ -327,5 +328,6 @@ def _principal(record: KeyRecord, tenant_limits: TenantRecord | None) -> Princip
         max_concurrent=record.max_concurrent,
         reads_per_minute=record.reads_per_minute,
         max_priority=record.max_priority,
+        weight=record.weight,
         tenant_limits=tenant_limits,
     )

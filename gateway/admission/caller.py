@@ -23,6 +23,7 @@ class Caller:
         key_id, tenant: Whose request it is.
         request_id: Names the request in log lines.
         traceparent: Names its span, when requests are traced.
+        weight: Of its key.
         body: Its body.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.
@@ -36,12 +37,14 @@ class Caller:
         body: bytes,
         request_id: str = "",
         traceparent: str | None = None,
+        weight: float = 1.0,
     ) -> None:
         """Read the headers; the body is hashed only when its hash is needed."""
         self.key_id = key_id
         self.tenant = tenant
         self.request_id = request_id
         self.traceparent = traceparent
+        self.weight = weight
         self.ticket: str | None = None
         self.is_retry: bool | None = None
         self.body = body

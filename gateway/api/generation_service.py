@@ -265,7 +265,7 @@ class GenerationService:
     def _caller(self, visit: _Visit) -> Caller:
         principal, headers = visit.principal, visit.exchange.head.headers
         request_id, span = visit.head.request_id, visit.record.traceparent
-        return Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span)
+        return Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span, principal.weight)
 
     async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
         """Look after an answer that is admitted until it has ended, and leave its generation."""

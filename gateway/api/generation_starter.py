@@ -136,7 +136,8 @@ class GenerationStarter:
         """Return the wire requests of a generation."""
         timeout_s, dispatcher = generation.timeout_s or self._timeout_s, self._dispatcher
         names, now = (caller.request_id, caller.traceparent), dispatcher.clock.now()
-        return wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, now)
+        who = (caller.key_id, caller.weight)
+        return wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, now, *who)
 
     async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         """Return a generation that its model's workers can compute, with a grammar that can be obeyed.

@@ -116,6 +116,8 @@ def wire_requests(
     request_id: str,
     traceparent: str | None = None,
     now: float | None = None,
+    key: str = "",
+    weight: float = 1.0,
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
@@ -127,6 +129,8 @@ def wire_requests(
         request_id: Names them all in log lines.
         traceparent: Names the span that they are part of, when requests are traced.
         now: Unix seconds at the server; this machine's if not given.
+        key: Id of the key that asks.
+        weight: That of the key.
     """
     now = time.time() if now is None else now
     base = urlsafe_b64encode(urandom(_BASE_BYTES)).decode()
@@ -143,6 +147,8 @@ def wire_requests(
         created=now,
         trace=request_id,
         traceparent=traceparent,
+        key=key,
+        weight=weight,
         prediction=generation.prediction,
         pooling=generation.pooling,
         add_special_tokens=generation.add_special_tokens,

@@ -50,7 +50,8 @@ class Submission:
         draft = generation.draft
         timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
         now = self.store.jobs.clock.now()
-        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, caller.request_id, caller.traceparent, now)
+        names = (caller.request_id, caller.traceparent)
+        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, *names, now, caller.key_id)
         request = msgspec.structs.replace(
             request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
         )

@@ -6,7 +6,7 @@ import msgspec
 
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
-from shared.bounds import MAX_JOB_PRIORITY
+from shared.bounds import MAX_JOB_PRIORITY, MAX_JOB_WEIGHT
 from shared.errors import InvalidNameError
 from shared.messages import Request
 from shared.sampling import SamplingDefaults, with_advice
@@ -70,6 +70,7 @@ def read_job(message: QueuedMessage, defaults: SamplingDefaults | None) -> Reque
         tenant=tenant,
         # A publisher asks no gateway, so nothing else bounds it.
         priority=min(request.priority, MAX_JOB_PRIORITY),
+        weight=min(request.weight, MAX_JOB_WEIGHT),
         # The result of a job that does not say when it was made reports when it was stored.
         created=request.created or message.stored_at,
         sampling=with_advice(request.sampling, request.left_out, defaults),

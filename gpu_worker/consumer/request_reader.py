@@ -146,6 +146,8 @@ class RequestReader:
             arrival=now,
             deadline=None if request.deadline is None else now + request.deadline - self._clock.now(),
             tenant=request.tenant,
+            key=request.key,
+            weight=request.weight,
             salt=_salt(request),
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),

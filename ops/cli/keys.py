@@ -115,6 +115,12 @@ def _checked_models(ctx: click.Context, param: click.Parameter, names: tuple[str
     return names
 
 
+def _checked_weight(ctx: click.Context, param: click.Parameter, weight: float | None) -> float | None:
+    if weight is not None and math.isnan(weight):
+        raise click.BadParameter("nan is not in the range 0.01<=x<=100.", ctx, param)
+    return weight
+
+
 def _checked_overlap(ctx: click.Context, param: click.Parameter, moment: float) -> float:
     if moment == math.inf:
         raise click.BadParameter("the old key ends some time: write 30d, say; another key is `keys create`", ctx, param)
@@ -160,6 +166,15 @@ def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[.
     return _key_option("--max-priority", type=kind, default=default, show_default=default is not None, help=text)
 
 
+_weight = _key_option(
+    "--weight",
+    type=click.FloatRange(0.01, 100.0),
+    metavar="NUMBER",
+    callback=_checked_weight,
+    help="While others wait too, requests of this key are served in proportion to it: 0.01 to 100, or 1 if not given.",
+)
+
+
 @command.command()
 @_key_option(
     "--tenant",
@@ -173,6 +188,7 @@ def _priority(default: int | None) -> Callable[[Callable[..., None]], Callable[.
 @_limit_options()
 @_reads
 @_priority(0)
+@_weight
 @_expires
 @_key_option("--first", is_flag=True, help="Only where there is no key yet: for scripts that set a system up.")
 @click.pass_obj
@@ -197,6 +213,7 @@ def create(config: KeysConfig, /, models: tuple[str, ...], first: bool, expires:
 @_limit_options(least=0)
 @_reads
 @_priority(None)
+@_weight
 @_expires
 @click.pass_obj
 def update(config: KeysConfig, /, key: str, models: tuple[str, ...], expires: float | None, **given: Any) -> None:
@@ -277,12 +294,12 @@ def list_(config: KeysConfig) -> None:
     if not config.file.exists():
         click.echo(f"there is no {config.file} yet; `headrace keys create` makes it", err=True)
     limit_heads = ("REQ/MIN", "TOK/MIN", "CONCURRENT")
-    more_heads = ("READS/MIN", "PRIORITY", "CREATED", "EXPIRES", "REVOKED", "NAME")
+    more_heads = ("READS/MIN", "PRIORITY", "WEIGHT", "CREATED", "EXPIRES", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [("ID", "TENANT", "MODELS", *limit_heads, *more_heads)]
     for record in records:
         limits = _shown(record.requests_per_minute, record.tokens_per_minute, record.max_concurrent)
         dates = (_day(record.created), _day(record.expires), _day(record.revoked))
-        more = (str(record.reads_per_minute), str(record.max_priority))
+        more = (str(record.reads_per_minute), str(record.max_priority), f"{record.weight:g}")
         rows.append((record.id, record.tenant, ",".join(record.models), *limits, *more, *dates, record.name))
     click.echo("\n".join(aligned(rows)))
     if tenants:

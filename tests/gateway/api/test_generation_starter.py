@@ -397,3 +397,9 @@ async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
     await gateway.share([ListSink()])
     await answer()
     assert kept == [("old",), ("new", "old")]
+
+
+async def test_requests_name_their_key_and_its_weight(gateway: Gateway) -> None:
+    generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=False)
+    requests = gateway.starter.requests(generation, Caller("key_1", "acme", [], b"x", weight=2.5))
+    assert [(each.tenant, each.key, each.weight) for each in requests] == [("acme", "key_1", 2.5)] * 2

@@ -674,5 +674,11 @@ def test_priority_of_a_job_is_capped_since_no_gateway_has_seen_it(asked: int, gi
     assert read_job(message, None).priority == given
 
 
+def test_weight_of_a_job_is_capped_for_the_same_reason() -> None:
+    job = Request(id="j", model="m", tenant="acme", text="x", weight=100.0)
+    message = QueuedMessage("hr.req.m.batch.acme", encode(job), "", 1, 1, 0)
+    assert read_job(message, None).weight == 1.0
+
+
 def test_names_that_a_job_may_leave_out_are_those_that_models_advise() -> None:
     assert get_args(DefaultedName) == SamplingDefaults.__struct_fields__

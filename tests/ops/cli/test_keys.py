@@ -15,14 +15,14 @@ from tests.ops.cli.command import headrace
 def test_created_key_is_printed_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     options = ["--tenant", "acme", "--allow-model", "a", "--allow-model", "b", "--requests-per-minute", "60"]
-    options += ["--reads-per-minute", "30", "--max-priority", "7"]
+    options += ["--reads-per-minute", "30", "--max-priority", "7", "--weight", "2.5"]
     done = headrace("keys", "--keys-file", str(file), "create", *options)
     assert done.returncode == 0, done.stderr
     key = done.stdout.strip()
     (record,) = json.loads(file.read_text())
     assert record["sha256"] == hashlib.sha256(key.encode()).hexdigest()
     assert (record["tenant"], record["models"], record["requests_per_minute"]) == ("acme", ["a", "b"], 60)
-    assert (record["reads_per_minute"], record["max_priority"]) == (30, 7)
+    assert (record["reads_per_minute"], record["max_priority"], record["weight"]) == (30, 7, 2.5)
     assert key not in file.read_text()
 
 
@@ -50,17 +50,28 @@ def test_keys_are_listed_and_revoked_by_id(tmp_path: Path) -> None:
     assert record["revoked"] > record["created"]
 
 
+@pytest.mark.parametrize("weight", ["0", "0.001", "101", "nan", "heavy"])
+def test_weight_outside_its_bounds_is_refused(tmp_path: Path, weight: str) -> None:
+    file = tmp_path / "keys.json"
+    done = headrace("keys", "--keys-file", str(file), "create", "--weight", weight)
+    assert done.returncode == 2
+    assert "--weight" in done.stderr
+    assert not file.exists()
+
+
 def test_keys_are_changed_rotated_and_revoked_by_name_and_tenants_limited(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     variable = {"HEADRACE_KEYS_FILE": str(file), "HEADRACE_AUDIT_FILE": str(tmp_path / "audit.jsonl")}
     headrace("keys", "create", "--name", "laptop", "--requests-per-minute", "5", "--expires", "30d", **variable)
     done = headrace("keys", "update", "laptop", "--requests-per-minute", "0", "--max-concurrent", "4", **variable)
     assert "is changed" in done.stdout, done.stderr
-    done = headrace("keys", "update", "laptop", "--expires", "2099-01-31", **variable)
+    done = headrace("keys", "update", "laptop", "--expires", "2099-01-31", "--weight", "4", **variable)
     (record,) = json.loads(file.read_text())
     assert ("requests_per_minute" in record, record["max_concurrent"], record["expires"]) == (False, 4, 4073500800)
+    assert record["weight"] == 4.0
     done = headrace("keys", "rotate", "laptop", "--overlap", "10m", **variable)
     old, new = json.loads(file.read_text())
+    assert new["weight"] == 4.0
     assert new["sha256"] == hashlib.sha256(done.stdout.strip().encode()).hexdigest()
     assert old["expires"] - time.time() < 601
     told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(old["expires"]))
@@ -69,6 +80,7 @@ def test_keys_are_changed_rotated_and_revoked_by_name_and_tenants_limited(tmp_pa
     assert f"tenant default: 9 max concurrent, kept in {tmp_path / 'tenants.json'}" in done.stdout
     listed = headrace("keys", "list", **variable).stdout
     assert "2099-01-31" in listed
+    assert "WEIGHT" in listed
     assert re.search(r"TENANT +REQ/MIN +TOK/MIN +CONCURRENT\ndefault +- +- +9", listed)
     told = headrace("keys", "revoke", "laptop", **variable).stdout
     assert told == (
