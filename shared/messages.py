@@ -102,8 +102,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
         is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
-        key: Id of the API key that asks; a tenant's keys share its part of the fleet.
-        weight: The part of a tenant, or of a key among its tenant's, is in proportion to it.
+        key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
     """
@@ -171,12 +170,7 @@ class Usage(Struct, frozen=True, array_like=True):
 
 
 class Timing(Struct, frozen=True, array_like=True):
-    """Where the time of a sequence went in the worker that finished it, by that worker's clock.
-
-    Attributes:
-        prefill_s: From the first step with it to the first output.
-        decode_s: From there to the end.
-    """
+    """The time of a sequence, by the clock of the worker that finished it: to the first output, and to the end."""
 
     prefill_s: Seconds
     decode_s: Seconds
