@@ -25,7 +25,7 @@ def headrace(
         read, out, err = (Path(folder) / name for name in ("in", "out", "err"))
         for file, text in ((read, given), (out, ""), (err, "")):
             file.write_text(text)
-        server = fork_server("tests.ops.cli.preloaded")
+        server = fork_server("tests.ops.cli.preloaded" + ("_worker" if arguments[:1] == ("worker",) else ""))
         command = server.start(arguments, clean | environ, cwd or Path.cwd(), (read, out, err))
         try:
             status = command.wait(TIMEOUT_S)

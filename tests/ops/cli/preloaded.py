@@ -8,7 +8,10 @@ from ops.cli import main as run
 
 for name in (
     "gateway.admission.api_keys",
+    "gateway.batches.line",
+    "ops.cli.batch_api",
     "ops.cli.batch_client",
+    "ops.cli.batch_queue",
     "ops.cli.chat",
     "ops.cli.dead",
     "ops.cli.dead_letter_box",
@@ -17,6 +20,12 @@ for name in (
     "ops.cli.publish",
     "ops.cli.setup",
     "ops.cli.tenant",
+    "ops.cli.usage",
+    "ops.doctor.files",
+    "ops.doctor.machine",
+    "ops.doctor.processes",
+    "ops.doctor.servers",
+    "ops.doctor.settings",
     "shared.nats_connection",
     "uvloop",
 ):

@@ -113,7 +113,7 @@ def test_killed_child_is_started_again_and_the_system_serves(system: System, rol
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_signal_stops_everything_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with running_system(tmp_path, "--simulate", "5", "--gateways", "2") as system:
         pids = _all_pids(system)
@@ -224,21 +224,16 @@ def test_given_servers_port_and_key_are_used_and_servers_are_left_alone(
 ) -> None:
     nats, redis = start_nats(), start_redis()
     urls = {"HEADRACE_NATS_URL": nats.url, "HEADRACE_REDIS_URL": redis.url}
-    port = free_port()
-    own = ["--port", str(port), "--api-key", "hr-mine"]
+    port, keys = free_port(), tmp_path / "none.json"
+    own = ["--port", str(port), "--api-key", "hr-mine", "--keys-file", str(keys)]
     with running_system(tmp_path, "--simulate", "5", *own, environ=urls) as system:
         assert (system.info["nats_url"], system.info["redis_url"]) == (nats.url, redis.url)
         assert (system.info["pids"]["nats"], system.info["pids"]["redis"]) == ([], [])
         assert (system.url, system.info["api_key"]) == (f"http://127.0.0.1:{port}", "hr-mine")
         assert _generate(system)
+        assert f"{keys} does not exist; until `headrace keys --keys-file {keys} create`" in system.log.read_text()
     assert is_alive(nats.pid)
     assert is_alive(redis.pid)
-
-
-def test_key_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    keys = tmp_path / "none.json"
-    with running_system(tmp_path, "--simulate", "5", "--keys-file", str(keys)) as system:
-        assert f"{keys} does not exist; until `headrace keys --keys-file {keys} create`" in system.log.read_text()
 
 
 def test_two_models_are_served_and_a_worker_of_a_third_joins(tmp_path: Path) -> None:
