@@ -76,10 +76,8 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
 
     Each test leaves consumers behind, and each takes longer with more of them; a server starts in no time.
     """
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server
-    server.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats")).running() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +88,8 @@ def nats_url(nats_server: NatsServer) -> str:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis server that tests share: use keys of your own, and do not kill it."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
+    with RedisServer(tmp_path_factory.mktemp("redis")).running() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

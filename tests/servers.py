@@ -10,8 +10,11 @@ import subprocess
 import sysconfig
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from ops.stack.ports import free_port
 
@@ -95,6 +98,15 @@ class Server(ABC):
             self.process.kill()
         if self.process is not None:
             self.process.wait()
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Run it until the block ends."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.kill()
 
     def pause(self) -> None:
         """Freeze the process: connections stay open and nothing is answered."""

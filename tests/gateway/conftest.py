@@ -25,10 +25,8 @@ def gateway(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="session")
 def shared_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The NATS server of `shared_gateway`."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server.url
-    server.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats")).running() as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")

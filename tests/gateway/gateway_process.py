@@ -44,7 +44,7 @@ class GatewayProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def stop(self, timeout_s: float = 10.0) -> int:
+    def stop(self, timeout_s: float = 30.0) -> int:
         """Stop it as a supervisor would, and return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ import openai
 import pytest
 
 from tests.integration.system import System, running_system
+from tests.ops.cli.command import headrace
 
 MAX_TOKENS = 40
 STEP_S = 0.02
@@ -59,8 +58,9 @@ def with_keys(
 
 
 def _keys(keys_file: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "ops.cli", "keys", "--keys-file", str(keys_file), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = headrace("keys", "--keys-file", str(keys_file), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _new_key(keys_file: Path, *limits: str) -> str:
@@ -109,10 +109,10 @@ async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(
     for error in refused:
         assert error.status_code == 503
         assert 1 <= int(error.response.headers["retry-after"]) <= 60
-    # Twice the promise: heartbeats, on which the prediction rests, are a quarter of a second old. On a busy machine
-    # steps take longer, which no prediction could know.
+    # Four times the promise: heartbeats, on which the prediction rests, are a quarter of a second old. On a busy
+    # machine steps take longer, which no prediction could know, and this process is late to read.
     slowdown = max(times.rest_s for times in served) / (STEP_S * (MAX_TOKENS - 1))
-    assert max(times.first_s for times in served) < 4 * max(1.0, slowdown)
+    assert max(times.first_s for times in served) < 8 * max(1.0, slowdown)
 
 
 async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, limited_keys: dict[str, str]) -> None:
@@ -146,7 +146,7 @@ async def test_concurrency_of_a_key_is_limited(with_keys: System, limited_keys: 
 
 async def _wait_until_known(client: openai.AsyncOpenAI, *, is_valid: bool) -> None:
     """Wait until the gateway has read the file of keys again."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 assert (await client.models.list()).data

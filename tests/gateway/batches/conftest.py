@@ -133,8 +133,6 @@ class Place:
 
 @pytest.fixture(scope="package")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
     directory = tmp_path_factory.mktemp("batches")
     file = directory / "keys.json"
     keys = {
@@ -143,8 +141,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     }
     tenants = [f"tenant-{number}" for number in range(200)]
     keys |= {tenant: create_key(file, tenant=tenant, reads_per_minute=10**9)[1] for tenant in tenants}
-    yield Place(server.url, directory, keys, iter(tenants))
-    server.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats")).running() as server:
+        yield Place(server.url, directory, keys, iter(tenants))
 
 
 @pytest.fixture(scope="package")

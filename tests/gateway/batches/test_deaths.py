@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -69,18 +70,42 @@ def killed(gateway: GatewayProcess) -> None:
     gateway.process.wait()
 
 
-async def test_all_64_jobs_survive_a_hard_kill_of_their_driver(own: tuple[Place, EchoWorker]) -> None:
+@dataclass(frozen=True)
+class Begun:
+    """A batch that the first of two gateways drives."""
+
+    place: Place
+    worker: EchoWorker
+    first: GatewayProcess
+    second: GatewayProcess
+    batch_id: str
+
+    async def is_taken_over(self) -> None:
+        await until(lambda: "driving a batch" in self.second.log)
+
+    async def ends_at_the_second(self) -> None:
+        quick(self.worker)
+        async with self.place.client(self.second) as client:
+            await assert_each_line_once(client, self.batch_id, 64, 30)
+
+
+@contextlib.asynccontextmanager
+async def begun(own: tuple[Place, EchoWorker], num_computed: int = 10) -> AsyncIterator[Begun]:
+    """Begin a batch of 64 lines at the first of two gateways, and go on when some are computed."""
     place, worker = own
     slow_and_dying(worker, 1 / 20)
     with place.gateway("first") as first, place.gateway("second") as second:
         async with place.client(first) as client:
             batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
-            await until(lambda: len(worker.computed) > 20)
-        killed(first)
-        async with place.client(second) as client:
-            await until(lambda: "driving a batch" in second.log)
-            quick(worker)
-            await assert_each_line_once(client, batch.id, 64, 30)
+            await until(lambda: len(worker.computed) > num_computed)
+        yield Begun(place, worker, first, second, batch.id)
+
+
+async def test_all_64_jobs_survive_a_hard_kill_of_their_driver(own: tuple[Place, EchoWorker]) -> None:
+    async with begun(own, 20) as batch:
+        killed(batch.first)
+        await batch.is_taken_over()
+        await batch.ends_at_the_second()
 
 
 async def test_two_gateways_drive_64_of_64_exactly_once(own: tuple[Place, EchoWorker]) -> None:
@@ -119,37 +144,23 @@ async def test_batch_goes_on_after_nats_and_its_only_gateway_were_killed(
 
 
 async def test_gateway_that_is_stopped_leaves_its_batch_to_another_at_once(own: tuple[Place, EchoWorker]) -> None:
-    place, worker = own
-    slow_and_dying(worker, 1 / 20)
-    with place.gateway("first") as first, place.gateway("second") as second:
-        async with place.client(first) as client:
-            batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
-            await until(lambda: len(worker.computed) > 10)
-        assert await asyncio.to_thread(first.stop) == 0
+    async with begun(own) as batch:
+        assert await asyncio.to_thread(batch.first.stop) == 0
         # Sooner than one that died would be missed.
-        await until(lambda: "driving a batch" in second.log, STALE_S)
-        quick(worker)
-        async with place.client(second) as client:
-            await assert_each_line_once(client, batch.id, 64, 30)
-        assert "rror" not in first.log
+        await until(lambda: "driving a batch" in batch.second.log, STALE_S)
+        await batch.ends_at_the_second()
+        assert "rror" not in batch.first.log
 
 
 async def test_driver_that_stood_still_finds_that_its_batch_is_anothers(own: tuple[Place, EchoWorker]) -> None:
-    place, worker = own
-    slow_and_dying(worker, 1 / 20)
-    with place.gateway("first") as first, place.gateway("second") as second:
-        async with place.client(first) as client:
-            batch = await submitted(client, jsonl([line(number, "m") for number in range(64)]))
-            await until(lambda: len(worker.computed) > 10)
-        first.process.send_signal(signal.SIGSTOP)
+    async with begun(own) as batch:
+        batch.first.process.send_signal(signal.SIGSTOP)
         try:
-            await until(lambda: "driving a batch" in second.log)
+            await batch.is_taken_over()
         finally:
-            first.process.send_signal(signal.SIGCONT)
-        quick(worker)
-        async with place.client(second) as client:
-            await assert_each_line_once(client, batch.id, 64, 30)
-        await until(lambda: "left to another gateway" in first.log)
+            batch.first.process.send_signal(signal.SIGCONT)
+        await batch.ends_at_the_second()
+        await until(lambda: "left to another gateway" in batch.first.log)
 
 
 async def test_jobs_whose_results_are_gone_before_they_were_read_run_again(own: tuple[Place, EchoWorker]) -> None:

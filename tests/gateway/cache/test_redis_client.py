@@ -164,8 +164,8 @@ async def test_frozen_redis_costs_one_timeout_and_then_nothing(
     begin = time.monotonic()
     for _ in range(101):
         assert await cache.get("a") is None
-    # A hundred more would take ten times as long as this.
-    assert SHORT_S <= time.monotonic() - begin < 10 * SHORT_S
+    # A hundred more timeouts would take twice as long as this.
+    assert SHORT_S <= time.monotonic() - begin < 50 * SHORT_S
     server.resume()
     await until_stored(cache, "a", b"1")
     await cache.close()

@@ -48,10 +48,8 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
 @pytest.fixture(scope="package")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A NATS server for as long as the gateway."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server.url
-    server.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats")).running() as server:
+        yield server.url
 
 
 @pytest.fixture(scope="package")

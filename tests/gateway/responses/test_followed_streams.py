@@ -93,7 +93,7 @@ class Edge:
             starter = cast("Any", SimpleNamespace(checked=self._checked))
             caller = Caller("key", "t", [], body, "r", None)
             await self.endpoint.start(starter, GenerationStart(generation, cast("Any", None), answer, caller, False))
-            await asyncio.wait_for(answer.done, 5)
+            await asyncio.wait_for(answer.done, 30)
         finally:
             answer.close()
 

@@ -133,7 +133,7 @@ async def test_what_is_heard_is_told_without_asking(monkeypatch: pytest.MonkeyPa
             told.append(piece)  # noqa: PERF401 - read while it grows
 
     async def until(word: bytes) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while word not in b"".join(told):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

@@ -20,10 +20,8 @@ GRACE_S = 1.0
 @pytest.fixture(scope="package")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A NATS server for as long as the gateways."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server.url
-    server.kill()
+    with NatsServer(tmp_path_factory.mktemp("nats")).running() as server:
+        yield server.url
 
 
 @pytest.fixture(scope="package")

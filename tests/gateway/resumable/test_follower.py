@@ -92,7 +92,7 @@ async def test_pieces_that_a_new_owner_has_deleted_are_read_from_its_own() -> No
     log.write("v", "abcd", is_whole=True)
     log.head, log.seq = msgspec.structs.replace(log.head, owner="v", term=1), 2
     del log.written["w"]
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     assert (texts(stream), stream.is_complete, stream.failure) == ("abcd", True, None)
 
 
@@ -118,7 +118,7 @@ async def test_what_a_revoked_owner_still_writes_is_not_shown() -> None:
     await asyncio.sleep(0.2)
     assert texts(stream) == "ab"
     log.write("v", "abcd", is_whole=True)
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     assert texts(stream) == "abcd"
 
 
@@ -130,7 +130,7 @@ async def test_entries_that_a_dead_owner_logged_are_read_again_after_somebody_el
     log.revoked.add("w")
     log.write("w", long, is_whole=True)
     assert len(log.written["w"]) > 2
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     assert (texts(stream), stream.failure) == (long, None)
 
 
@@ -143,7 +143,7 @@ async def test_a_takeover_is_marked_from_its_begin_so_that_a_client_that_leaves_
     await until(lambda: stream.is_held)
     assert not stream.ended.done()
     log.may_revoke.set()
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     assert (texts(stream), stream.is_held) == ("abc", False)
 
 
@@ -151,7 +151,7 @@ async def test_pieces_that_are_dropped_end_the_stream_with_a_410() -> None:
     log, stream, following = case()
     await stream.caught_up.wait()
     log.written.clear()
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     failure = stream.failure
     assert isinstance(failure, ApiError)
     assert (failure.status, failure.code) == (410, "stream_expired")
@@ -167,7 +167,7 @@ async def test_a_piece_that_was_read_before_the_next_one_was_begun_is_read_again
     # As if the first piece was read while it was shorter than when the next one was begun.
     stale = PieceWriter().put([(0, Delta("r", 0, at, (at,), text), None) for at, text in enumerate("ab")])[0][1]
     log.stale = [[stale, *whole[1:]]] * 3
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     assert texts(stream) == "ab" + long
 
 

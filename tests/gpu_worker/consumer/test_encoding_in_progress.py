@@ -136,7 +136,7 @@ async def test_drain_hands_over_a_request_that_is_being_encoded(
     encoder = SlowEncoder(worker, monkeypatch)
     answer = await gateway.publish(gateway.request())
     await wait_until(lambda: encoder.num_started == 1)
-    await asyncio.wait_for(worker.drain(timeout_s=30.0), 5.0)
+    await asyncio.wait_for(worker.drain(timeout_s=60.0), 30.0)
     encoder.may_go_on.set()
     await answer.wait()
     assert [delta.finish is not None and delta.finish.reason for delta in answer.deltas] == ["handoff"]

@@ -33,10 +33,8 @@ LIMITS = StreamLimits(ack_wait_s=2.0, batch_max_deliver=1, results_max_bytes=200
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
     """A server of its own, whose stream of results is soon full and then takes no more, like a disk."""
-    server = NatsServer(tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    with NatsServer(tmp_path).running() as server:
+        yield server
 
 
 def _results_config() -> StreamConfig:

@@ -347,13 +347,8 @@ def test_tls_url_of_a_server_without_tls_is_refused_before_anything_is_sent(
 def test_nats_without_jetstream_is_told_from_a_role_that_may_not(
     tmp_path: Path, command_line: Callable[..., tuple[int, str]]
 ) -> None:
-    server = NatsServer(tmp_path)
-    server.has_jetstream = False
-    server.start()
-    try:
+    with NatsServer(tmp_path, has_jetstream=False).running() as server:
         status, text = command_line("setup", "--nats-url", server.url, "--audit-file", os.devnull)
-    finally:
-        server.kill()
     assert status == 2
     assert "NATS runs without JetStream: start it with JetStream enabled" in text
 

@@ -91,14 +91,10 @@ def test_clocks_that_are_apart_are_told(skew: float, level: Level) -> None:
 
 
 async def test_redis_that_refuses_the_password_is_a_warning(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, ("--requirepass", "right"))
-    server.start()
-    try:
+    with RedisServer(tmp_path, ("--requirepass", "right")).running() as server:
         url = f"redis://:right@127.0.0.1:{server.port}/0"
         assert (await redis_finding(url)).level is Level.FINE
         refused = await redis_finding(url.replace("right", "wrong-one"))
-    finally:
-        server.kill()
     assert refused.level is Level.WARNING
     assert "invalid username-password" in refused.text
     assert "wrong-one" not in refused.text

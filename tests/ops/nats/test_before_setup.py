@@ -28,11 +28,11 @@ async def test_missing_streams_are_one_line_that_names_setup(
         async def ensure() -> None:
             nonlocal num_attempts
             num_attempts += 1
-            await ensure_streams(client.jetstream(timeout=0.1), StreamLimits())
+            await ensure_streams(client.jetstream(timeout=0.4), StreamLimits())
 
         waiting = asyncio.create_task(wait_for("the streams of batch results", ensure, 0.05, RECORDS_LOG_INTERVAL_S))
         # NATS refuses each.
-        await until(lambda: num_attempts > 3, 20)
+        await until(lambda: num_attempts > 2, 30)
         (line,) = caplog.messages
         assert line == (
             "waiting for the streams of batch results: NATS stream HR_RESULTS could not be created, because this login "
@@ -40,7 +40,7 @@ async def test_missing_streams_are_one_line_that_names_setup(
         )
         admin = (await connect_as(server.url, "admin")).client
         await ensure_streams(admin.jetstream(), StreamLimits())
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 30)
         assert caplog.messages == [line]
         await admin.close()
         await client.close()
@@ -51,5 +51,5 @@ async def test_login_that_may_not_ask_for_streams_is_told_as_that(tmp_path: Path
     with secured_server(tmp_path, half) as server:
         client = await connect(server.url, role="admin", name="half", user="half", password="passwordhalf")
         with pytest.raises(DependencyError, match="NATS does not answer JetStream calls: check HEADRACE_NATS_USER"):
-            await ensure_streams(client.jetstream(timeout=0.1), StreamLimits())
+            await ensure_streams(client.jetstream(timeout=0.4), StreamLimits())
         await client.close()

@@ -55,11 +55,11 @@ async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
     assert not (await jobs.state(ref)).is_running
     recorded = BatchProgress(b"", stream_seq, "", 0, (), "text")
     await worker.client.jetstream().publish(progress_subject("default", draft.id), msgspec.msgpack.encode(recorded))
-    await asyncio.wait_for(asyncio.shield(watch.changed), 5)
+    await asyncio.wait_for(asyncio.shield(watch.changed), 30)
     assert watch.take(stream_seq) == recorded
     await jobs.cancel(ref)
     # That its result is stored is heard, too.
-    await asyncio.wait_for(asyncio.shield(watch.changed), 5)
+    await asyncio.wait_for(asyncio.shield(watch.changed), 30)
     assert watch.take(stream_seq) is None
     await jobs.unwatch(watch)
     result = await jobs.result(ref)
