@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.audit import AUDIT_HELP
+from shared.bounds import MAX_IMAGE_BYTES, MAX_IMAGES
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.nats_files import NatsFiles
@@ -118,8 +119,24 @@ class GatewayConfig(NatsFiles):
         False, "Ignore parameters that ops/docs/parameters.md does not name, instead of refusing the request."
     )
 
+    image_hosts: str | None = setting(
+        None,
+        "Hosts from which images are fetched that requests name by an https URL, separated by commas: "
+        "images.example.com, *.example.com, or * for every public one. None: images come in the request alone.",
+    )
+    max_image_bytes: int = setting(20 << 20, "Larger images get a 400.", minimum=1024, maximum=MAX_IMAGE_BYTES)
+    max_image_pixels: int = setting(36_000_000, "Images of more pixels get a 400.", minimum=1, maximum=1 << 28)
+    max_images: int = setting(32, "Requests with more images get a 400.", minimum=1, maximum=MAX_IMAGES)
+    max_request_pixels: int = setting(
+        100_000_000, "Requests whose images have more pixels together get a 400.", minimum=1, maximum=1 << 30
+    )
+    media_tenant_bytes: int = setting(
+        256 << 20, "Bytes of a tenant's images that are stored at once, in pieces of 512 KB.", minimum=1 << 20
+    )
     replace_old_images: bool = setting(
-        False, "Replace images before the last message of the user by a note, instead of refusing the conversation."
+        False,
+        "For models that read text: replace images before the last message of the user by a note, instead of refusing "
+        "the conversation.",
     )
 
     interactive_ttft_slo_s: float = setting(

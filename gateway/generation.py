@@ -12,6 +12,7 @@ from shared.bounds import MAX_SEQUENCES
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.grammar import Grammar
+from shared.media import Detail, MediaRef
 from shared.messages import Lane
 from shared.pooling import Pooling, Task
 from shared.sampling import Sampling
@@ -23,11 +24,32 @@ MAX_BYTES_AT_ONCE = 8 << 20
 _BYTES_PER_TOKEN_ID = 4
 
 
+class ImageSource(Struct, frozen=True):
+    """An image that a conversation shows, as its client sent it. One of `data`, `url` and `file_id` is set.
+
+    Attributes:
+        where: Its place in the body, such as `messages.[0].content.[1]`.
+        data: Its bytes, whose header was read.
+        url: Where to fetch it from.
+        file_id: Which of the tenant's files it is.
+        num_pixels: Of the decoded image, once that is known.
+    """
+
+    where: str
+    detail: Detail = "auto"
+    data: bytes | None = None
+    url: str | None = None
+    file_id: str | None = None
+    num_pixels: int = 0
+
+
 class Prompt(Struct, frozen=True):
     """One prompt: a conversation, a text, or token ids. Exactly one of these fields is set.
 
     `chat` goes with a conversation: what the template gets besides the messages. `query` goes with a text that is to be
     scored: what it is scored against. `suffix` goes with a text: what follows the answer.
+
+    `images` goes with a conversation: what its messages show, by index. `media` is the same once it is stored.
 
     `estimated_tokens` is computed from lengths alone, before admission; the worker reports the true count.
     """
@@ -39,6 +61,8 @@ class Prompt(Struct, frozen=True):
     chat: ChatOptions | None = None
     query: str | None = None
     suffix: str | None = None
+    images: tuple[ImageSource, ...] = ()
+    media: tuple[MediaRef, ...] = ()
 
     @property
     def num_characters(self) -> int:
@@ -206,6 +230,16 @@ class Generation(Struct, frozen=True):
     left_out: tuple[str, ...] = ()
     ranking: Ranking | None = None
     is_resumable: bool = False
+
+    @property
+    def has_images(self) -> bool:
+        """Whether it shows images that are not stored yet."""
+        return any(prompt.images for prompt in self.prompts)
+
+    @property
+    def waits_long(self) -> bool:
+        """Whether it may wait for hours until it is computed, and not for minutes."""
+        return self.lane == "batch"
 
     @property
     def task(self) -> Task:

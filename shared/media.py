@@ -11,6 +11,9 @@ from shared.bounds import MAX_IMAGE_BYTES, MAX_IMAGE_SIDE, MAX_IMAGES, MAX_MESSA
 DIGEST_BYTES = 32
 """Of SHA-256."""
 
+IMAGE_NOT_FOUND = "image_not_found"
+"""Error code of a request whose image is no longer stored."""
+
 Detail = Literal["auto", "low", "high"]
 Mime = Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
 Side = Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]

@@ -41,7 +41,16 @@ class MediaStoreError(HeadraceError):
 
 
 class MediaFullError(MediaStoreError):
-    """The store has no room, or the tenant's share of it is used up; the message says which."""
+    """The store has no room, or the tenant's share of it is used up; the message says which.
+
+    Attributes:
+        is_own: It is the tenant's share.
+    """
+
+    def __init__(self, message: str, *, is_own: bool) -> None:
+        """Say what is full."""
+        super().__init__(message)
+        self.is_own = is_own
 
 
 class MissingMediaError(HeadraceError):
@@ -81,7 +90,7 @@ class MediaStore:
             )
         except APIError as error:
             if error.err_code in _STREAM_FULL:
-                raise MediaFullError("The server's store of images is full. Try again later.") from error
+                raise MediaFullError("The server's store of images is full. Try again later.", is_own=False) from error
             raise MediaStoreError(f"the store of images refuses an image: {error}") from error
         except (NatsError, OSError) as error:
             raise MediaStoreError(f"the store of images does not answer: {error!r}") from error
@@ -139,7 +148,7 @@ class MediaStore:
                 f"{PIECE_BYTES >> 10} KB. They expire within {INTERACTIVE_TTL_S / 3600:g} h, those of batches within "
                 f"{BATCH_TTL_S / 3600:g} h; or ask the operator for more (--media-tenant-bytes)."
             )
-            raise MediaFullError(message)
+            raise MediaFullError(message, is_own=True)
         self._shares[tenant] = (asked_at, used + num_pieces)
 
 

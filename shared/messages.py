@@ -382,6 +382,15 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_request(request: Request) -> bytes:
+    """Encode a request for a queue.
+
+    One with images is JSON, in which workers of an earlier version refuse a field that they do not know: they would
+    answer about an image that they have not seen.
+    """
+    return msgspec.json.encode(request) if request.media else _encoder.encode(request)
+
+
 def decode_request(payload: bytes) -> Request:
     """Decode a request from msgpack, or from JSON when it starts with `{`.
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shared.bounds import TenantName, TokenIds, UnixSeconds
 from shared.conversation import ChatOptions, Messages
+from shared.media import Media
 
 
 class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
@@ -17,6 +18,7 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
     Attributes:
         tenant: Who asks; tenants take turns.
         deadline: Unix seconds after which nobody waits for the answer.
+        media: With `messages`: the images that they show, by index. Only their sizes are looked at.
         renders: Answer with the text that the chat template makes of the messages, instead of its tokens.
     """
 
@@ -27,6 +29,7 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
     chat: ChatOptions | None = None
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None
+    media: Media = ()
 
 
 class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):

@@ -28,30 +28,33 @@ _FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 class SourceBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where a document's content stands; only text in the body itself is read."""
+    """Where the content of a document or an image stands; a document's is text in the body itself."""
 
-    type: Annotated[Annotated[str, Meta(max_length=64)], described("`text`, or `content`.")]
-    data: Annotated[str | None, described("The text.")] = None
-    media_type: Annotated[Annotated[str, Meta(max_length=256)] | None, described("Of a text: `text/plain`.")] = None
+    type: Annotated[
+        Annotated[str, Meta(max_length=64)],
+        described("Of a document `text` or `content`; of an image `base64`, `url` or `file`."),
+    ]
+    data: Annotated[str | None, described("The text, or the bytes of an image in base64.")] = None
+    media_type: Annotated[
+        Annotated[str, Meta(max_length=256)] | None,
+        described("Of a text: `text/plain`. Of an image its bytes say it."),
+    ] = None
 
     content: Annotated[str | Blocks | None, described("A text, or a list of blocks of text.")] = None
 
-    # Of the types that are not read; with these, the error names the type.
-    url: Annotated[
-        Raw | UnsetType, described("Nothing is fetched: a block that has it is refused by the type of its source.")
-    ] = UNSET
+    url: Annotated[str | None, described("Of an image: an https URL of a host that the operator allows.")] = None
     file_id: Annotated[
-        Raw | UnsetType, described("No files are kept: a block that has it is refused by the type of its source.")
-    ] = UNSET
+        Annotated[str, Meta(max_length=256)] | None, described("Of an image: a file that was uploaded to /v1/files.")
+    ] = None
 
 
 class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One block of a message: text, thinking, the use of a tool, its result, a document or a result of a search."""
+    """One block of a message: text, an image, thinking, a tool's use or result, a document, a result of a search."""
 
     type: Annotated[
         Annotated[str, Meta(max_length=64)],
         described(
-            "text, document, search_result, thinking, redacted_thinking, tool_use or tool_result; in a turn "
+            "text, image, document, search_result, thinking, redacted_thinking, tool_use or tool_result; in a turn "
             "of the assistant also what Anthropic's server ran: server_tool_use, mcp_tool_use, and their results."
         ),
     ]
@@ -72,7 +75,8 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
         SourceBody | Annotated[str, Meta(max_length=8192)] | None,
         described(
             "Where a document stands: `{type: text, media_type: text/plain, data: ...}` or `{type: content, "
-            "content: ...}`. Of a result of a search: where that was found, a text."
+            "content: ...}`. Where an image is: `{type: base64, data: ...}`, `{type: url, url: ...}` or `{type: file, "
+            "file_id: ...}`. Of a result of a search: where that was found, a text."
         ),
     ] = None
     title: Annotated[

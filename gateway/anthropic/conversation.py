@@ -14,12 +14,14 @@ from gateway.anthropic.body import BlockBody, MessageBody, PromptBody, SourceBod
 from gateway.anthropic.names import HOSTED_CALLS, HOSTED_RESULTS, NO_TEXT
 from gateway.api.schemas.checks import given, invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.conversation import AssistantTurn
+from gateway.api.schemas.images import Images, MixedContent, image_at, image_of
+from gateway.generation import ImageSource
 from shared.conversation import ChatMessage, ToolCall
 
+_SEPARATOR = "\n\n"
 _HOSTED = HOSTED_CALLS | HOSTED_RESULTS
 _REASONS = MappingProxyType(
     {
-        "image": "This server reads text alone.",
         "compaction": "It stands for earlier turns at Anthropic's server alone: send them, or their summary as text.",
         "container_upload": "The file lies at Anthropic's server: send its text in a document.",
         "tool_result": "It may stand in a turn of the user alone.",
@@ -30,8 +32,8 @@ _REASONS = MappingProxyType(
 )
 
 
-def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
-    """Return the conversation, the system prompt first.
+def chat_messages(body: PromptBody, images: Images) -> tuple[ChatMessage, ...]:
+    """Return the conversation, the system prompt first; what it shows is added to `images`.
 
     Raises:
         ApiError: 400; a block has a type that is not served, or lacks what its type needs.
@@ -42,7 +44,7 @@ def chat_messages(body: PromptBody) -> tuple[ChatMessage, ...]:
     answered = _answered_calls(body)
     for index, message in enumerate(body.messages):
         where = f"messages.[{index}].content"
-        messages += _turn(message, where, answered)
+        messages += _turn(message, where, answered, images)
     return tuple(messages)
 
 
@@ -52,28 +54,28 @@ def _answered_calls(body: PromptBody) -> AbstractSet[str | None]:
     return {block.tool_use_id for turn in turns for block in turn if block.type in HOSTED_RESULTS}
 
 
-def _turn(message: MessageBody, where: str, answered: AbstractSet[str | None]) -> Iterable[ChatMessage]:
+def _turn(message: MessageBody, where: str, answered: AbstractSet[str | None], images: Images) -> Iterable[ChatMessage]:
     match message.role:
         case "assistant":
             return _assistant(message, where, answered)
         case "system":
             return (ChatMessage(role="system", content=_text(message.content, where)),)
         case "user":
-            return _user(message, where)
+            return _user(message, where, images)
 
 
-def _user(message: MessageBody, where: str) -> Iterator[ChatMessage]:
+def _user(message: MessageBody, where: str, images: Images) -> Iterator[ChatMessage]:
     if isinstance(message.content, str):
         yield ChatMessage(role="user", content=message.content)
         return
-    texts: list[str] = []
+    content = MixedContent(images, _SEPARATOR)
     for block, place in _with_places(message.content, where):
         if block.type == "tool_result":
-            yield _tool_result(block, place)
+            yield _tool_result(block, place, images=images)
         else:
-            texts.append(_block_text(block, place))
-    if texts:
-        yield ChatMessage(role="user", content="\n\n".join(texts))
+            _add(content, block, place)
+    if content.texts or content.shown:
+        yield ChatMessage(role="user", content=content.text, **content.fields)
 
 
 def _assistant(message: MessageBody, where: str, answered: AbstractSet[str | None]) -> Iterator[ChatMessage]:
@@ -110,18 +112,48 @@ def _tool_call(block: BlockBody, place: str) -> ToolCall:
     )
 
 
-def _tool_result(block: BlockBody, place: str, otherwise: str = "") -> ChatMessage:
-    text = _text(block.content or "", f"{place}.content") or otherwise
+def _tool_result(block: BlockBody, place: str, otherwise: str = "", images: Images | None = None) -> ChatMessage:
+    content = _mixed(block.content or "", f"{place}.content", images)
+    if not (content.text or content.shown):
+        content.texts = [otherwise]
     if block.is_error:
-        text = f"Error: {text}"
-    call_id = _required(block.tool_use_id, f"{place}.tool_use_id")
-    return ChatMessage(role="tool", content=text, tool_call_id=require_text(f"{place}.tool_use_id", call_id))
+        content.texts = [f"Error: {content.texts[0] if content.texts else ''}", *content.texts[1:]]
+    call_id = require_text(f"{place}.tool_use_id", _required(block.tool_use_id, f"{place}.tool_use_id"))
+    return ChatMessage(role="tool", content=content.text, tool_call_id=call_id, **content.fields)
 
 
 def _text(content: str | list[BlockBody], where: str) -> str:
+    return _mixed(content, where, None).text
+
+
+def _mixed(content: str | list[BlockBody], where: str, images: Images | None) -> MixedContent:
+    mixed = MixedContent(images, _SEPARATOR)
     if isinstance(content, str):
-        return content
-    return "\n\n".join(_block_text(block, place) for block, place in _with_places(content, where))
+        mixed.texts.append(content)
+        return mixed
+    for block, place in _with_places(content, where):
+        _add(mixed, block, place)
+    return mixed
+
+
+def _add(content: MixedContent, block: BlockBody, place: str) -> None:
+    if block.type == "image":
+        content.show(_image(block, place))
+    else:
+        content.texts.append(_block_text(block, place))
+
+
+def _image(block: BlockBody, place: str) -> ImageSource:
+    source, where = block.source, f"{place}.source"
+    if isinstance(source, SourceBody):
+        if source.type == "base64":
+            return image_of(_required(source.data, f"{where}.data"), None, f"{where}.data")
+        if source.type == "url":
+            return image_at(_required(source.url, f"{where}.url"), None, f"{where}.url")
+        if source.type == "file":
+            return ImageSource(f"{where}.file_id", file_id=_required(source.file_id, f"{where}.file_id"))
+    message = f"'{where}' must be {{type: base64, data: ...}}, {{type: url, url: ...}} or {{type: file, file_id: ...}}."
+    raise invalid_value(where, message)
 
 
 def _block_text(block: BlockBody, place: str) -> str:
@@ -132,7 +164,7 @@ def _block_text(block: BlockBody, place: str) -> str:
             return _document(block, place)
         case "search_result":
             return _search_result(block, place)
-    others = "Supported are text, document, search_result, thinking, tool_use and tool_result."
+    others = "Supported are text, image, document, search_result, thinking, tool_use and tool_result."
     reason = _REASONS.get(block.type, others)
     raise unsupported_parameter(
         place, f"'{place}' has the type '{block.type[:64]}', which is not supported here. {reason}"

@@ -45,8 +45,8 @@ def count_tokens_route(services: RouteServices) -> KeyRoute:
     """Return the route that counts the tokens of a prompt."""
 
     async def count(request: Request, principal: Principal) -> Response:
-        model, call = await services.read_body(request, principal, parse_count_tokens)
-        reply = await services.ask_tokenizer(principal, model, call)
+        model, call, images = await services.read_body(request, principal, parse_count_tokens)
+        reply = await services.ask_tokenizer(principal, model, call, images)
         return json_response(TokenCount(len(reply.token_ids)))
 
     return KeyRoute("POST", "/v1/messages/count_tokens", count, ANTHROPIC)

@@ -110,6 +110,7 @@ _OF_TYPE = MappingProxyType(
         "redacted_thinking": set[str](),
         "tool_use": {"id", "name", "input"},
         "tool_result": {"tool_use_id", "content", "is_error"},
+        "image": {"source"},
         "document": {"source", "title", "context"},
         "search_result": {"source", "title", "content"},
         **{kind: {"id", "name", "input"} for kind in HOSTED_CALLS},
@@ -190,7 +191,7 @@ class Anthropic(Kind):
 
 
 _BLOCK_TYPES = frozenset(
-    {"text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
+    {"text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
 )
 _BOTH = (Anthropic.MESSAGES, Anthropic.COUNT_TOKENS)
 _FORMAT = {"type": "json_schema", "schema": {"type": "object"}}

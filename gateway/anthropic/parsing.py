@@ -10,14 +10,15 @@ from gateway.anthropic.conversation import chat_messages
 from gateway.anthropic.names import ANTHROPIC_NAMES, Anthropic, check_block_fields
 from gateway.anthropic.tools import message_tools
 from gateway.api.schemas.checks import checked_model, invalid_value, require_text
-from gateway.api.schemas.conversation import estimate_messages
+from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader
+from gateway.api.schemas.images import Images
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.sampling_fields import left_out, seed_of
 from gateway.api.schemas.structured_output import constrained, schema_output
 from gateway.api.schemas.template_options import may_reason, template_variables
 from gateway.api.schemas.thinking import Thinking, agreed, named_switches
-from gateway.generation import Generation, Prompt, StructuredOutput
+from gateway.generation import Generation, ImageSource, Prompt, StructuredOutput
 from shared.conversation import ChatOptions
 from shared.sampling import Sampling
 from shared.tokenizer_calls import TokenizeCall
@@ -54,8 +55,8 @@ def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
     )
 
 
-def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, TokenizeCall]:
-    """Return the model, and the call that counts the tokens of a prompt; `rules` as in `BodyReader.read`.
+def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, TokenizeCall, tuple[ImageSource, ...]]:
+    """Return the model, the call that counts a prompt's tokens, and its images; `rules` as in `BodyReader.read`.
 
     Raises:
         ApiError: 400; `param` names the field at fault.
@@ -65,7 +66,7 @@ def parse_count_tokens(body: bytes, rules: BodyRules = STRICT) -> tuple[str, Tok
         check_block_fields(parsed)
     prompt = _prompt(parsed, message_tools(parsed).template)
     call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
-    return checked_model(parsed.model), call
+    return checked_model(parsed.model), call, prompt.images
 
 
 def _is_resumable(body: MessagesBody) -> bool:
@@ -77,7 +78,8 @@ def _is_resumable(body: MessagesBody) -> bool:
 
 
 def _prompt(body: PromptBody, tools: str | None) -> Prompt:
-    messages = chat_messages(body)
+    images = Images()
+    messages = chat_messages(body, images)
     # A turn may end with the result of a tool that Anthropic's server ran.
     is_continued = bool(messages) and messages[-1].role == "assistant"
     variables = _variables(body)
@@ -87,7 +89,7 @@ def _prompt(body: PromptBody, tools: str | None) -> Prompt:
         add_generation_prompt=not is_continued,
         continue_final_message=is_continued,
     )
-    return Prompt(estimated_tokens=estimate_messages(messages, options), messages=messages, chat=options)
+    return conversation_prompt(messages, options, images)
 
 
 def _variables(body: PromptBody) -> dict[str, Raw]:

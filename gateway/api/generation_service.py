@@ -23,7 +23,7 @@ from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
-from gateway.api.model_abilities import ModelReading
+from gateway.api.model_abilities import ModelReading, as_seen
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
@@ -194,6 +194,9 @@ class GenerationService:
             if load is None:
                 raise model_not_found(generation.model)
             if known is None:
+                if generation.has_images:
+                    generation = as_seen(generation, load, replaces_old=self._services.config.replace_old_images)
+                    generation = await self._services.images.stored(generation, visit.principal.tenant)
                 generation = await self._reading.read(generation, load)
             visit.head.first_event = 0 if generation.is_resumable else None
             asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
@@ -257,7 +260,9 @@ class GenerationService:
         if is_logged:
             return await self._logged.start_logged(endpoint.name, start, asked, lease, visit.key)
         membership = await endpoint.start(self._starter, start)
-        if visit.is_repeatable and membership.cache_key is not None:
+        # What an image's URL names may be another image the next time.
+        has_images = any(prompt.media for prompt in generation.prompts)
+        if visit.is_repeatable and membership.cache_key is not None and not has_images:
             tenant = visit.principal.tenant
             self._repeated.keep(endpoint.name, tenant, visit.body, generation, membership.cache_key, load)
         return membership

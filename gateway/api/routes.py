@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +21,7 @@ from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
 from gateway.api.door import head_of
 from gateway.api.large_bodies import LargeBodies
+from gateway.api.model_abilities import check_sees
 from gateway.api.operation import Operation
 from gateway.api.schemas.bodies import DetokenizeBody, TokenizeBody
 from gateway.api.schemas.checks import missing_parameter
@@ -30,9 +31,11 @@ from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import model_not_found
 from gateway.fleet.readiness import FleetView, QueueConnection, Status, readiness
+from gateway.generation import ImageSource
+from gateway.media.intake import ImageIntake
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import Dialect
-from shared.tokenizer_calls import TokenizerCall, TokenizerReply
+from shared.tokenizer_calls import TokenizeCall, TokenizerCall, TokenizerReply
 
 
 class ModelAnswer(Struct, forbid_unknown_fields=True):
@@ -125,6 +128,7 @@ class RouteServices:
     queue: QueueConnection
     tokenizer: TokenizerClient
     metrics: GatewayMetrics
+    images: ImageIntake
     bodies: LargeBodies = field(default_factory=LargeBodies)
 
     async def read_body(
@@ -142,9 +146,7 @@ class RouteServices:
     def body_rules(self, principal: Principal, model: str | None = None) -> BodyRules:
         """Return how the bodies of a key are read; `model` is named by the path."""
         config = self.config
-        return BodyRules(
-            config.allow_unknown_parameters, partial(self.only_model, principal), model, config.replace_old_images
-        )
+        return BodyRules(config.allow_unknown_parameters, partial(self.only_model, principal), model)
 
     def only_model(self, principal: Principal) -> str | None:
         """Return the one model that a key may use and a worker serves; None where there are several, or none."""
@@ -166,8 +168,16 @@ class RouteServices:
             raise missing_parameter("model")
         return only
 
-    async def ask_tokenizer(self, principal: Principal, model: str | None, call: TokenizerCall) -> TokenizerReply:
+    async def ask_tokenizer(
+        self,
+        principal: Principal,
+        model: str | None,
+        call: TokenizerCall,
+        images: Sequence[ImageSource] = (),
+    ) -> TokenizerReply:
         """Count the call as a request without tokens, and make it. A model may be left out where there is only one.
+
+        `images` are those of the call's conversation.
 
         Raises:
             ApiError: The model is unknown, the key's limits are reached, or no worker answers.
@@ -175,6 +185,10 @@ class RouteServices:
         model = self.model_or_only_one(principal, model)
         lease = await self.limiter.admit(principal, 1, 0)
         try:
+            if images and isinstance(call, TokenizeCall):
+                check_sees(images, model, self.fleet.load(model))
+                media = await self.images.references(images, principal.tenant)
+                call = msgspec.structs.replace(call, media=media)
             return await self.tokenizer.call(model, principal.tenant, call)
         finally:
             lease.release()
@@ -306,8 +320,8 @@ class Routes:
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        model, call = await self._services.read_body(request, principal, parse_tokenize)
-        reply = await self._services.ask_tokenizer(principal, model, call)
+        model, call, images = await self._services.read_body(request, principal, parse_tokenize)
+        reply = await self._services.ask_tokenizer(principal, model, call, images)
         return json_response(TokenizeAnswer(len(reply.token_ids), reply.max_model_len, reply.token_ids, None))
 
     async def _detokenize(self, request: Request, principal: Principal | None) -> Response:

@@ -186,6 +186,7 @@ def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Requ
         text=prompt.text,
         token_ids=prompt.token_ids,
         suffix=prompt.suffix,
+        media=prompt.media,
         sampling=sampling,
         pooling=pooling,
     )

@@ -52,13 +52,14 @@ async def batch_routes(
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
     catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
-    driver_services = DriverServices(nats, log, catalog, kept, clock, services.bodies, fleet.models)
+    driver_services = DriverServices(nats, log, catalog, kept, clock, services.bodies, services.images, fleet.models)
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)
     for work, name in ((drivers.watch_forever(), "watch of batches"), (catalog.sweep_forever(), "sweep of files")):
         stack.push_async_callback(tasks.stop, tasks.start(work, name))
     routes = BatchRoutes(services, catalog, log, drivers, nats, clock)
     catalog.hooks = routes.hooks()
+    services.images.read_file = catalog.read_whole
     return [*FileRoutes(services, catalog).routes(), *routes.routes()]
 
 

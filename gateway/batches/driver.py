@@ -18,15 +18,17 @@ from nats.errors import MaxPayloadError
 from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
-from gateway.batches.line import BatchLine, JobNaming, checked_id, output_line, read_openai_line
+from gateway.batches.line import BatchLine, JobNaming, checked_id, output_line, read_openai_line, with_images
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
 from gateway.batches.log import ERRORS, BatchLog
 from gateway.batches.output import BatchOutput, delete_parts, patiently
 from gateway.batches.record import ENDED, BatchError, bounded_errors
 from gateway.batches.validation import InputCheck
+from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
 from gateway.files.object_store import MissingObjectError
 from gateway.files.objects import FileRecord
+from gateway.media.intake import ImageIntake
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
 from shared.kept_results import KeptResults
@@ -60,6 +62,7 @@ class DriverServices:
     kept: KeptResults
     clock: ServerClock
     bodies: LargeBodies
+    images: ImageIntake
     served: Callable[[], list[str]]
 
     @property
@@ -233,6 +236,8 @@ class BatchDriver:
         except BadRequestError as error:
             self._refuse(place, error)
             return True
+        except QueueFullError:
+            return False
         sent = self._jobs.note(place, line, attempt)
         try:
             may_have_results = attempt > 0 or place.number <= self._sent_before
@@ -254,7 +259,22 @@ class BatchDriver:
             naming = JobNaming(self._jobs.prefix(place.number, attempt), record.expires_at, services.clock.now())
             return read_openai_line(line_fields(place, services.max_line_bytes), record.tenant, None, naming)
 
-        return await services.bodies.read_kept(record.tenant, place.end - place.start, read)
+        line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
+        return await self._with_images(line)
+
+    async def _with_images(self, line: BatchLine) -> BatchLine:
+        """Return a line whose images are stored.
+
+        Raises:
+            BadRequestError: One is not there or not allowed.
+            QueueFullError: They cannot be stored now.
+        """
+        try:
+            return await with_images(line, self._services.images, self.tenant)
+        except ApiError as error:
+            if error.status != 400:
+                raise QueueFullError(error.message) from error
+            raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
 
     async def _take(self) -> None:
         """Write down the lines whose results have come."""

@@ -33,6 +33,7 @@ from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
+from gateway.media.intake import ImageIntake
 from gateway.pooling.parsing import EmbeddingsRequest, parse_embeddings
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.job import BackgroundJob
@@ -184,6 +185,21 @@ def read_openai_line(
             job |= {"deadline": min(naming.deadline, request.deadline or naming.deadline)}
         requests[index] = msgspec.structs.replace(request, **job)
     return BatchLine(custom_id, generation, requests)
+
+
+async def with_images(line: BatchLine, images: ImageIntake, tenant: str) -> BatchLine:
+    """Return a line whose images are stored, and named by its jobs.
+
+    Raises:
+        ApiError: 400; an image is not there or not allowed. 429 or 503; it cannot be stored.
+    """
+    generation = line.generation
+    if not generation.has_images:
+        return line
+    generation = await images.stored(msgspec.structs.replace(generation, lane="batch"), tenant)
+    media = [prompt.media for prompt in generation.prompts for _ in range(generation.n)]
+    requests = [msgspec.structs.replace(each, media=own) for each, own in zip(line.requests, media, strict=True)]
+    return BatchLine(line.custom_id, generation, requests, line.results)
 
 
 def checked_id(fields: dict[str, Any]) -> str:

@@ -24,7 +24,8 @@ from gateway.batches.input_lines import InputLine
 from gateway.batches.line import BatchLine
 from shared.direct_client import DirectClient
 from shared.kept_results import JOB_ENDED, KeptResults
-from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode
+from shared.media import IMAGE_NOT_FOUND
+from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode, encode_request
 from shared.nats_connection import SEND_ERRORS
 from shared.streams import RESULTS_STREAM
 from shared.subjects import cancel_subject, request_subject, result_subject, stored_filter
@@ -121,7 +122,7 @@ class LineJobs:
             subject = request_subject(request.model, "batch", request.tenant)
             async with self._calls:
                 try:
-                    await self._js.publish(subject, encode(request), headers={"Nats-Msg-Id": request.id})
+                    await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
                 except MaxPayloadError:
                     raise
                 except _ERRORS as error:
@@ -183,7 +184,7 @@ class LineJobs:
             sent = self._sent.get(result.id.rpartition("-")[0])
             if sent is None or result.id not in {request.id for request in sent.line.requests}:
                 continue
-            if result.error_code == JOB_ENDED and sent.attempt + 1 < _MAX_ATTEMPTS:
+            if result.error_code in (JOB_ENDED, IMAGE_NOT_FOUND) and sent.attempt + 1 < _MAX_ATTEMPTS:
                 repeated.append(self.forget(sent))
                 continue
             sent.line.results[result.id] = result

@@ -141,7 +141,7 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     # In a fixed order, because a map's own order is how the client wrote it.
     biases = sorted(sampling.logit_bias.items())
     sampling = msgspec.structs.replace(sampling, logit_bias={})
-    prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query, p.suffix) for p in generation.prompts]
+    prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query, p.suffix, *p.media) for p in generation.prompts]
     model = (generation.model, revisions)
     # Deltas are kept as they came, so what they hold beside the text counts too.
     has_token_ids = generation.details is not None and generation.details.needs_prompt_ids

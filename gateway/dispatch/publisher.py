@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from gateway.dispatch.inflight import Flight
 from gateway.errors import ApiError
 from shared.direct_client import DirectClient
-from shared.messages import encode
+from shared.messages import encode_request
 from shared.nats_connection import SEND_ERRORS
 from shared.subjects import request_subject
 
@@ -89,7 +89,7 @@ class Publisher:
         Raises:
             ApiError: 413 if the request is larger than NATS takes, 503 if NATS cannot be reached.
         """
-        payload = encode(flight.attempt())
+        payload = encode_request(flight.attempt())
         if len(payload) > self._nats.max_payload:
             message = (
                 f"The request takes {len(payload)} bytes on the wire; at most {self._nats.max_payload} are possible."

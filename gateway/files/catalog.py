@@ -232,6 +232,24 @@ class FileCatalog:
             raise StoreError(f"file {record.id} is damaged: it ends after {start + len(data)} bytes")
         return data
 
+    async def read_whole(self, tenant: str, file_id: str, max_bytes: int) -> bytes | None:
+        """Return the bytes of a tenant's file; None if there is no such file.
+
+        Raises:
+            ApiError: 400, it has more than `max_bytes`; 503, the store cannot be read.
+        """
+        record = await self.get(tenant, file_id)
+        if record is None:
+            return None
+        if record.num_bytes > max_bytes:
+            message = f"File '{file_id}' has {record.num_bytes} bytes; at most {max_bytes} are read of an image."
+            raise ApiError(400, message, param="file_id", code="image_too_large")
+        try:
+            with self.answering():
+                return await self.read(record, 0, record.num_bytes)
+        except MissingObjectError:
+            return None
+
     async def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
         """Return bytes of an object.
 

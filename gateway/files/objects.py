@@ -11,7 +11,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.api.operation import Operation
 
-Purpose = Literal["batch", "batch_output"]
+Purpose = Literal["batch", "batch_output", "vision", "user_data"]
+UPLOADED = ("batch", "vision", "user_data")
+"""Purposes of uploads: lines of a batch, or an image."""
 FileStatus = Literal["uploaded", "processed"]
 
 BYTES = "application/octet-stream"
@@ -72,7 +74,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/files",
-        "Upload a file, as multipart/form-data: `file`, and `purpose=batch`.",
+        "Upload a file, as multipart/form-data: `file`, and `purpose` (`batch`; `vision` or `user_data` for an image).",
         FileAnswer,
     ),
     Operation("get", "/v1/files", "List files.", FileList),

@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from gateway.api.schemas.checks import invalid_value, missing_parameter, unknown_parameter
 from gateway.errors import ApiError
 from gateway.files.form_data import MAX_FIELD_BYTES, FieldStart, FormData
-from gateway.files.objects import FileRecord, checked_filename
+from gateway.files.objects import UPLOADED, FileRecord, Purpose, checked_filename
 
 # As at OpenAI, where files of batches are deleted after 30 days if nothing else is said.
 DEFAULT_EXPIRY_S = 30 * 86_400
@@ -73,7 +74,7 @@ class UploadForm:
             id=file_id,
             tenant=tenant,
             filename=self.filename or "upload",
-            purpose="batch",
+            purpose=cast("Purpose", self.texts["purpose"]),
             num_bytes=self.num_bytes,
             sha256=digest,
             created_at=now,
@@ -102,9 +103,10 @@ class UploadForm:
             raise missing_parameter("file", "the file to upload")
         purpose = self.texts.get("purpose")
         if purpose is None:
-            raise missing_parameter("purpose", "which must be 'batch'")
-        if purpose != "batch":
-            raise invalid_value("purpose", f"'purpose' must be 'batch'; {purpose[:64]!r} is not served.")
+            raise missing_parameter("purpose", f"which must be one of {', '.join(UPLOADED)}")
+        if purpose not in UPLOADED:
+            message = f"'purpose' must be one of {', '.join(UPLOADED)}; {purpose[:64]!r} is not served."
+            raise invalid_value("purpose", message)
         if not self.num_bytes:
             raise ApiError(400, "The file is empty.", param="file", code="empty_file")
         self._expiry_s()

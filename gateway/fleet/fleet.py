@@ -285,6 +285,7 @@ def _fleet_load(
         num_gateways=1 + len(gateways),
         tasks=frozenset(task for h in workers for task in h.tasks),
         features=frozenset.intersection(*(frozenset(h.features) for h in workers)) if workers else frozenset(),
+        some_features=frozenset(feature for h in workers for feature in h.features),
         chat_format=traits.chat_format,
         sampling_defaults=traits.sampling_defaults,
         max_prompt_characters=_largest_bound([h.max_prompt_characters for h in workers]),

@@ -38,6 +38,7 @@ class FleetLoad(Struct, frozen=True):
         max_prompt_characters: A longer prompt fits no worker's context; 0 while a worker has not said.
         tasks: What some of the workers can do with a prompt.
         features: What all of the workers understand that earlier versions do not.
+        some_features: What at least one of them does.
         num_gateways: Gateways that are alive, this one included: they all fill the same queue.
         chat_format: How the model writes reasoning and tool calls, by most of its workers, or the last that was
             heard while it has none; "" while unknown.
@@ -69,6 +70,7 @@ class FleetLoad(Struct, frozen=True):
     longest_model_len: int = 0
     tasks: frozenset[Task] = frozenset({"generate"})
     features: frozenset[str] = frozenset()
+    some_features: frozenset[str] = frozenset()
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     fingerprint: str | None = None

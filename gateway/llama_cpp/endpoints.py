@@ -28,7 +28,7 @@ from gateway.api.schemas.parsing import parse_completion, parse_tokenize
 from gateway.errors import ApiError
 from gateway.generation import Generation
 from gateway.streams.dialect import COMMENT, Dialect, openai_error_event, server_sent_event
-from shared.messages import Delta, Finish
+from shared.messages import IMAGES, Delta, Finish
 from shared.tokenizer_calls import TemplateCall
 
 # llama.cpp's streams end without a mark.
@@ -216,15 +216,16 @@ class LlamaCppRoutes:
                 model_alias=model,
                 chat_template=reply.text,
                 build_info=f"headrace {version('headrace')}",
-                modalities={"vision": False, "audio": False},
+                modalities={"vision": load is not None and IMAGES in load.features, "audio": False},
             )
         )
 
     async def _apply_template(self, request: Request, principal: Principal) -> Response:
-        model, call = await self._services.read_body(request, principal, parse_tokenize)
+        model, call, images = await self._services.read_body(request, principal, parse_tokenize)
         if call.messages is None:
             raise missing_parameter("messages")
-        reply = await self._services.ask_tokenizer(principal, model, msgspec.structs.replace(call, renders=True))
+        call = msgspec.structs.replace(call, renders=True)
+        reply = await self._services.ask_tokenizer(principal, model, call, images)
         return json_response(PromptAnswer(reply.text))
 
 

@@ -48,6 +48,8 @@ from gateway.http1.handlers import AsgiHandler
 from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
 from gateway.llama_cpp.endpoints import InfillEndpoint, LlamaCppRoutes
+from gateway.media.fetch import AllowedHosts, ImageFetcher
+from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
 from gateway.openapi.document import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
@@ -64,6 +66,7 @@ from gateway.resumable.owner import StreamLimits
 from gateway.resumable.routes import StreamRoutes
 from shared.direct_client import DirectClient
 from shared.grammar.checker import GrammarChecker
+from shared.media_store import MediaStore
 from shared.messages import BOUND_SEALS
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.request_log import RequestLog
@@ -123,6 +126,7 @@ async def assemble(
         queue=dispatcher.nats_watch,
         tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
         metrics=metrics,
+        images=_images(config, nats),
     )
     streams = await _streams(stack, config, nats, dispatcher, starter, metrics)
     repeated = RepeatedRequests(dispatcher.fleet, cache)
@@ -146,6 +150,12 @@ async def assemble(
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses, streams))
+
+
+def _images(config: GatewayConfig, nats: DirectClient) -> ImageIntake:
+    limits = ImageLimits(config.max_image_bytes, config.max_image_pixels, config.max_images, config.max_request_pixels)
+    fetcher = ImageFetcher(AllowedHosts.read(config.image_hosts), config.max_image_bytes)
+    return ImageIntake(MediaStore(nats.jetstream(), config.media_tenant_bytes), limits, fetcher)
 
 
 def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:

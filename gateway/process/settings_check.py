@@ -15,6 +15,7 @@ from gateway.batches.assembly import store_of
 from gateway.cache.redis_url import check_redis_url
 from gateway.config import GatewayConfig, read_secrets
 from gateway.http1.tls import server_tls
+from gateway.media.fetch import AllowedHosts
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
@@ -42,6 +43,7 @@ def check_settings(config: GatewayConfig) -> None:
         list_keys(keys_file)
     KeyStore(keys_file, config.api_key, GatewayMetrics(), asks_for_key=config.auth)
     CrossOrigin(config.cors_origins or "")
+    AllowedHosts.read(config.image_hosts)
     read_secrets(config.responses_secret)
     if config.files is not None:
         store_of(config.files)

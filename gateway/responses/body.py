@@ -84,10 +84,18 @@ class PartBody(Struct, kw_only=True, omit_defaults=True, gc=False):
     """One part of an item: text of some kind, or something that is not served and refused by its type."""
 
     type: Annotated[
-        Name, described("`input_text`, `output_text`, `text`, `summary_text`, `reasoning_text` or `refusal`.")
+        Name,
+        described("`input_text`, `input_image`, `output_text`, `text`, `summary_text`, `reasoning_text` or `refusal`."),
     ]
     text: Annotated[str | None, described("Its text.")] = None
     refusal: Annotated[str | None, described("Why the model has refused.")] = None
+    image_url: Annotated[
+        str | None, described("Of an `input_image`: a data URL, or an https URL of a host that the operator allows.")
+    ] = None
+    file_id: Annotated[Name | None, described("Of an `input_image`: an uploaded file, instead of `image_url`.")] = None
+    detail: Annotated[Name | None, described("Of an `input_image`: how finely to look, `auto`, `low` or `high`.")] = (
+        None
+    )
 
 
 Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]

@@ -13,15 +13,19 @@ response.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast, get_args
 
 from msgspec.structs import replace
 
 from gateway.api.schemas.checks import invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.conversation import AssistantTurn
+from gateway.api.schemas.images import Images, MixedContent, image_at
+from gateway.generation import ImageSource
 from gateway.responses.body import InputItemBody, ItemBody, PartBody, ResponseBody
 from gateway.responses.items import HOSTED_ITEMS, HostedItem, is_left_out
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
+from shared.media import Detail
 
 COMPACTION, TRIGGER = "compaction", "compaction_trigger"
 
@@ -93,20 +97,25 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 def to_messages(
-    items: Sequence[ItemBody], num_earlier: int = 0, names: Mapping[str, NamespacedName] | None = None
+    items: Sequence[ItemBody],
+    num_earlier: int = 0,
+    names: Mapping[str, NamespacedName] | None = None,
+    images: Images | None = None,
 ) -> tuple[ChatMessage, ...]:
     """Return the messages of a conversation, of which the first `num_earlier` items are from earlier requests.
 
-    `names` are those of functions in namespaces, by the names that the model sees.
+    `names` are those of functions in namespaces, by the names that the model sees. What messages show is added to
+    `images`.
 
     Raises:
         ApiError: 400; `param` names the item that is not served or not complete.
     """
-    return _Conversation(num_earlier, names or {}).read(items)
+    return _Conversation(num_earlier, names or {}, images or Images()).read(items)
 
 
 class _Conversation:
-    def __init__(self, num_earlier: int, names: Mapping[str, NamespacedName]) -> None:
+    def __init__(self, num_earlier: int, names: Mapping[str, NamespacedName], images: Images) -> None:
+        self._images = images
         self._shown_names = {name: shown for shown, name in names.items()}
         self._num_earlier = num_earlier
         self._messages: list[ChatMessage] = []
@@ -140,11 +149,12 @@ class _Conversation:
     def _add_message(self, item: ItemBody, where: str) -> None:
         if item.role not in _ROLES:
             raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(_ROLES)}.")
-        text = _text(item.content, f"{where}.content")
         if item.role != "assistant":
+            content = _mixed(item.content, f"{where}.content", self._images)
             self._end_turn()
-            self._messages.append(ChatMessage(role=item.role, content=text))
+            self._messages.append(ChatMessage(role=item.role, content=content.text, **content.fields))
             return
+        text = _text(item.content, f"{where}.content")
         turn = self._turn
         if turn is None or turn.content or turn.calls:
             turn = self._new_turn()
@@ -189,16 +199,17 @@ class _Conversation:
             self._add_call_output(item, where)
 
     def _add_call_output(self, item: ItemBody, where: str) -> None:
-        text = _text(item.output, f"{where}.output")
+        output = _mixed(item.output, f"{where}.output", self._images)
         if item.call_id is None and item.name:
             # Codex tells so what its own tools have to say unasked. Chat templates know results of calls only.
             self._end_turn()
-            self._messages.append(ChatMessage(role="user", content=text))
+            self._messages.append(ChatMessage(role="user", content=output.text, **output.fields))
             return
         call_id = _required(item.call_id, f"{where}.call_id")
         self._end_turn()
         name = item.name or self._names.get(call_id)
-        self._messages.append(ChatMessage(role="tool", content=text, name=name, tool_call_id=call_id))
+        result = ChatMessage(role="tool", content=output.text, name=name, tool_call_id=call_id, **output.fields)
+        self._messages.append(result)
 
     def _new_turn(self) -> AssistantTurn:
         self._end_turn()
@@ -218,18 +229,41 @@ def _required(value: str | None, where: str) -> str:
 
 
 def _text(content: str | Sequence[PartBody] | None, where: str) -> str:
+    return _mixed(content, where, None).text
+
+
+def _mixed(content: str | Sequence[PartBody] | None, where: str, images: Images | None) -> MixedContent:
     if content is None:
-        raise missing_parameter(where, "a string or a list of text parts")
+        raise missing_parameter(where, "a string or a list of parts")
+    mixed = MixedContent(images)
     if isinstance(content, str):
-        return content
-    return "".join(_part_text(part, f"{where}.[{i}]") for i, part in enumerate(content))
+        mixed.texts.append(content)
+        return mixed
+    for index, part in enumerate(content):
+        place = f"{where}.[{index}]"
+        if part.type == "input_image":
+            mixed.show(_image(part, place))
+        else:
+            mixed.texts.append(_part_text(part, place))
+    return mixed
+
+
+def _image(part: PartBody, where: str) -> ImageSource:
+    if part.detail not in (None, *get_args(Detail)):
+        raise invalid_value(f"{where}.detail", f"'{where}.detail' must be one of {', '.join(get_args(Detail))}.")
+    if (part.image_url is None) == (part.file_id is None):
+        raise invalid_value(where, f"'{where}' needs either 'image_url' or 'file_id'.")
+    detail = cast("Detail | None", part.detail)
+    if part.image_url is not None:
+        return image_at(part.image_url, detail, f"{where}.image_url")
+    return ImageSource(f"{where}.file_id", detail or "auto", file_id=part.file_id)
 
 
 def _part_text(part: PartBody, where: str) -> str:
     if part.type == "refusal":
         return part.refusal or ""
     if part.type not in _TEXT_PARTS:
-        message = f"'{where}' is of type '{part.type[:64]}'; only text is served."
+        message = f"'{where}' is of type '{part.type[:64]}'; only text and 'input_image' are served."
         raise unsupported_parameter(f"{where}.type", message)
     if part.text is None:
         raise invalid_value(f"{where}.text", f"'{where}' is a text part without 'text'.")

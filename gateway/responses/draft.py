@@ -59,6 +59,11 @@ class ResponseGeneration(Generation, frozen=True, kw_only=True):
 
     draft: ResponseDraft
 
+    @property
+    def waits_long(self) -> bool:
+        """Whether it is computed in the background."""
+        return self.draft.is_background
+
 
 class InputDetails(Struct, frozen=True):
     """Input tokens by their cost. `cached_tokens` needed no computation; none are counted as written to a cache."""

@@ -190,7 +190,7 @@ def input_tokens_route(services: RouteServices, endpoint: ResponsesEndpoint) -> 
         generation = await endpoint.generation(await request.body(), principal, services.body_rules(principal))
         (prompt,) = generation.prompts
         call = TokenizeCall(messages=prompt.messages, add_special_tokens=False, chat=prompt.chat)
-        reply = await services.ask_tokenizer(principal, generation.model, call)
+        reply = await services.ask_tokenizer(principal, generation.model, call, prompt.images)
         return json_response(InputTokenCount("response.input_tokens", len(reply.token_ids)))
 
     return KeyRoute("POST", f"{endpoint.path}/input_tokens", count, endpoint.dialect)

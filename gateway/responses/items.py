@@ -89,15 +89,18 @@ def _is_given(fields: Mapping[str, Raw], name: str) -> bool:
     return name in fields and bytes(fields[name]) != b"null"
 
 
+_PARTS = frozenset({b'"input_text"', b'"input_image"'})
+
+
 def _has_parts(raw: Raw) -> bool:
-    """Whether a value is a list of parts of text, as the results of the client's own tools may be."""
+    """Whether a value is a list of texts and images, as the results of the client's own tools may be."""
     if not bytes(raw).startswith(b"["):
         return False
     try:
         parts = msgspec.json.decode(raw, type=list[dict[str, Raw]])
     except msgspec.ValidationError:
         return False
-    return bool(parts) and all(bytes(part.get("type", b"")) == b'"input_text"' for part in parts)
+    return bool(parts) and all(bytes(part.get("type", b"")) in _PARTS for part in parts)
 
 
 def _text(raw: Raw) -> Raw:
@@ -153,6 +156,8 @@ def _kept_value(value: str | Parts | None) -> str | Parts | None:
 def _kept_part(part: PartBody) -> PartBody:
     if part.type == "refusal":
         return PartBody(type=part.type, refusal=part.refusal)
+    if part.type == "input_image":
+        return PartBody(type=part.type, image_url=part.image_url, file_id=part.file_id, detail=part.detail)
     return PartBody(type=part.type, text=part.text)
 
 

@@ -24,7 +24,7 @@ from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
 from shared.kept_results import JobEnd, KeptResults
-from shared.messages import BACKGROUND, SHORT_PIECES, BatchResult, Cancel, Request, encode
+from shared.messages import BACKGROUND, SHORT_PIECES, BatchResult, Cancel, Request, encode, encode_request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
@@ -144,7 +144,7 @@ class JobQueue:
         """
         subject = request_subject(request.model, queue, request.tenant)
         try:
-            ack = await self._js.publish(subject, encode(request), headers={"Nats-Msg-Id": request.id})
+            ack = await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
         except NoStreamResponseError:
             raise
         except MaxPayloadError as error:

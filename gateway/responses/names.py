@@ -53,7 +53,9 @@ _ITEM_TYPES = frozenset(
         "compaction_trigger",
     }
 )
-_PART_TYPES = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"})
+_PART_TYPES = frozenset(
+    {"input_text", "input_image", "output_text", "text", "summary_text", "reasoning_text", "refusal"}
+)
 _ITEM = (Responses.ITEM,)
 _PART = (Responses.PART,)
 _BOTH = (*_ITEM, *_PART)
@@ -77,7 +79,7 @@ _ROWS = (
     _ignored("prompt_cache_options", "The cache keeps what is used, for as long as it has room.", {"ttl": "30m"}),
     _ignored("service_tier", "There is one tier.", "auto"),
     _ignored("client_metadata", "Codex's notes about itself.", {"session": "a"}),
-    _ignored("image", "Images are refused where they stand.", {"context_compression": "auto"}),
+    _ignored("image", "Images are prepared as their model wants them.", {"context_compression": "auto"}),
     ignored("include_obfuscation", "Streams are never padded.", False, Responses.STREAM_OPTIONS),
     ignored("include_usage", "Streams always end with usage.", True, Responses.STREAM_OPTIONS),
     ignored("continuous_usage_stats", "Streams always end with usage.", True, Responses.STREAM_OPTIONS),
@@ -188,12 +190,18 @@ def check_item_fields(items: Sequence[InputItemBody]) -> None:
                 _check_parts(parts, f"input.[{index}].{list_name}")
 
 
+_IMAGE_FIELDS = frozenset({"image_url", "file_id", "detail"})
+_FOREIGN_OF_PARTS = MappingProxyType(
+    {"refusal": _IMAGE_FIELDS | {"text"}, "input_image": frozenset({"text", "refusal"})}
+)
+
+
 def _check_parts(parts: Sequence[InputPartBody], where: str) -> None:
     for index, part in enumerate(parts):
-        foreign = "text" if part.type == "refusal" else "refusal"
-        if getattr(part, foreign) is not None:
-            hint = f" A part of type '{part.type[:64]}' has no such field."
-            raise unknown_parameter(f"{where}.[{index}].{foreign}", hint)
+        for foreign in _FOREIGN_OF_PARTS.get(part.type, _IMAGE_FIELDS | {"refusal"}):
+            if getattr(part, foreign) is not None:
+                hint = f" A part of type '{part.type[:64]}' has no such field."
+                raise unknown_parameter(f"{where}.[{index}].{foreign}", hint)
 
 
 _FUNCTION, _NAMESPACE = b'"function"', b'"namespace"'

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api.schemas.checks import checked_model, invalid_value, missing_parameter, unsupported_parameter
-from gateway.api.schemas.conversation import estimate_messages
+from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
+from gateway.api.schemas.images import Images
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.sampling_fields import is_deterministic, left_out, sampling_of
 from gateway.api.schemas.structured_output import constrained
@@ -87,7 +88,8 @@ def to_generation(
     names = namespaced_names(functions)
     is_compaction = asks_for_compaction(body, items)
     items = items[:-1] if is_compaction else items
-    messages = to_messages([*history, *items], len(history), names)
+    images = Images()
+    messages = to_messages([*history, *items], len(history), names, images)
     if body.instructions:
         # Those of earlier requests are no part of the conversation.
         system = ChatMessage(role="system", content=body.instructions)
@@ -103,7 +105,7 @@ def to_generation(
     return ResponseGeneration(
         kind="chat",
         model=body.model,
-        prompts=(_prompt(messages, tools.template, variables),),
+        prompts=(_prompt(messages, tools.template, variables, images),),
         n=1,
         sampling=constrained(sampling_of(body, body.max_output_tokens, _num_logprobs(body)), output),
         structured_output=output,
@@ -118,10 +120,9 @@ def to_generation(
     )
 
 
-def _prompt(messages: tuple[ChatMessage, ...], tools: str | None, variables: dict[str, Raw]) -> Prompt:
+def _prompt(messages: tuple[ChatMessage, ...], tools: str | None, variables: dict[str, Raw], images: Images) -> Prompt:
     options = ChatOptions(tools=tools, variables=msgspec.json.encode(variables).decode() if variables else None)
-    chat = None if options == ChatOptions() else options
-    return Prompt(estimate_messages(messages, chat), messages=messages, chat=chat)
+    return conversation_prompt(messages, None if options == ChatOptions() else options, images)
 
 
 def own_items(body: ResponseBody) -> list[ItemBody]:

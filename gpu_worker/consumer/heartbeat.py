@@ -53,6 +53,7 @@ class HeartbeatSource:
     tasks: tuple[Task, ...] = ("generate",)
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
+    features: tuple[str, ...] = FEATURES
     is_draining: bool = False
     is_withdrawn: bool = False
     num_reconnects: int = 0
@@ -107,7 +108,7 @@ class HeartbeatSource:
             metrics=metrics,
             sampling_defaults=self.sampling_defaults,
             num_reconnects=self.num_reconnects,
-            features=FEATURES,
+            features=self.features,
         )
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import structs
 
 from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.pull_capacity import PullCapacity
+from gpu_worker.consumer.request_images import RequestImages, give
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
+from gpu_worker.media.prepared_images import PreparedImage
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError
+from shared.media_store import MediaStoreError
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +56,10 @@ class Intake:
         engine: EngineThread,
         held: HeldRequests,
         capacity: PullCapacity,
+        images: RequestImages | None = None,
     ) -> None:
-        """Admit to `engine` what is in `held`."""
+        """Admit to `engine` what is in `held`; `images` reads images for a model that sees."""
+        self._images = images
         self._reader = reader
         self._encoder = encoder
         self._constraints = constraints
@@ -85,7 +90,7 @@ class Intake:
         try:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
-            is_plain = not prediction and held.request.sampling.grammar is None
+            is_plain = not (prediction or held.request.media) and held.request.sampling.grammar is None
             if is_short and is_plain:
                 encoded = self._encode_now(held, prompt)
                 self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
@@ -106,9 +111,14 @@ class Intake:
             if prediction:
                 prediction_ids = (await self._encode(held, prediction, add_special_tokens=False)).token_ids
             is_wanted = partial(self._held.is_current, held)
+            images: list[PreparedImage] = []
+            spans: list[Any] = []
+            if self._images is not None and held.request.media:
+                prompt_ids, spans = self._images.expanded(held.request, prompt_ids)
+                images = await self._images.prepared(held.request, is_wanted)
             constraint = await self._constraints.constraint(held.request, is_wanted, in_reasoning=held.in_reasoning)
             if self._held.is_current(held):
-                self._admit(held, lane, prompt_ids, prediction_ids, constraint)
+                self._admit(held, lane, prompt_ids, prediction_ids, constraint, spans, images)
         except Exception as error:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
@@ -136,7 +146,7 @@ class Intake:
         if isinstance(error, BadRequestError):
             lane.refuse(held, error)
             return
-        if isinstance(error, CompilerBusyError):
+        if isinstance(error, CompilerBusyError | MediaStoreError):
             _log.warning("request given back: %s", error, extra=log_fields(held.request))
             lane.give_back(held)
             return
@@ -150,10 +160,14 @@ class Intake:
         prompt_ids: list[int],
         prediction_ids: list[int],
         constraint: OutputConstraint | None,
+        spans: list[Any] | None = None,
+        images: list[PreparedImage] | None = None,
     ) -> None:
         request, reader = held.request, self._reader
         sequence = reader.sequence(request, self._held.next_sequence_id(held), prompt_ids, prediction_ids)
         sequence.constraint = constraint
+        if spans and images:
+            give(sequence, spans, images)
         if held.in_reasoning and (grammar := sequence.sampling.grammar) is not None:
             # Whoever computes the plans may compile it for itself.
             sequence.sampling = structs.replace(sequence.sampling, grammar=grammar.begun_in_reasoning())

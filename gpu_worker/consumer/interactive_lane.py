@@ -127,7 +127,12 @@ class InteractiveLane:
         step = self._engine.stats.step
         is_moving, self._step_before = step != self._step_before, step
         for held in self._held:
-            if held.request.lane != "interactive" or held.sequence is None:
+            if held.request.lane != "interactive":
+                continue
+            if held.sequence is None:
+                if held.request.media:
+                    # Its images wait for room, or are decoded.
+                    self._put(held, announcement(held))
                 continue
             if is_moving and held.num_output_tokens == held.num_tokens_before:
                 self._put(held, announcement(held))

@@ -8,6 +8,7 @@ from itertools import takewhile
 
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.request_images import check_images
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import ModelDirectory
@@ -38,8 +39,11 @@ class RequestReader:
         tokenizer: ModelTokenizer,
         pooled: PooledAnswers,
         clock: ServerClock | None = None,
+        *,
+        sees: bool = False,
     ) -> None:
-        """Read for the model served under the name `model`."""
+        """Read for the model served under the name `model`, which reads images if it `sees`."""
+        self._sees = sees
         self._model = model
         self._eos_token_ids = directory.eos_token_ids
         self._max_model_len = max_model_len
@@ -57,8 +61,7 @@ class RequestReader:
             raise BadRequestError(f"This worker serves {self._model!r}, not {request.model[:64]!r}.", "model")
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
-        if request.media or any(message.images for message in request.messages or ()):
-            raise BadRequestError(f"The model {self._model!r} reads no images.", "media", "unsupported_image")
+        self._check_images(request)
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
@@ -82,6 +85,12 @@ class RequestReader:
         text = self._pooled.text(request)
         assert text is not None
         return text
+
+    def _check_images(self, request: Request) -> None:
+        if request.media or any(message.images for message in request.messages or ()):
+            if not self._sees:
+                raise BadRequestError(f"The model {self._model!r} reads no images.", "media", "unsupported_image")
+            check_images(request)
 
     def truncated(self, request: Request, prompt_ids: list[int]) -> list[int]:
         """Return the part of a prompt that counts.

@@ -13,6 +13,7 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from gpu_worker.consumer.request_images import ImageProcessor, shown
 from gpu_worker.text.fair_lane import LaneBusyError
 from gpu_worker.text.prompt_encoder import PromptEncoder, num_characters
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -47,8 +48,10 @@ class TokenizerService:
         tokenizer: ModelTokenizer,
         encoder: PromptEncoder,
         clock: ServerClock | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
-        """Serve the model under this name."""
+        """Serve the model under this name; `processor` counts the tokens of images for a model that sees."""
+        self._processor = processor
         self._nats = nats
         self._clock = clock or ServerClock()
         self._model = model
@@ -125,6 +128,8 @@ class TokenizerService:
             return _BYTES_PER_TOKEN_ID * len(call.token_ids)
         if (call.text is None) == (call.messages is None):
             raise BadRequestError("Give either a text or messages.", "prompt")
+        if call.media and self._processor is None:
+            raise BadRequestError(f"The model {self._model!r} reads no images.", "media")
         prompt = _prompt(call)
         self._encoder.check_length(prompt, self._encoder.max_call_characters)
         return num_characters(prompt)
@@ -142,6 +147,8 @@ class TokenizerService:
         token_ids: list[int] = []
         if prompt != "":
             token_ids = self._token_ids(prompt, add_special_tokens=call.add_special_tokens)
+        if call.media and self._processor is not None:
+            token_ids, _ = self._processor.expand(token_ids, shown(call.messages or (), call.media))
         return encode(TokenizerReply(token_ids=tuple(token_ids), max_model_len=self._max_model_len))
 
     def _token_ids(self, prompt: str | Conversation, *, add_special_tokens: bool) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from gpu_worker.media.decoder import Decoder, Pixels
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError
-from shared.media import MediaRef
+from shared.media import IMAGE_NOT_FOUND, MediaRef
 from shared.media_store import MediaStore, MissingMediaError
 
 MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
@@ -122,7 +122,7 @@ class PreparedImages:
                 try:
                     data = await self._store.get(tenant, ref)
                 except MissingMediaError as error:
-                    raise BadRequestError(str(error), "media", "image_not_found") from None
+                    raise BadRequestError(str(error), "media", IMAGE_NOT_FOUND) from None
                 pixels = await self._decoder.decode(ref, data)
                 del data
                 prepared = await asyncio.to_thread(self._preparer.prepare, ref, pixels)

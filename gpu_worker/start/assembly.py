@@ -20,6 +20,7 @@ from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.pull_capacity import PullCapacity
+from gpu_worker.consumer.request_images import ImageProcessor, RequestImages
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
@@ -28,12 +29,16 @@ from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.engine.engine import EngineStats
 from gpu_worker.engine.engine_thread import EngineThread
+from gpu_worker.media.decoder import can_decode
+from gpu_worker.media.prepared_images import PreparedImages
 from gpu_worker.start.engine_setup import EngineSetup
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.model_tasks import ModelTasks
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
+from shared.media_store import MediaStore
+from shared.messages import FEATURES, IMAGES
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
 from shared.task_supervisor import TaskSupervisor
@@ -87,10 +92,11 @@ class Worker:
         limits: StreamLimits,
         observer: RequestObserver | None = None,
         drain_asked: asyncio.Event | None = None,
+        image_memory_bytes: int = 1 << 30,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop.
 
-        `drain_asked` is set when an operator asks for a drain.
+        `drain_asked` is set when an operator asks for a drain. Pixels of images take `image_memory_bytes` at most.
         """
         self._nats, self._clock = nats, ServerClock()
         self._tasks = tasks = TaskSupervisor()
@@ -99,13 +105,21 @@ class Worker:
         self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
+        processor: ImageProcessor | None = getattr(setup, "media", None) if can_decode() else None
+        self._images = None
+        if processor is not None:
+            prepared = PreparedImages(MediaStore(nats.jetstream()), processor, image_memory_bytes)
+            self._images = RequestImages(processor, prepared, sizes.max_model_len)
         self._service = TokenizerService(
-            nats, identity.model, sizes.max_model_len, tokenizer, self._encoder, self._clock
+            nats, identity.model, sizes.max_model_len, tokenizer, self._encoder, self._clock, processor
         )
         held = HeldRequests(None if observer is None else observer.removed)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
-        reader = RequestReader(identity.model, model.directory, sizes.max_model_len, tokenizer, pooled, self._clock)
-        intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity)
+        sees = self._images is not None
+        reader = RequestReader(
+            identity.model, model.directory, sizes.max_model_len, tokenizer, pooled, self._clock, sees=sees
+        )
+        intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity, self._images)
         subscribers = FrameSubscribers(nats, identity.worker)
         batch = self._batch_lane(identity, nats, limits, model, intake, held)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
@@ -164,6 +178,7 @@ class Worker:
             tasks=model.tasks.names,
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
+            features=FEATURES if self._images is None else (*FEATURES, IMAGES),
         )
 
     def _batch_lane(
@@ -218,3 +233,5 @@ class Worker:
             await asyncio.to_thread(self._group.group.close)
         self._encoder.close()
         await self._constraints.close()
+        if self._images is not None:
+            await self._images.close()

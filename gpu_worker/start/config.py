@@ -141,6 +141,9 @@ class WorkerConfig(NatsFiles):
     max_model_len: int | None = setting(
         None, "Tokens of a sequence, prompt and output; the model's own limit if not given.", minimum=2
     )
+    image_memory_bytes: int = setting(
+        1 << 30, "Memory of the host for the pixels of images; requests beyond it wait.", minimum=1 << 20
+    )
     max_num_seqs: int = setting(256, "Sequences that may run at once.", minimum=1, maximum=8192)
     max_num_batched_tokens: int | None = setting(
         None,

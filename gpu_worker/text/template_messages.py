@@ -93,6 +93,8 @@ def template_messages(
         ends = ["content"] if last["content"] else [key for key in _REASONING if key in last]
         for key in ends or ["content"]:
             if isinstance(last[key], list):
+                if "text" not in last[key][-1]:
+                    last[key] += text_parts("")
                 last[key][-1]["text"] += last_end
             else:
                 last[key] = (last[key] or "") + last_end
@@ -115,7 +117,12 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 def _fields(message: ChatMessage, names: dict[str, str], needs: TemplateNeeds, shield: Shield) -> dict[str, Any]:
     role = "system" if message.role == "developer" and not needs.has_developer else message.role
     fields: dict[str, Any] = {"role": shield.text(role), "content": shield.text(message.content)}
-    if message.content and message.part_lengths and (needs.has_parts or role in needs.part_roles):
+    if message.images:
+        parts = message.texts_and_images
+        fields["content"] = [
+            {"type": "image"} if isinstance(part, int) else text_parts(shield.text(part))[0] for part in parts
+        ]
+    elif message.content and message.part_lengths and (needs.has_parts or role in needs.part_roles):
         fields["content"] = text_parts(*map(shield.text, message.parts))
     name = message.name
     if message.tool_call_id is not None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -20,7 +19,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from ops.stack.wait_notice import told_of_nats
 from shared.audit import servers_in
 from shared.errors import DependencyError
-from shared.messages import Request
+from shared.messages import Request, encode_request
 from shared.nats_connection import connect
 from shared.nats_files import NatsFiles
 from shared.streams import RESULTS_STREAM
@@ -128,7 +127,7 @@ class BatchClient:
         assert self._client is not None
         subject = request_subject(request.model, "batch", request.tenant)
         result = result_subject(request.tenant, request.id)
-        payload = msgspec.msgpack.encode(request)
+        payload = encode_request(request)
         try:
             # A publication repeated within the tenant's duplicate window is stored once.
             publication = self._client.jetstream().publish(subject, payload, headers={"Nats-Msg-Id": request.id})

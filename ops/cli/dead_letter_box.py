@@ -18,7 +18,7 @@ from ops.cli.admin import delete_message
 from shared.batch_streams import ensure_batch_stream, jetstream_problem
 from shared.dead_letters import DeadLetter
 from shared.errors import DependencyError, HeadraceError
-from shared.messages import UNDECODABLE, Lane, Request, encode
+from shared.messages import UNDECODABLE, Lane, Request, encode_request
 from shared.streams import DEAD_STREAM, ENDS_STREAM, RESULTS_STREAM, StreamLimits, tenant_stream_config
 from shared.subjects import dead_letter_filter, end_subject, request_subject, result_subject
 
@@ -103,7 +103,7 @@ class DeadLetterBox:
             await ensure_batch_stream(self._js, tenant_stream_config(request.tenant, StreamLimits()))
             headers = {"Nats-Msg-Id": f"{result}/retry-{stored.seq}"}
             subject = request_subject(request.model, "batch", request.tenant)
-            await self._js.publish(subject, encode(_fresh(request)), headers=headers)
+            await self._js.publish(subject, encode_request(_fresh(request)), headers=headers)
         except (APIError, NatsError) as error:
             if isinstance(error, APIError) and error.err_code == _QUEUE_FULL:
                 raise NotRetriedError(

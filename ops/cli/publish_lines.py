@@ -148,6 +148,9 @@ def _openai_line(config: PublishConfig, model: str | None, place: str, fields: d
         raise _no_model(place)
     line = read_openai_line(fields, config.tenant, model)
     _check_names(line.requests[0])
+    if line.generation.has_images:
+        message = "body: images are stored by gateways: upload the file to /v1/files, and send it to /v1/batches"
+        raise BadRequestError(message, "body")
     return line
 
 

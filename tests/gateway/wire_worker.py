@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
+from shared.messages import IMAGES, Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import close, connect
 from shared.pooling import Task
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_name, ensure_consumer, ensure_streams
@@ -50,6 +50,7 @@ class WireWorker:
         self.draining = False
         self.max_prompt_characters = 0
         self.chat_format = ""
+        self.sees = False
         self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
         self.num_prepared = 0
         self._pulled: set[Queue] = set()
@@ -254,7 +255,7 @@ class WireWorker:
             started=1.0,
             tasks=self.tasks,
             num_reconnects=self.num_reconnects,
-            features=("resumed",) if "resumed" in self.queues else (),
+            features=(*(["resumed"] if "resumed" in self.queues else []), *([IMAGES] if self.sees else [])),
         )
 
     async def _pull(self, queue: Queue) -> None:

@@ -17,6 +17,7 @@ from gateway.api.schemas.conversation import (
     MessageBody,
     ToolCallBody,
 )
+from gateway.api.schemas.images import ImageUrlBody
 from gateway.api.schemas.names import Kind, ParameterTable, described
 from gateway.api.schemas.parameters import AskedLogprobs, CommonBody, StreamOptions
 from gateway.api.schemas.structured_output import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
@@ -144,6 +145,7 @@ _READERS: MappingProxyType[Kind, type[Struct]] = MappingProxyType(
         OpenAi.STREAM_OPTIONS: StreamOptions,
         OpenAi.MESSAGE: MessageBody,
         OpenAi.CONTENT_PART: ContentPart,
+        OpenAi.IMAGE_URL: ImageUrlBody,
         OpenAi.PREDICTION: PredictionBody,
         OpenAi.CHAT_THINKING: ThinkingBody,
         OpenAi.CHAT_REASONING: ReasoningBody,

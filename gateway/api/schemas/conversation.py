@@ -19,8 +19,10 @@ from gateway.api.schemas.checks import (
     require_text,
     unsupported_parameter,
 )
+from gateway.api.schemas.images import Images, ImageUrl, ImageUrlBody, MixedContent, image_at
 from gateway.api.schemas.names import described
 from gateway.errors import ApiError
+from gateway.generation import Prompt
 from shared.bounds import MAX_MESSAGES, MAX_TOOLS
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 
@@ -70,17 +72,21 @@ class ThinkingPart(Struct):
 
 
 class ContentPart(Struct, forbid_unknown_fields=True):
-    """One part of a message's content; only parts of text are supported."""
+    """One part of a message's content: text of some kind, or an image."""
 
     type: Annotated[
         Annotated[str, Meta(max_length=64)],
-        described("The form of the part: `text`, `input_text`, `output_text`, `refusal` or `thinking`."),
+        described("The form of the part: `text`, `input_text`, `output_text`, `image_url`, `refusal` or `thinking`."),
     ]
     text: Annotated[str | None, described("The text of the part.")] = None
     refusal: Annotated[str | None, described("The text of a part of the type `refusal`.")] = None
     thinking: Annotated[
         str | Annotated[list[ThinkingPart], Meta(max_length=MAX_MESSAGES)] | None,
         described("The text of a part of the type `thinking`, or a list of parts."),
+    ] = None
+    image_url: Annotated[
+        ImageUrl | None,
+        described("The image of a part of the type `image_url`, for models that see: an object, or its URL alone."),
     ] = None
 
 
@@ -142,8 +148,8 @@ class MessageBody(Struct, kw_only=True, forbid_unknown_fields=True):
 MessageBodies = Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def flatten_messages(messages: Iterable[MessageBody]) -> tuple[ChatMessage, ...]:
-    """Return the messages as they travel.
+def flatten_messages(messages: Iterable[MessageBody], images: Images) -> tuple[ChatMessage, ...]:
+    """Return the messages as they travel; what they show is added to `images`.
 
     Raises:
         ApiError: 400; a role is unknown, or a content is missing or is not text.
@@ -155,7 +161,7 @@ def flatten_messages(messages: Iterable[MessageBody]) -> tuple[ChatMessage, ...]
             flat.append(ChatMessage(role=message.role, content=cast("str", message.content)))
             continue
         where = f"messages.[{index}]"
-        each = _flatten(message, where)
+        each = _flatten(message, where, images)
         if message.function_call is not None:
             last_function_call = f"call_{index}"
             call = _called(message.function_call, last_function_call, f"{where}.function_call")
@@ -190,13 +196,19 @@ def estimate_messages(messages: tuple[ChatMessage, ...], options: ChatOptions | 
     return tools + sum(map(_estimate, messages))
 
 
+def conversation_prompt(messages: tuple[ChatMessage, ...], options: ChatOptions | None, images: Images) -> Prompt:
+    """Return the prompt of a conversation that shows these images."""
+    estimate = estimate_messages(messages, options) + images.estimated_tokens
+    return Prompt(estimate, messages=messages, chat=options, images=tuple(images.sources))
+
+
 def content_text(content: Content, where: str) -> str:
     """Return a content as text, without its parts that are thinking.
 
     Raises:
         ApiError: 400; it has parts that are not text.
     """
-    return _texts(content, where)[0]
+    return _read(content, where, None)[0].text
 
 
 def _estimate(message: ChatMessage) -> int:
@@ -207,32 +219,27 @@ def _estimate(message: ChatMessage) -> int:
     return estimate_tokens(message.content) + calls + reasoning + _TOKENS_PER_MESSAGE
 
 
-def _flatten(message: MessageBody, where: str) -> ChatMessage:
+def _flatten(message: MessageBody, where: str, images: Images) -> ChatMessage:
     if message.role not in ROLES:
         raise invalid_value(f"{where}.role", f"'{where}.role' must be one of {', '.join(ROLES)}.")
-    content, thought = _texts(message.content or "", f"{where}.content")
+    content, thought = _read(message.content or "", f"{where}.content", images)
     reasoning = _reasoning(message, where) or thought
     calls = tuple(_call(call, f"{where}.tool_calls.[{i}]") for i, call in enumerate(message.tool_calls or ()))
     refusal = require_text(f"{where}.refusal", message.refusal or "")
     # A tool may have no result. An answer may be anything but content, or nothing, where the client stopped it.
     if message.content is None and message.role not in ("assistant", "tool", "function"):
         raise missing_parameter(f"{where}.content", "a string or a list of text parts")
+    is_list = isinstance(message.content, list) and not (refusal or thought)
     return ChatMessage(
         role=message.role,
-        content="\n".join(filter(None, (content, refusal))),
+        content="\n".join(filter(None, (content.text, refusal))),
         name=_checked_name(message.name, f"{where}.name"),
         reasoning=reasoning or None,
         tool_calls=calls,
         tool_call_id=_checked_name(message.tool_call_id, f"{where}.tool_call_id"),
-        part_lengths=() if refusal or thought else _part_lengths(message.content),
+        part_lengths=content.part_lengths if is_list or content.shown else (),
+        images=tuple(content.shown),
     )
-
-
-def _part_lengths(content: Content | None) -> tuple[int, ...]:
-    """Return the lengths of the texts of a list; nothing for a content that is one text."""
-    if content is None or isinstance(content, str):
-        return ()
-    return tuple(len(part.text if part.text is not None else part.refusal or "") for part in content)
 
 
 def _reasoning(message: MessageBody, where: str) -> str:
@@ -281,24 +288,28 @@ def _checked_name(name: str | None, where: str) -> str | None:
     return None if name is None else require_text(where, name)
 
 
-def _texts(content: Content, where: str) -> tuple[str, str]:
-    """Return the text of a content, and that of its parts that were only thought."""
+def _read(content: Content, where: str, images: Images | None) -> tuple[MixedContent, str]:
+    """Return the texts and images of a content, and the text of its parts that were only thought."""
     if isinstance(content, str):
-        return content, ""
-    texts: list[str] = []
+        return MixedContent(images, texts=[content] if content else []), ""
+    mixed = MixedContent(images)
     thoughts: list[str] = []
-    for part in content:
+    for index, part in enumerate(content):
         _check_fields(part, where)
         if part.type == "thinking" and part.thinking is not None:
             thinking = part.thinking
             thoughts += [thinking] if isinstance(thinking, str) else [each.text for each in thinking]
         elif part.type == "refusal" and part.refusal is not None:
-            texts.append(part.refusal)
+            mixed.texts.append(part.refusal)
         elif part.type in _TEXT_PARTS and part.text is not None:
-            texts.append(part.text)
+            mixed.texts.append(part.text)
+        elif part.type == "image_url" and part.image_url is not None:
+            asked, place = part.image_url, f"{where}.[{index}].image_url"
+            body = ImageUrlBody(url=asked) if isinstance(asked, str) else asked
+            mixed.show(image_at(body.url, body.detail, place))
         else:
             raise _unreadable(part, where)
-    return "".join(texts), "".join(thoughts)
+    return mixed, "".join(thoughts)
 
 
 def _check_fields(part: ContentPart, where: str) -> None:
@@ -308,15 +319,15 @@ def _check_fields(part: ContentPart, where: str) -> None:
         ApiError: 400; it names the field.
     """
     own = "text" if part.type in _TEXT_PARTS else part.type
-    names = ("text", "refusal", "thinking")
+    names = ("text", "refusal", "thinking", "image_url")
     for name in names if own in names else ():
         if name != own and getattr(part, name):
             raise invalid_value(where, f"'{where}' has a part of type '{part.type[:64]}' with '{name}'. Leave it out.")
 
 
 def _unreadable(part: ContentPart, where: str) -> ApiError:
-    if part.type in (*_TEXT_PARTS, "refusal", "thinking"):
+    if part.type in (*_TEXT_PARTS, "refusal", "thinking", "image_url"):
         field = "text" if part.type in _TEXT_PARTS else part.type
         return invalid_value(where, f"'{where}' has a part of type '{part.type}' without '{field}'.")
-    message = f"'{where}' has a part of type '{part.type}'; only parts of text are supported."
+    message = f"'{where}' has a part of type '{part.type}'; supported are parts of text and 'image_url'."
     return unsupported_parameter(where, message)

@@ -4,9 +4,6 @@ One typed decode in C refuses wrong types, values out of range, NaN, infinities,
 stack. It refuses names too that no field has; only then, or where a value is wrong, the table of parameters is asked
 which names change nothing and may be taken out, and the body is decoded once more. A surrogate without its other half,
 as a program leaves it that cuts texts by UTF-16 units, is read as U+FFFD.
-
-Where the operator allows that, images before the last message of the user become a note, so that a text model can go on
-with the rest. The answer is about that message, so its images are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -57,8 +54,6 @@ class BodyReader(Generic[T]):
         return _decode_or_refuse(self._decoder, body, lambda: self._read(body, rules))
 
     def _read(self, body: bytes, rules: BodyRules) -> T:
-        if rules.replaces_old_images:
-            body = without_old_images(body)
         parsed = self._decode(body, rules)
         if rules.model is not None and getattr(parsed, "model", None) is not None:
             parsed.model = rules.model  # type: ignore[attr-defined]
@@ -167,52 +162,3 @@ def _values(found: object, parts: list[str]) -> Iterator[str]:
     else:
         for inner in typing.get_args(found):
             yield from _values(inner, parts)
-
-
-NOTE = "[image left out: this model reads text]"
-
-_TYPES = frozenset({"image_url", "input_image", "image"})
-_MARKS = (b'"image_url"', b'"input_image"', b'"image"')
-_TEXT_TYPES = {"input_image": "input_text"}
-
-
-def without_old_images(body: bytes) -> bytes:
-    """Return a body of chat completions, responses or messages without the images of earlier turns.
-
-    A body that is not JSON, or has no images, is returned as it is.
-    """
-    if not any(mark in body for mark in _MARKS):
-        return body
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return body
-    messages = None if not isinstance(fields, dict) else fields.get("messages", fields.get("input"))
-    if not isinstance(messages, list):
-        return body
-    last = max((i for i, message in enumerate(messages) if _is_of_user(message)), default=-1)
-    changed = [_replace(message) for message in messages[: max(last, 0)]]
-    return msgspec.json.encode(fields) if any(changed) else body
-
-
-def _is_of_user(message: Any) -> bool:
-    """Whether a message is the user's own; Anthropic's clients send the results of tools as the user's."""
-    if not isinstance(message, dict) or message.get("role") != "user":
-        return False
-    content = message.get("content")
-    types = [part.get("type") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return not types or set(types) != {"tool_result"}
-
-
-def _replace(holder: Any) -> bool:
-    """Replace the images in a message, and in the results of tools in it; return whether there were any."""
-    changed = False
-    for name in ("content", "output") if isinstance(holder, dict) else ():
-        parts = holder.get(name)
-        for i, part in enumerate(parts if isinstance(parts, list) else ()):
-            if isinstance(part, dict) and part.get("type") in _TYPES:
-                parts[i] = {"type": _TEXT_TYPES.get(part["type"], "text"), "text": NOTE}
-                changed = True
-            else:
-                changed |= _replace(part)
-    return changed

@@ -28,13 +28,11 @@ class BodyRules(Struct, frozen=True):
         only_model: Returns the model of a body that names none, or None where several could be meant. Large bodies are
             read in a thread, which calls it.
         model: Takes the place of the model that the body names: the path names one.
-        replaces_old_images: Images before the last message of the user become a note, instead of an error.
     """
 
     allow_unknown: bool = False
     only_model: Callable[[], str | None] = lambda: None
     model: str | None = None
-    replaces_old_images: bool = False
 
 
 STRICT = BodyRules()

@@ -6,8 +6,9 @@ from typing import Any, cast
 
 from gateway.api.schemas.bodies import OPENAI_NAMES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value
-from gateway.api.schemas.conversation import content_text, estimate_messages, flatten_messages
+from gateway.api.schemas.conversation import content_text, conversation_prompt, flatten_messages
 from gateway.api.schemas.decoding import BodyReader
+from gateway.api.schemas.images import Images
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.api.schemas.parameters import (
     CommonBody,
@@ -30,7 +31,7 @@ from gateway.api.schemas.template_options import chat_options, may_reason, templ
 from gateway.api.schemas.thinking import chat_thinking
 from gateway.api.schemas.tools import OfferedTools, offered_functions, offered_tools
 from gateway.api.schemas.unserved_names import OpenAi
-from gateway.generation import Details, Generation, Kind, Prompt, StructuredOutput
+from gateway.generation import Details, Generation, ImageSource, Kind, Prompt, StructuredOutput
 from shared.conversation import ChatMessage
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
 
@@ -53,7 +54,8 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
     output = asked_output(chat)
     check_sequences(1, chat.n or 1)
     logprobs = _chat_logprobs(chat)
-    messages = flatten_messages(chat.messages)
+    images = Images()
+    messages = flatten_messages(chat.messages, images)
     tools = _tools(chat)
     thinking = chat_thinking(chat, chat.chat_template_kwargs)
     variables = template_variables(chat.chat_template_kwargs, thinking, chat.documents, chat.verbosity)
@@ -61,7 +63,7 @@ def parse_chat(body: bytes, rules: BodyRules = STRICT) -> Generation:
     return _generation(
         chat,
         "chat",
-        (Prompt(estimate_messages(messages, options), messages=messages, chat=options),),
+        (conversation_prompt(messages, options, images),),
         _chat_max_tokens(chat),
         logprobs,
         output,
@@ -98,8 +100,8 @@ def parse_completion(body: bytes, rules: BodyRules = STRICT) -> Generation:
     )
 
 
-def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, TokenizeCall]:
-    """Return the model, if one is named, and the call to make.
+def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, TokenizeCall, tuple[ImageSource, ...]]:
+    """Return the model, if one is named, the call to make, and the images of its conversation.
 
     Special tokens are added to a text by default, and not to a conversation, whose template already has them.
 
@@ -110,13 +112,14 @@ def parse_tokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, 
     if (parsed.prompt is None) == (parsed.messages is None):
         raise invalid_value("prompt", "Give exactly one of 'prompt' and 'messages'.")
     messages = options = None
+    images = Images()
     if parsed.messages is not None:
-        messages = flatten_messages(parsed.messages)
+        messages = flatten_messages(parsed.messages, images)
         tools = offered_tools(parsed.tools, None).template
         options = chat_options(parsed, messages, tools, template_variables(parsed.chat_template_kwargs))
     special = messages is None if parsed.add_special_tokens is None else parsed.add_special_tokens
     call = TokenizeCall(text=parsed.prompt, messages=messages, add_special_tokens=special, chat=options)
-    return _named_model(parsed.model), call
+    return _named_model(parsed.model), call, tuple(images.sources)
 
 
 def parse_detokenize(body: bytes, rules: BodyRules = STRICT) -> tuple[str | None, DetokenizeCall]:

@@ -20,6 +20,7 @@ class OpenAi(Kind):
     STREAM_OPTIONS = "stream_options"
     MESSAGE = "A message"
     CONTENT_PART = "A part of a message's content"
+    IMAGE_URL = "image_url of a part"
     PREDICTION = "prediction"
     CHAT_THINKING = "thinking of /v1/chat/completions and /v1/responses"
     CHAT_REASONING = "reasoning of /v1/chat/completions"
@@ -36,7 +37,7 @@ class OpenAi(Kind):
 _GENERATION: tuple[Kind, ...] = (OpenAi.CHAT, OpenAi.COMPLETION)
 _CHAT, _MESSAGE, _PART, _TOOL = (OpenAi.CHAT,), (OpenAi.MESSAGE,), (OpenAi.CONTENT_PART,), (OpenAi.TOOL,)
 _STRUCTURED = (OpenAi.STRUCTURED_OUTPUTS,)
-_TEXT_ONLY = "Send text; this server reads nothing else."
+_TEXT_ONLY = "Send text; this server reads nothing else, except images as parts `image_url`."
 _THINKING = "Use 'reasoning_effort', or the variables of the model's template in 'chat_template_kwargs'."
 _CACHED = "Prompts are always cached."
 
@@ -134,7 +135,6 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
     },
     _PART: {
         _TEXT_ONLY: {
-            "image_url": ({"url": "data:image/png;base64,"},),
             "input_audio": ({"data": ""},),
             "file": ({"file_id": "a"},),
             "video_url": ({"url": "https://example.com/a.mp4"},),
@@ -181,7 +181,7 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
         "Times are in the metrics.": {"timings_per_token": True, "return_progress": True},
         "Send the header `x-request-id`: it names the request everywhere.": {"request_id": "mine", "rid": "mine"},
         "There is one implementation of structured output.": {"guided_decoding_backend": "auto"},
-        "For images and sounds, which are not read.": {"mm_processor_kwargs": {"fps": 1}},
+        "How images are prepared is the model's own.": {"mm_processor_kwargs": {"fps": 1}},
         "There is one provider.": {"provider": {"order": ["a"]}},
         "Whole answers always count tokens; `stream_options` asks a stream to.": {"usage": {"include": True}},
         "It is LiteLLM's own.": {"caching": True},

@@ -136,7 +136,6 @@ def test_result_behind_those_of_the_client_s_tools_answers_its_call() -> None:
     [
         ({"type": "compaction", "content": "x", "encrypted_content": "y"}, "send them, or their summary as text"),
         ({"type": "container_upload", "file_id": "f"}, "send its text in a document"),
-        ({"type": "image", "source": {"type": "base64", "data": "AA"}}, "reads text alone"),
         ({"type": "mcp_tool_listing", "mcp_server_name": "x", "tools": []}, "Supported are text"),
     ],
 )

@@ -43,6 +43,7 @@ from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply
 from tests.gateway.http1.raw_server import served
+from tests.gateway.image_intake import image_intake
 
 KEY = "hr-test"
 AUTH = {"Authorization": f"Bearer {KEY}"}
@@ -99,6 +100,7 @@ def services(connection: Client, fleet: Fleet, tmp_path: Path) -> RouteServices:
         queue=connection,
         tokenizer=TokenizerClient(connection, timeout_s=TOKENIZER_TIMEOUT_S),
         metrics=metrics,
+        images=image_intake(connection),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -17,9 +18,11 @@ from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gatew
 from tests.gateway.known_worker import known_worker
 from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import WireWorker, expected_text
+from tests.images import encoded, picture
 
 __all__ = ["gateway", "nats_url"]
 
+PNG = f"data:image/png;base64,{base64.b64encode(encoded(picture(4, 4))).decode()}"
 USER = {"role": "user", "content": "hi"}
 # A turn that the user stopped before its first token, as clients keep it.
 STOPPED = [
@@ -194,7 +197,7 @@ async def test_compressed_body_is_read(worker: WireWorker, gateway: GatewayProce
 async def test_images_of_earlier_turns_become_a_note_where_the_operator_allows_it(
     nats_url: str, tmp_path: Path
 ) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    image = {"type": "image_url", "image_url": {"url": PNG}}
     seen = {"role": "user", "content": [{"type": "text", "text": "See: "}, image]}
     with running_gateway(tmp_path, nats_url, replace_old_images=True) as gateway:
         async with known_worker(nats_url, gateway) as worker:

@@ -42,6 +42,7 @@ from shared.tokenizer_calls import TemplateCall, TokenizeCall, TokenizerReply
 from tests.gateway.api.test_app import KEY, NO_SERVICE, client_of, heartbeat
 from tests.gateway.api.test_streamed import LIMITS, events
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.image_intake import image_intake
 from tests.gateway.kept_exchange import kept_exchange
 from tests.gateway.known_worker import known_worker
 from tests.gateway.shared_gateway import gateway, nats_url
@@ -274,6 +275,7 @@ async def served(nats_url: str, tmp_path: Path) -> AsyncIterator[Served]:
         queue=connection,
         tokenizer=TokenizerClient(connection, timeout_s=2.0),
         metrics=metrics,
+        images=image_intake(connection),
     )
     app = create_app(services, NO_SERVICE, [], LlamaCppRoutes(services).routes())
     async with client_of(app, AUTH) as http:

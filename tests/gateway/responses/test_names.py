@@ -114,7 +114,7 @@ def test_operator_may_have_such_names_left_out() -> None:
     [
         ({"type": "program", "call_id": "c", "name": "f", "code": "x"}, "type"),
         ({"type": "computer_call", "id": "cu_1", "status": "completed", "action": {"type": "click"}}, "type"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "low"}]}, "content.[0].type"),
+        ({"role": "user", "content": [{"type": "input_audio", "data": "x", "format": "mp3"}]}, "content.[0].type"),
     ],
 )
 def test_item_that_is_not_served_is_refused_by_its_type_whatever_it_holds(item: dict[str, Any], place: str) -> None:

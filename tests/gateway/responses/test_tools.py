@@ -230,8 +230,8 @@ async def test_item_that_is_referred_to_twice_is_refused(thinking: WireWorker, c
         ({"text": {"unknown": 1}}, "text.unknown"),
         ({"input": [{"type": "computer_call", "id": "a"}]}, "input.[0].type"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
-            "input.[0].content.[0].type",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://a.test/a.png"}]}]},
+            "input.[0].content.[0].image_url",
         ),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.[0].id"),
         ({"input": [{"role": "user", "content": "x"}, {"type": "item_reference"}]}, "input.[1].id"),

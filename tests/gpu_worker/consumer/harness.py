@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from nats.aio.msg import Msg
 import ops
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.start.engine_setup import EngineSetup, build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -174,11 +175,29 @@ class RunningWorker:
         return next(filter(accept, self.heartbeats))
 
 
-async def start_worker(url: str, model: str, limits: StreamLimits | None = None, **settings: Any) -> RunningWorker:
-    """Start a worker with a simulated engine, one millisecond a step unless told otherwise."""
+class _Seeing(EngineSetup):
+    """The setup of a model that sees."""
+
+
+async def start_worker(
+    url: str, model: str, limits: StreamLimits | None = None, media: Any = None, **settings: Any
+) -> RunningWorker:
+    """Start a worker with a simulated engine, one millisecond a step unless told otherwise.
+
+    Args:
+        url: Of NATS.
+        model: Its name.
+        limits: Of streams that it makes.
+        media: Prepares images, for a model that sees.
+        settings: Of the worker.
+    """
     config = WorkerConfig(**{"model": DEMO_MODEL, "simulate": 1.0, "max_num_seqs": 64, "num_blocks": 4096, **settings})
     directory = read_model_directory(DEMO_MODEL)
     setup = build_engine(config, directory, TOKENIZER)
+    if media is not None:
+        fields = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
+        setup = _Seeing(**fields)
+        setup.media = media  # type: ignore[attr-defined]
     name = fresh_name("w")
     holder: list[RunningWorker] = []
 

@@ -103,7 +103,7 @@ TOOL = '[{"type":"function","function":{"name":"f","parameters":{"type":"object"
     ],
 )
 def test_what_the_template_gets_is_passed_on(fields: dict[str, Any], options: ChatOptions | None) -> None:
-    _, call = parse_tokenize(msgspec.json.encode({"messages": MESSAGES, **fields}))
+    _, call, _ = parse_tokenize(msgspec.json.encode({"messages": MESSAGES, **fields}))
     assert call.chat == options
 
 
@@ -117,5 +117,5 @@ def test_parameter_that_is_not_served_is_refused_unless_it_changes_nothing() -> 
     with pytest.raises(ApiError) as raised:
         parse_tokenize(msgspec.json.encode({"messages": MESSAGES, "return_token_strs": True}))
     assert (raised.value.status, raised.value.param) == (400, "return_token_strs")
-    _, call = parse_tokenize(msgspec.json.encode({"messages": MESSAGES, "return_token_strs": False}))
+    _, call, _ = parse_tokenize(msgspec.json.encode({"messages": MESSAGES, "return_token_strs": False}))
     assert call.messages is not None

@@ -105,6 +105,8 @@ NAMES_OF_SCHEMAS = {"name", "description"}
 def body(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     """Return a body of whose objects one of this kind has these fields."""
     part = {"type": "text", "text": "hello", **(fields if kind is OpenAi.CONTENT_PART else {})}
+    if kind is OpenAi.IMAGE_URL:
+        part = {"type": "image_url", "image_url": {"url": "https://images.test/a.png", **fields}}
     role = "assistant" if kind is OpenAi.CHAT else "user"
     message = {"role": role, "content": [part], **(fields if kind is OpenAi.MESSAGE else {})}
     if kind in ANTHROPIC:

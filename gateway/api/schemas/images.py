@@ -1,0 +1,156 @@
+"""Images in bodies: where each comes from, and where it stands among the texts of its message.
+
+An image in the body itself is decoded from base64 and its header is read, so that a wrong one is refused with its
+place before anything else happens. Nothing is fetched here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Struct
+
+from gateway.api.schemas.checks import invalid_value
+from gateway.api.schemas.names import described
+from gateway.errors import ApiError
+from gateway.generation import ImageSource
+from shared.bounds import MAX_IMAGES
+from shared.image_header import ImageProblemError, read_header
+from shared.media import ContentImage, Detail
+
+MAX_URL_CHARACTERS = 8192
+# Of an image whose size is not known yet; and how many pixels a token stands for in models of late.
+_UNKNOWN_TOKENS = 1024
+_PIXELS_PER_TOKEN = 784
+_MOST_TOKENS = 4096
+_DATA_URL = re.compile(r"data:[\w.+/-]{0,100}(?:;[\w=.+-]{1,100})*;base64,", re.IGNORECASE)
+_SHOWN_CHARACTERS = 64
+
+DetailField = Annotated[Detail | None, described("How finely to look: `auto`, `low` or `high`.", "low")]
+
+
+class ImageUrlBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Where an image is, and how finely to look at it."""
+
+    url: Annotated[
+        str, described("A data URL (`data:image/png;base64,...`), or an https URL of a host that the operator allows.")
+    ]
+    detail: DetailField = None
+
+
+ImageUrl = str | ImageUrlBody
+
+
+@dataclass(slots=True)
+class Images:
+    """The images of one conversation, in the order in which they were read."""
+
+    sources: list[ImageSource] = field(default_factory=list)
+
+    def add(self, source: ImageSource) -> int:
+        """Take an image, and return its index.
+
+        Raises:
+            ApiError: 400; there are too many.
+        """
+        if len(self.sources) >= MAX_IMAGES:
+            raise invalid_value(source.where, f"'{source.where}' is one image too many: at most {MAX_IMAGES} are read.")
+        self.sources.append(source)
+        return len(self.sources) - 1
+
+    @property
+    def estimated_tokens(self) -> int:
+        """Prompt tokens of all of them, about: the model's processor knows."""
+        return sum(map(_estimate, self.sources))
+
+
+@dataclass(slots=True)
+class MixedContent:
+    """Texts and images of one content, in their order.
+
+    Attributes:
+        images: Those of the conversation; None where no images may stand.
+        separator: Between texts.
+    """
+
+    images: Images | None
+    separator: str = ""
+    texts: list[str] = field(default_factory=list)
+    shown: list[ContentImage] = field(default_factory=list)
+
+    def show(self, source: ImageSource) -> None:
+        """Add an image.
+
+        Raises:
+            ApiError: 400; none may stand here, or there are too many.
+        """
+        if self.images is None:
+            raise invalid_value(source.where, f"'{source.where}' is an image; only text may stand there.")
+        self.shown.append(ContentImage(len(self.texts), self.images.add(source)))
+
+    @property
+    def text(self) -> str:
+        """All texts."""
+        return self.separator.join(self.texts)
+
+    @property
+    def part_lengths(self) -> tuple[int, ...]:
+        """The lengths of the texts, each with the separator behind it."""
+        return tuple(len(text) + len(self.separator) for text in self.texts)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the message, beside its text; none for one that shows no image."""
+        return {"part_lengths": self.part_lengths, "images": tuple(self.shown)} if self.shown else {}
+
+
+def image_at(url: str, detail: Detail | None, where: str) -> ImageSource:
+    """Return the image that a URL names or is.
+
+    Raises:
+        ApiError: 400; it is neither a data URL with an image that is read, nor an https URL.
+    """
+    if url[:5].lower() != "data:":
+        if url[:8].lower() != "https://" or len(url) > MAX_URL_CHARACTERS:
+            shown = url[:_SHOWN_CHARACTERS]
+            message = f"'{where}' must be a data URL or an https URL of at most {MAX_URL_CHARACTERS} characters"
+            raise invalid_value(where, f"{message}; it is '{shown}'.")
+        return ImageSource(where, detail or "auto", url=url)
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise invalid_value(where, f"'{where}' must be a data URL in base64: data:image/png;base64,...")
+    return image_of(url[head.end() :], detail, where)
+
+
+def image_of(text: str, detail: Detail | None, where: str) -> ImageSource:
+    """Return the image that a text in base64 holds.
+
+    Raises:
+        ApiError: 400; it is no base64, or no image that is read.
+    """
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid_value(where, f"'{where}' is no valid base64.") from None
+    try:
+        header = read_header(data)
+    except ImageProblemError as error:
+        raise bad_image(where, str(error)) from None
+    return ImageSource(where, detail or "auto", data=data, num_pixels=header.width * header.height)
+
+
+def bad_image(where: str, problem: str) -> ApiError:
+    """Answer for an image that is not read; `problem` completes the sentence 'The image ...'."""
+    return ApiError(400, f"The image at '{where}' {problem}", param=where, code="invalid_image")
+
+
+def _estimate(source: ImageSource) -> int:
+    if source.detail == "low":
+        return _UNKNOWN_TOKENS // 4
+    if not source.num_pixels:
+        return _UNKNOWN_TOKENS
+    return min(_MOST_TOKENS, max(16, source.num_pixels // _PIXELS_PER_TOKEN))

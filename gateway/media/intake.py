@@ -1,0 +1,167 @@
+"""From the images that clients send to references: fetched or read, checked by their headers, stored by digest.
+
+Nothing is decoded: a worker does that, and checks everything once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.generation import Generation, ImageSource
+from gateway.media.fetch import ImageFetcher
+from shared.image_header import ImageHeader, ImageProblemError, read_header
+from shared.media import MediaRef
+from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStore, MediaStoreError
+
+# Headers of larger images are read in a thread: some have a hundred thousand blocks.
+_LARGE_BYTES = 64 << 10
+_AT_ONCE = 8
+
+Result = TypeVar("Result")
+
+ReadFile = Callable[[str, str, int], Awaitable[bytes | None]]
+"""Returns the bytes of a tenant's file of some id, if it has at most so many; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What the images of one request may be.
+
+    Attributes:
+        max_bytes: Of each, as it is stored.
+        max_pixels: Of each.
+        max_images: Of a request.
+        max_total_pixels: Of all of them.
+    """
+
+    max_bytes: int = 20 << 20
+    max_pixels: int = 36_000_000
+    max_images: int = 32
+    max_total_pixels: int = 100_000_000
+
+
+class ImageIntake:
+    """Takes images in.
+
+    Attributes:
+        read_file: Reads a file of the Files API; None where files are not served.
+    """
+
+    def __init__(self, store: MediaStore, limits: ImageLimits, fetcher: ImageFetcher) -> None:
+        """Store in `store` what is within `limits`."""
+        self._store = store
+        self._limits = limits
+        self._fetcher = fetcher
+        self.read_file: ReadFile | None = None
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def stored(self, generation: Generation, tenant: str) -> Generation:
+        """Return a generation whose images are stored, and named by reference.
+
+        Raises:
+            ApiError: 400; an image is not there or not allowed. 429 or 503; it cannot be stored.
+        """
+        ttl_s = BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
+        prompts = [
+            msgspec.structs.replace(prompt, images=(), media=await self.references(prompt.images, tenant, ttl_s))
+            for prompt in generation.prompts
+        ]
+        return msgspec.structs.replace(generation, prompts=tuple(prompts))
+
+    async def references(
+        self, images: Sequence[ImageSource], tenant: str, ttl_s: float | None = None
+    ) -> tuple[MediaRef, ...]:
+        """Return the references of images, in their order.
+
+        Args:
+            images: Of one request.
+            tenant: Whose they are.
+            ttl_s: For how long they are stored; None stores none.
+
+        Raises:
+            ApiError: As `stored`.
+        """
+        limits = self._limits
+        if len(images) > limits.max_images:
+            where = images[limits.max_images].where
+            message = f"The request has {len(images)} images; at most {limits.max_images} are read."
+            raise ApiError(400, message, param=where, code="too_many_images")
+        found: list[MediaRef] = []
+        total = 0
+        for image in images:
+            async with self._places:
+                ref = await self._reference(image, tenant, ttl_s)
+            total += ref.width * ref.height
+            if total > limits.max_total_pixels:
+                message = f"The images up to '{image.where}' have {total} pixels together; at most "
+                message += f"{limits.max_total_pixels} are read in one request."
+                raise ApiError(400, message, param=image.where, code="image_too_large")
+            found.append(ref)
+        return tuple(found)
+
+    async def _reference(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
+        data, limits = await self._data(image, tenant), self._limits
+        if len(data) > limits.max_bytes:
+            problem = f"has {len(data)} bytes; at most {limits.max_bytes} are read."
+            raise _refused(image, problem, "image_too_large")
+        try:
+            header = await _in_thread_if_large(read_header, data)
+        except ImageProblemError as error:
+            raise _refused(image, str(error)) from None
+        if header.width * header.height > limits.max_pixels:
+            problem = f"has {header.width}x{header.height} pixels; at most {limits.max_pixels} are read."
+            raise _refused(image, problem, "image_too_large")
+        digest = await self._digest(image, data, tenant, ttl_s)
+        return _reference(image, header, digest, len(data))
+
+    async def _data(self, image: ImageSource, tenant: str) -> bytes:
+        if image.data is not None:
+            return image.data
+        if image.url is not None:
+            return await self._fetcher.fetch(tenant, image.url, image.where)
+        assert image.file_id is not None
+        if self.read_file is None:
+            problem = "is a file, and this gateway has no store of files. Send it as a data URL."
+            raise _refused(image, problem, "files_not_served")
+        data = await self.read_file(tenant, image.file_id, self._limits.max_bytes)
+        if data is None:
+            raise _refused(image, f"is no file of this tenant: '{image.file_id[:64]}'.", "file_not_found")
+        return data
+
+    async def _digest(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> bytes:
+        if ttl_s is None:
+            return (await _in_thread_if_large(hashlib.sha256, data)).digest()
+        try:
+            return await self._store.put(tenant, data, ttl_s)
+        except MediaFullError as error:
+            status, code = (429, "image_quota_exceeded") if error.is_own else (503, "image_store_full")
+            raise ApiError(status, str(error), param=image.where, code=code, retry_after_s=60.0) from error
+        except MediaStoreError as error:
+            message = "The server's store of images cannot be used at the moment. Try again shortly."
+            raise ApiError(503, message, code="image_store_unavailable", retry_after_s=5.0) from error
+
+
+async def _in_thread_if_large(read: Callable[[bytes], Result], data: bytes) -> Result:
+    return read(data) if len(data) <= _LARGE_BYTES else await asyncio.to_thread(read, data)
+
+
+def _reference(image: ImageSource, header: ImageHeader, digest: bytes, num_bytes: int) -> MediaRef:
+    return MediaRef(
+        digest=digest,
+        num_bytes=num_bytes,
+        width=header.width,
+        height=header.height,
+        mime=header.mime,
+        detail=image.detail,
+    )
+
+
+def _refused(image: ImageSource, problem: str, code: str = "invalid_image") -> ApiError:
+    return ApiError(400, f"The image at '{image.where}' {problem}", param=image.where, code=code)

@@ -1,0 +1,92 @@
+"""The images of a request on their way into a sequence: references, the tokens that stand for them, pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gpu_worker.core.sequence import Sequence as EngineSequence
+from gpu_worker.media.prepared_images import PreparedImage, PreparedImages, Preparer
+from shared.conversation import Messages
+from shared.errors import BadRequestError, PromptTooLongError
+from shared.media import MediaRef
+from shared.messages import Request
+
+
+class ImageProcessor(Preparer, Protocol):
+    """How a model reads images."""
+
+    def expand(self, token_ids: Sequence[int], refs: Sequence[MediaRef]) -> tuple[list[int], list[Any]]:
+        """Return a prompt with the tokens of its images, and where each is.
+
+        Raises:
+            BadRequestError: It has more or fewer places for images than images, or the model cannot read one.
+        """
+        ...
+
+
+class RequestImages:
+    """Reads the images of requests for a model that sees. Keeps nothing of a request."""
+
+    def __init__(self, processor: ImageProcessor, prepared: PreparedImages, max_model_len: int) -> None:
+        """Count tokens by `processor`, and get pixels from `prepared`."""
+        self._processor = processor
+        self._prepared = prepared
+        self._max_model_len = max_model_len
+
+    def expanded(self, request: Request, token_ids: Sequence[int]) -> tuple[list[int], list[Any]]:
+        """Return the prompt of a request with the tokens of its images, and where each is; no image is looked at.
+
+        Raises:
+            BadRequestError: The template shows other images, the model cannot read one, or all together are too long.
+        """
+        expanded, spans = self._processor.expand(token_ids, shown(request.messages or (), request.media))
+        if len(expanded) >= self._max_model_len:
+            raise PromptTooLongError(len(expanded), self._max_model_len, "messages")
+        return expanded, spans
+
+    async def prepared(self, request: Request, is_wanted: Callable[[], bool]) -> list[PreparedImage]:
+        """Return the images of a request, in their order.
+
+        Raises:
+            Exception: As `PreparedImages.images`.
+        """
+        return await self._prepared.images(request.tenant, shown(request.messages or (), request.media), is_wanted)
+
+    async def close(self) -> None:
+        """End what decodes."""
+        await self._prepared.close()
+
+
+def give(sequence: EngineSequence, spans: Sequence[Any], images: Sequence[PreparedImage]) -> None:
+    """Let a sequence have its images."""
+    for name, value in (("media", tuple(spans)), ("images", tuple(images))):
+        setattr(sequence, name, value)
+
+
+def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:
+    """Return what messages show, in the order in which it stands there.
+
+    Raises:
+        BadRequestError: A message shows an image that is not among `media`.
+    """
+    places = [part for message in messages if message.images for part in message.texts_and_images]
+    indices = [place for place in places if isinstance(place, int)]
+    if indices and max(indices) >= len(media):
+        message = f"messages: image number {max(indices)} is shown, and 'media' has {len(media)}, counted from 0."
+        raise BadRequestError(message, "messages")
+    return [media[index] for index in indices]
+
+
+def check_images(request: Request) -> None:
+    """Refuse images where none can be.
+
+    Raises:
+        BadRequestError: The request is no conversation to go on with, or its prompt is to be cut.
+    """
+    if request.messages is None or request.pooling is not None:
+        raise BadRequestError("media: only a conversation that is answered may show images.", "media")
+    if request.truncate_prompt_tokens is not None:
+        message = "truncate_prompt_tokens: a prompt with images is not cut. Leave it out."
+        raise BadRequestError(message, "truncate_prompt_tokens")
+    shown(request.messages, request.media)

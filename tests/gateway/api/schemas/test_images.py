@@ -1,0 +1,201 @@
+"""Images in the bodies of three APIs: what they show, where it stands, and why it is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.anthropic.parsing import parse_messages
+from gateway.api.schemas.parsing import parse_chat
+from gateway.errors import ApiError
+from gateway.generation import Generation, Prompt
+from gateway.responses.request import own_items, parse_body, to_generation
+from shared.bounds import MAX_IMAGES
+from shared.conversation import ChatMessage
+from tests.images import encoded, picture, png_of_size
+
+PNG = encoded(picture())
+DATA = base64.b64encode(PNG).decode()
+URL = f"data:image/png;base64,{DATA}"
+IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
+Parse = Callable[[Any], Generation]
+
+
+def chat(*content: Any, role: str = "user", **fields: Any) -> Generation:
+    return parse_chat(json.dumps({"model": "m", "messages": [{"role": role, "content": content, **fields}]}).encode())
+
+
+def response(*content: Any) -> Generation:
+    return response_of({"role": "user", "content": content})
+
+
+def response_of(*items: Any) -> Generation:
+    body = parse_body(json.dumps({"model": "m", "input": items}).encode())
+    return to_generation(body, [], own_items(body), ())
+
+
+def message(*content: Any) -> Generation:
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": content}]}
+    return parse_messages(json.dumps(body).encode())
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+def only(generation: Generation) -> tuple[Prompt, ChatMessage]:
+    (prompt,) = generation.prompts
+    assert prompt.messages is not None
+    return prompt, prompt.messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        (chat(text("a"), {"type": "image_url", "image_url": {"url": URL}}, text("b")), ("a", 0, "b")),
+        (chat({"type": "image_url", "image_url": URL}, text("b")), (0, "b")),
+        (chat(text("a"), {"type": "image_url", "image_url": {"url": URL, "detail": None}}), ("a", 0)),
+        (chat({"type": "image_url", "image_url": URL}, role="tool", tool_call_id="c"), (0,)),
+        (
+            response({"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": URL, "detail": "auto"}),
+            ("a", 0),
+        ),
+        (
+            response_of(
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": URL}],
+                },
+            ),
+            ("a", 0),
+        ),
+        (
+            message(
+                text("a"), {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
+            ),
+            ("a", 0),
+        ),
+        (
+            message(
+                text("a"),
+                IMAGE_BLOCK,
+                text("b"),
+            ),
+            ("a\n\n", 0, "b"),
+        ),
+    ],
+)
+def test_images_stand_where_the_client_wrote_them(generation: Generation, expected: tuple[Any, ...]) -> None:
+    prompt, last = only(generation)
+    assert last.texts_and_images == expected
+    (image,) = prompt.images
+    assert (image.data, image.detail) == (PNG, "auto")
+    assert prompt.estimated_tokens > 16
+
+
+def test_images_of_several_messages_are_counted_on() -> None:
+    turns = [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL, "detail": "low"}}]},
+        {"role": "assistant", "content": "A cat."},
+        {"role": "user", "content": [{"type": "image_url", "image_url": "https://x/y.png"}, text("And?")]},
+    ]
+    (prompt,) = parse_chat(json.dumps({"model": "m", "messages": turns}).encode()).prompts
+    assert [each.texts_and_images for each in prompt.messages or ()] == [(0,), ("A cat.",), (1, "And?")]
+    assert [(each.detail, each.url, each.where) for each in prompt.images] == [
+        ("low", None, "messages.[0].content.[0].image_url"),
+        ("auto", "https://x/y.png", "messages.[2].content.[0].image_url"),
+    ]
+
+
+def test_anthropics_tool_results_and_places_elsewhere_are_read() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [text("See"), image], "is_error": True}
+    file = {"type": "image", "source": {"type": "file", "file_id": "file-1"}}
+    turns = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, file]},
+    ]
+    body = {"model": "m", "max_tokens": 1, "messages": turns}
+    (prompt,) = parse_messages(json.dumps(body).encode()).prompts
+    tool, user = (prompt.messages or ())[-2:]
+    assert (tool.role, tool.texts_and_images, user.texts_and_images) == ("tool", ("Error: See", 0), (1,))
+    assert [(each.url, each.file_id) for each in prompt.images] == [("https://x/y.png", None), (None, "file-1")]
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("data:image/png;base64,!!", "is no valid base64"),
+        ("data:image/png,abc", "must be a data URL in base64"),
+        ("http://example.com/a.png", "must be a data URL or an https URL"),
+        ("file:///etc/passwd", "must be a data URL or an https URL"),
+        ("https://x/" + "a" * 9000, "at most 8192 characters"),
+        ("data:image/png;base64,AAAA", "is no PNG, JPEG, WebP or GIF"),
+        (f"data:image/png;base64,{base64.b64encode(png_of_size(5, 5, bits=16)).decode()}", "has 16 bits a channel"),
+        (f"data:image/png;base64,{base64.b64encode(png_of_size(2**31, 1)).decode()}", "a side may have 1 to 32768"),
+    ],
+)
+def test_wrong_images_are_refused_with_their_place(url: str, problem: str) -> None:
+    with pytest.raises(ApiError, match=problem) as e:
+        chat(text("a"), {"type": "image_url", "image_url": {"url": url}})
+    assert (e.value.status, e.value.param) == (400, "messages.[0].content.[1].image_url")
+
+
+@pytest.mark.parametrize(
+    ("ask", "param", "problem"),
+    [
+        (lambda: chat({"type": "image_url"}), "messages.[0].content", "without 'image_url'"),
+        (lambda: chat({"type": "text", "text": "a", "image_url": URL}), "messages.[0].content", "Leave it out"),
+        (
+            lambda: chat({"type": "image_url", "image_url": {"url": URL, "detail": "best"}}),
+            "messages.[0].content.[0].image_url.detail",
+            "must be one of",
+        ),
+        (lambda: response({"type": "input_image"}), "input.[0].content.[0]", "either 'image_url' or 'file_id'"),
+        (
+            lambda: response({"type": "input_image", "file_id": "f", "detail": "best"}),
+            "input.[0].content.[0].detail",
+            "auto, low, high",
+        ),
+        (lambda: response({"type": "input_text", "text": "a", "file_id": "f"}), None, "no such field"),
+        (lambda: message({"type": "image", "source": {"type": "pdf"}}), "messages.[0].content.[0].source", "must be"),
+        (
+            lambda: message({"type": "image", "source": {"type": "base64"}}),
+            "messages.[0].content.[0].source.data",
+            "Missing",
+        ),
+    ],
+)
+def test_incomplete_images_name_the_field(ask: Callable[[], Generation], param: str | None, problem: str) -> None:
+    with pytest.raises(ApiError, match=problem) as e:
+        ask()
+    assert e.value.status == 400
+    assert param is None or e.value.param == param
+
+
+def test_images_stand_in_no_thought_or_prediction_or_system_prompt() -> None:
+    image = {"type": "image_url", "image_url": URL}
+    with pytest.raises(ApiError, match="only text may stand there"):
+        chat(text("a"), reasoning_content=[image])
+    body = {
+        "model": "m",
+        "max_tokens": 1,
+        "system": [{"type": "image", "source": {"type": "base64", "data": DATA}}],
+        "messages": [{"role": "user", "content": "a"}],
+    }
+    with pytest.raises(ApiError, match="only text may stand there"):
+        parse_messages(json.dumps(body).encode())
+
+
+def test_one_image_too_many_is_named() -> None:
+    images = [{"type": "image_url", "image_url": URL}] * (MAX_IMAGES + 1)
+    with pytest.raises(ApiError, match=r"content.\[64\].image_url' is one image too many: at most 64"):
+        chat(*images)

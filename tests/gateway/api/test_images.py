@@ -1,0 +1,166 @@
+"""Images over HTTP: what a worker gets of them, and what clients are told where no worker sees."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from nats.aio.msg import Msg
+
+from shared.media_store import MediaStore
+from shared.messages import Finish, Usage, encode
+from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import TokenizeCall, TokenizerReply
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
+from tests.gateway.known_worker import known_worker
+from tests.gateway.shared_gateway import gateway, nats_url
+from tests.gateway.wire_worker import WireWorker, expected_text
+from tests.images import encoded, picture, reference
+from tests.waiting import until
+
+__all__ = ["gateway", "nats_url"]
+
+PNG = encoded(picture())
+DATA = base64.b64encode(PNG).decode()
+URL = f"data:image/png;base64,{DATA}"
+CHAT = {
+    "role": "user",
+    "content": [{"type": "text", "text": "See: "}, {"type": "image_url", "image_url": {"url": URL}}],
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [CHAT], "max_tokens": 3},
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}],
+        "max_output_tokens": 3,
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": DATA}}]}],
+        "max_tokens": 3,
+    },
+}
+
+
+@pytest.fixture
+async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWorker]:
+    """The one worker of the gateway, which sees."""
+    async with known_worker(nats_url, gateway) as worker:
+        worker.sees = True
+        async with httpx2.AsyncClient(base_url=gateway.url, headers={"authorization": f"Bearer {API_KEY}"}) as http:
+
+            async def sees() -> bool:
+                reply = await http.get("/props", params={"model": worker.model})
+                return reply.status_code == 200 and reply.json()["modalities"]["vision"]
+
+            await worker.nats.subscribe(tokenizer_subject(worker.model), cb=answer)
+            async with asyncio.timeout(20):
+                while not await sees():  # noqa: ASYNC110 - heartbeats tell it
+                    await asyncio.sleep(0.02)
+        yield worker
+
+
+async def answer(message: Msg) -> None:
+    await message.respond(encode(TokenizerReply(token_ids=(1, 2, 3), max_model_len=100)))
+
+
+async def post(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> httpx2.Response:
+    async with httpx2.AsyncClient(base_url=gateway.url, timeout=20, trust_env=False) as http:
+        return await http.post(path, json=body, headers={"authorization": f"Bearer {API_KEY}"})
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_worker_gets_images_by_digest_and_reads_them_from_the_store(
+    gateway: GatewayProcess, worker: WireWorker, path: str
+) -> None:
+    asking = asyncio.create_task(post(gateway, path, {"model": worker.model, **BODIES[path]}))
+    request = await worker.next_request()
+    assert request.media == (reference(PNG),)
+    assert request.messages is not None
+    assert request.messages[-1].texts_and_images[-1] == 0
+    assert await MediaStore(worker.nats.jetstream()).get(request.tenant, request.media[0]) == PNG
+    await worker.claim(request, prompt_tokens=77)
+    await worker.say(request, 0, 3)
+    await worker.end(request, 3, Finish("length", Usage(77, 3)))
+    reply = (await asking).json()
+    usage = reply["usage"]
+    assert usage.get("prompt_tokens", usage.get("input_tokens")) == 77
+
+
+async def test_model_that_reads_text_refuses_images_with_their_place(gateway: GatewayProcess, nats_url: str) -> None:
+    async with known_worker(nats_url, gateway) as blind:
+        for path, where in (
+            ("/v1/chat/completions", "messages.[0].content.[1].image_url"),
+            ("/v1/responses", "input.[0].content.[0].image_url"),
+            ("/v1/messages", "messages.[0].content.[0].source.data"),
+        ):
+            refused = await post(gateway, path, {"model": blind.model, **BODIES[path]})
+            assert refused.status_code == 400
+            assert f"'{where}' is an image, and the model `{blind.model}` reads text alone." in refused.text
+        counted = await post(gateway, "/tokenize", {"model": blind.model, "messages": [CHAT]})
+        assert (counted.status_code, counted.json()["error"]["param"]) == (400, "messages.[0].content.[1].image_url")
+
+
+async def test_images_wait_while_a_worker_of_an_earlier_version_runs(
+    gateway: GatewayProcess, worker: WireWorker, nats_url: str
+) -> None:
+    async with WireWorker(nats_url, worker.model, f"old-{worker.model}"):
+        body = {"model": worker.model, **BODIES["/v1/chat/completions"]}
+        replies: list[httpx2.Response] = []
+
+        async def refused() -> bool:
+            replies.append(await post(gateway, "/tokenize", {"model": worker.model, "messages": [CHAT]}))
+            return replies[-1].status_code == 503
+
+        async with asyncio.timeout(20):
+            while not await refused():
+                pass
+        waits = await post(gateway, "/v1/chat/completions", body)
+        assert (waits.status_code, waits.json()["error"]["code"]) == (503, "no_worker")
+        assert "retry-after" in waits.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"messages": [CHAT]}),
+        ("/v1/messages/count_tokens", {"messages": BODIES["/v1/messages"]["messages"]}),
+        ("/v1/responses/input_tokens", {"input": BODIES["/v1/responses"]["input"]}),
+    ],
+)
+async def test_tokens_are_counted_with_images(
+    gateway: GatewayProcess, worker: WireWorker, path: str, body: dict[str, Any]
+) -> None:
+    calls: list[TokenizeCall] = []
+
+    async def hear(message: Msg) -> None:
+        calls.append(msgspec.msgpack.decode(message.data, type=TokenizeCall))
+
+    await worker.nats.subscribe(tokenizer_subject(worker.model), cb=hear)
+    reply = await post(gateway, path, {"model": worker.model, **body})
+    assert reply.status_code == 200, reply.text
+    await until(lambda: calls)
+    assert [ref.digest for ref in calls[0].media] == [hashlib.sha256(PNG).digest()]
+
+
+async def test_same_words_about_another_image_are_another_answer(gateway: GatewayProcess, worker: WireWorker) -> None:
+    """A deterministic answer is repeated for the same image alone."""
+
+    def body(seed: int) -> dict[str, Any]:
+        url = f"data:image/png;base64,{base64.b64encode(encoded(picture(seed=seed))).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        return {"model": worker.model, "messages": [{"role": "user", "content": content}], "temperature": 0}
+
+    digests = set()
+    for seed in (1, 2):
+        asking = asyncio.create_task(post(gateway, "/v1/chat/completions", body(seed)))
+        request = await worker.next_request()
+        digests.add(request.media[0].digest)
+        await worker.complete(request, 0, 2)
+        assert (await asking).json()["choices"][0]["message"]["content"] == expected_text(2)
+    assert len(digests) == 2
+    assert (await post(gateway, "/v1/chat/completions", body(1))).status_code == 200

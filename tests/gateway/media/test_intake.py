@@ -1,0 +1,142 @@
+"""Images on their way in: their limits, each one clear error, and what is stored for whom."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.schemas.images import image_of
+from gateway.errors import ApiError
+from gateway.generation import Generation, ImageSource, Prompt
+from gateway.media.intake import ImageIntake, ImageLimits
+from shared.media import MediaRef
+from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStoreError
+from shared.sampling import Sampling
+from tests.images import encoded, picture, turned
+
+PNG = encoded(picture())
+
+
+class Parts:
+    """A store and hosts."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, bytes, float]] = []
+        self.error: Exception | None = None
+
+    async def put(self, tenant: str, data: bytes, ttl_s: float) -> bytes:
+        if self.error is not None:
+            raise self.error
+        self.stored.append((tenant, data, ttl_s))
+        return hashlib.sha256(data).digest()
+
+    async def fetch(self, tenant: str, url: str, where: str) -> bytes:
+        return {"https://x/turned": turned(picture(), 6), "https://x/text": b"<html>"}[url]
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def intake(parts: Parts, **limits: int) -> ImageIntake:
+    return ImageIntake(parts, ImageLimits(**limits), parts)  # type: ignore[arg-type]
+
+
+def source(place: int = 0, **fields: Any) -> ImageSource:
+    return ImageSource(**{"where": f"messages.[0].content.[{place}]", "data": PNG, **fields})
+
+
+def generation(*images: ImageSource, **fields: Any) -> Generation:
+    return Generation("chat", "m", (Prompt(1, messages=(), images=images),), 1, Sampling(), False, **fields)
+
+
+async def test_images_are_stored_for_their_tenant_and_named_by_digest(parts: Parts) -> None:
+    stored = await intake(parts).stored(
+        generation(source(detail="low"), source(url="https://x/turned", data=None)), "t"
+    )
+    (prompt,) = stored.prompts
+    jpeg = turned(picture(), 6)
+    assert prompt.images == ()
+    assert prompt.media == (
+        MediaRef(
+            digest=hashlib.sha256(PNG).digest(),
+            num_bytes=len(PNG),
+            width=40,
+            height=30,
+            mime="image/png",
+            detail="low",
+        ),
+        MediaRef(digest=hashlib.sha256(jpeg).digest(), num_bytes=len(jpeg), width=30, height=40, mime="image/jpeg"),
+    )
+    assert parts.stored == [("t", PNG, INTERACTIVE_TTL_S), ("t", jpeg, INTERACTIVE_TTL_S)]
+
+
+async def test_images_of_jobs_are_kept_for_longer(parts: Parts) -> None:
+    await intake(parts).stored(generation(source(), lane="batch"), "t")
+    assert parts.stored == [("t", PNG, BATCH_TTL_S)]
+
+
+async def test_what_is_only_counted_is_not_stored(parts: Parts) -> None:
+    (ref,) = await intake(parts).references([source()], "t")
+    assert (ref.digest, parts.stored) == (hashlib.sha256(PNG).digest(), [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "images", "place", "problem"),
+    [
+        ({"max_bytes": len(PNG) - 1}, [source()], 0, f"has {len(PNG)} bytes; at most {len(PNG) - 1} are read"),
+        ({"max_pixels": 1199}, [source()], 0, "has 40x30 pixels; at most 1199 are read"),
+        ({"max_images": 2}, [source(0), source(1), source(2)], 2, "The request has 3 images; at most 2 are read"),
+        ({"max_total_pixels": 2000}, [source(0), source(1)], 1, "have 2400 pixels together; at most 2000 are read"),
+        ({}, [source(url="https://x/text", data=None)], 0, "is no PNG, JPEG, WebP or GIF"),
+        ({}, [source(file_id="file-1", data=None)], 0, "this gateway has no store of files"),
+    ],
+)
+async def test_each_limit_is_one_error_that_names_image_and_limit(
+    parts: Parts, limits: dict[str, int], images: list[ImageSource], place: int, problem: str
+) -> None:
+    with pytest.raises(ApiError, match=problem) as e:
+        await intake(parts, **limits).references(images, "t", 1.0)
+    assert (e.value.status, e.value.param) == (400, f"messages.[0].content.[{place}]")
+
+
+async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
+    async def read(tenant: str, file_id: str, max_bytes: int) -> bytes | None:
+        return PNG if (tenant, file_id) == ("t", "file-1") else None
+
+    images = intake(parts)
+    images.read_file = read
+    asked = [source(file_id="file-1", data=None)]
+    (ref,) = await images.references(asked, "t", 1.0)
+    assert ref.num_bytes == len(PNG)
+    with pytest.raises(ApiError, match="is no file of this tenant: 'file-1'"):
+        await images.references(asked, "other", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (MediaFullError("full", is_own=True), 429, "image_quota_exceeded"),
+        (MediaFullError("full", is_own=False), 503, "image_store_full"),
+        (MediaStoreError("away"), 503, "image_store_unavailable"),
+    ],
+)
+async def test_store_that_takes_nothing_is_an_honest_answer(
+    parts: Parts, error: Exception, status: int, code: str
+) -> None:
+    parts.error = error
+    with pytest.raises(ApiError) as e:
+        await intake(parts).references([source()], "t", 1.0)
+    assert (e.value.status, e.value.code) == (status, code)
+    assert e.value.retry_after_s is not None
+
+
+def test_pixels_of_an_image_in_the_body_are_known_at_once() -> None:
+    import base64
+
+    image = image_of(base64.b64encode(PNG).decode(), None, "x")
+    assert msgspec.structs.asdict(image)["num_pixels"] == 1200

@@ -1,0 +1,212 @@
+"""Images of requests at a worker: fetched by digest for their tenant, counted as tokens, and given to the sequence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpu_worker.consumer import intake
+from shared.conversation import ChatMessage
+from shared.errors import BadRequestError
+from shared.media import ContentImage, MediaRef
+from shared.media_store import MediaStore
+from shared.messages import IMAGES, Request, encode, encode_request
+from shared.subjects import tokenizer_subject
+from shared.tokenizer_calls import TokenizeCall, TokenizerReply
+from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name
+from tests.images import encoded, picture, reference, turned
+
+PLACEHOLDER = TOKENIZER.encode_text("§", add_special_tokens=False)[-1]
+TOKENS_PER_IMAGE = 7
+PNG, JPEG = encoded(picture()), turned(picture(seed=1), 6)
+
+
+@dataclass(eq=False)
+class Prepared:
+    ref: MediaRef
+    values: Any
+
+
+class Processor:
+    """Reads each image as some tokens in the place of one, which the template writes."""
+
+    def expand(self, token_ids: Sequence[int], refs: Sequence[MediaRef]) -> tuple[list[int], list[Any]]:
+        if token_ids.count(PLACEHOLDER) != len(refs):
+            raise BadRequestError(
+                f"The template shows {token_ids.count(PLACEHOLDER)} images of {len(refs)}.", "messages"
+            )
+        expanded: list[int] = []
+        for token_id in token_ids:
+            expanded += [token_id] * (TOKENS_PER_IMAGE if token_id == PLACEHOLDER else 1)
+        return expanded, [ref.digest for ref in refs]
+
+    def prepare(self, ref: MediaRef, pixels: Any) -> Prepared:
+        return Prepared(ref, pixels)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}§{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Any], list[Prepared]]]:
+    """The length of each sequence that has images, where they are, and their pixels."""
+    found: list[tuple[int, list[Any], list[Prepared]]] = []
+    monkeypatch.setattr(intake, "give", lambda sequence, *rest: found.append((sequence.num_prompt_tokens, *rest)))
+    return found
+
+
+@pytest.fixture
+async def worker(
+    make_worker: Callable[..., Awaitable[RunningWorker]], given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> RunningWorker:
+    return await make_worker(media=Processor())
+
+
+async def stored(gateway: TestGateway, *images: bytes, tenant: str = "t") -> tuple[MediaRef, ...]:
+    store = MediaStore(gateway.js)
+    for image in images:
+        await store.put(tenant, image)
+    return tuple(map(reference, images))
+
+
+def asking(gateway: TestGateway, media: tuple[MediaRef, ...], *indices: int, **fields: Any) -> Request:
+    shown = tuple(ContentImage(place, index) for place, index in enumerate(indices))
+    content = ChatMessage(role="user", content="ab", part_lengths=(1, 1), images=shown)
+    from shared.conversation import ChatOptions
+
+    fields = {"tenant": "t", "chat": ChatOptions(template=TEMPLATE), **fields}
+    return gateway.request(None, messages=(content,), media=media, **fields)
+
+
+async def ask(gateway: TestGateway, request: Request) -> Any:
+    await gateway.publish_raw(encode_request(request))
+    return await gateway.answer(request.id).wait(20)
+
+
+async def test_sequence_has_its_images_and_its_prompt_their_tokens(
+    gateway: TestGateway, worker: RunningWorker, given: list[Any]
+) -> None:
+    media = await stored(gateway, PNG, JPEG)
+    answer = await ask(gateway, asking(gateway, media, 1, 0))
+    ((num_tokens, spans, images),) = given
+    assert spans == [media[1].digest, media[0].digest]
+    assert [image.values.shape for image in images] == [(40, 30, 3), (30, 40, 3)]
+    np.testing.assert_array_equal(images[1].values, np.asarray(picture()))
+    plain = len(TOKENIZER.encode_text("a§b§", add_special_tokens=False))
+    assert num_tokens == plain + 2 * (TOKENS_PER_IMAGE - 1)
+    told = [delta.prompt_tokens for delta in answer.deltas if delta.prompt_tokens is not None]
+    assert told == [num_tokens]
+    assert (answer.finish.reason, answer.finish.usage.prompt_tokens) == ("length", num_tokens)
+
+
+async def test_worker_that_sees_says_so(worker: RunningWorker, make_worker: Callable[..., Any]) -> None:
+    assert IMAGES in (await worker.wait_for_heartbeat(lambda beat: True)).features
+    blind = await make_worker()
+    assert IMAGES not in (await blind.wait_for_heartbeat(lambda beat: True)).features
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "param"),
+    [
+        ({"width": 41}, "is image/png of 40x30; its reference says image/png of 41x30", "media"),
+        ({"mime": "image/gif"}, "its reference says image/gif", "media"),
+        ({"num_bytes": 5}, "has another length or digest", "media"),
+        ({"digest": bytes(32)}, "is no longer stored", "media"),
+        ({"width": 30000, "height": 30000}, "this worker reads", "media"),
+    ],
+)
+async def test_stranger_that_lies_about_an_image_is_refused_with_the_reason(
+    gateway: TestGateway, worker: RunningWorker, change: dict[str, Any], problem: str, param: str
+) -> None:
+    (ref,) = await stored(gateway, PNG)
+    answer = await ask(gateway, asking(gateway, (msgspec.structs.replace(ref, **change),), 0))
+    assert (answer.finish.reason, answer.finish.error_param) == ("failed", param)
+    assert problem in answer.finish.error
+
+
+async def test_images_of_another_tenant_are_not_there(gateway: TestGateway, worker: RunningWorker) -> None:
+    answer = await ask(gateway, asking(gateway, await stored(gateway, PNG), 0, tenant="mallory"))
+    assert "no longer stored" in answer.finish.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"truncate_prompt_tokens": 5}, "a prompt with images is not cut"),
+        ({"messages": None, "token_ids": (1, 2)}, "only a conversation that is answered may show images"),
+        ({"chat": None}, "images of 1"),
+    ],
+)
+async def test_images_that_cannot_be_shown_are_refused(
+    gateway: TestGateway, worker: RunningWorker, fields: dict[str, Any], problem: str
+) -> None:
+    request = asking(gateway, await stored(gateway, PNG), 0)
+    answer = await ask(gateway, msgspec.structs.replace(request, **fields))
+    assert problem in answer.finish.error
+
+
+async def test_message_that_shows_an_image_that_there_is_not_is_refused(
+    gateway: TestGateway, worker: RunningWorker
+) -> None:
+    answer = await ask(gateway, asking(gateway, await stored(gateway, PNG), 0, 1))
+    assert "image number 1 is shown, and 'media' has 1" in answer.finish.error
+
+
+async def test_too_many_tokens_are_refused_before_an_image_is_fetched(
+    gateway: TestGateway, worker: RunningWorker
+) -> None:
+    media = (reference(PNG),)
+    request = asking(gateway, media, 0)
+    long = msgspec.structs.replace(request.messages[0], content="x " * 8000)  # type: ignore[index]
+    answer = await ask(gateway, msgspec.structs.replace(request, messages=(long,)))
+    assert answer.finish.error_code == "context_length_exceeded"
+
+
+async def test_text_goes_on_beside_an_image_that_takes_long(
+    gateway: TestGateway, worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, get = asyncio.Event(), MediaStore.get
+
+    async def slow(self: MediaStore, tenant: str, ref: MediaRef) -> bytes:
+        await may_go_on.wait()
+        return await get(self, tenant, ref)
+
+    monkeypatch.setattr(MediaStore, "get", slow)
+    request = asking(gateway, await stored(gateway, PNG), 0)
+    await gateway.publish_raw(encode_request(request))
+    assert (await gateway.ask("x = ", tenant="t")).finish.reason == "length"
+    # Its gateway hears that the worker has it.
+    await asyncio.wait_for(gateway.answer(request.id).claimed.wait(), 10)
+    may_go_on.set()
+    assert (await gateway.answer(request.id).wait(20)).finish.reason == "length"
+
+
+async def test_calls_count_the_tokens_of_images_without_reading_them(
+    gateway: TestGateway, worker: RunningWorker, make_worker: Callable[..., Any], nats_url: str
+) -> None:
+    request = asking(gateway, (reference(PNG),), 0)
+    call = TokenizeCall(
+        messages=request.messages, add_special_tokens=False, chat=request.chat, tenant="t", media=request.media
+    )
+
+    async def reply(model: str) -> TokenizerReply:
+        found = await gateway.nats.request(tokenizer_subject(model), encode(call), timeout=10)
+        return msgspec.msgpack.decode(found.data, type=TokenizerReply)
+
+    assert (await reply(gateway.model)).token_ids.count(PLACEHOLDER) == TOKENS_PER_IMAGE
+    from tests.gpu_worker.consumer.harness import start_worker
+
+    blind = await start_worker(nats_url, fresh_name("blind"))
+    try:
+        assert "reads no images" in ((await reply(blind.worker.consumer._source.model)).error or "")
+    finally:
+        await blind.close()
