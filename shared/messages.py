@@ -54,8 +54,7 @@ POOLING_OPTIONS = "pooling_options"
 TEXT_PARTS = "text_parts"
 BACKGROUND = "background"
 LOGPROB_TOKENS = "logprob_token_ids"
-IMAGES = "images"
-"""A feature of workers whose model sees: they read `Request.media`."""
+IMAGES = "images"  # of workers whose model reads `Request.media`
 # What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
 # embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
 # reads where parts of a message's content end; it pulls the queues `background`; it reports the log probabilities of
@@ -383,11 +382,7 @@ def encode(message: Struct) -> bytes:
 
 
 def encode_request(request: Request) -> bytes:
-    """Encode a request for a queue.
-
-    One with images is JSON, in which workers of an earlier version refuse a field that they do not know: they would
-    answer about an image that they have not seen.
-    """
+    """Encode a request for a queue: one with images as JSON, of which earlier versions refuse unknown fields."""
     return msgspec.json.encode(request) if request.media else _encoder.encode(request)
 
 

@@ -194,10 +194,7 @@ class GenerationService:
             if load is None:
                 raise model_not_found(generation.model)
             if known is None:
-                if generation.has_images:
-                    generation = as_seen(generation, load, replaces_old=self._services.config.replace_old_images)
-                    generation = await self._services.images.stored(generation, visit.principal.tenant)
-                generation = await self._reading.read(generation, load)
+                generation = await self._read(generation, load, visit.principal.tenant)
             visit.head.first_event = 0 if generation.is_resumable else None
             asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
             answer = self._new_answer(visit.endpoint, asked)
@@ -223,6 +220,13 @@ class GenerationService:
         finally:
             if not is_lent:
                 lease.release(tokens_used)
+
+    async def _read(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
+        """Return a generation as its model reads it, with its images stored."""
+        if generation.has_images:
+            generation = as_seen(generation, load, replaces_old=self._services.config.replace_old_images)
+            generation = await self._services.images.stored(generation, tenant)
+        return await self._reading.read(generation, load)
 
     async def _repeat(self, visit: _Visit, kept: LoggedGeneration) -> int:
         """Answer a repeated request with what its idempotency key stands for, under the name of the first one."""

@@ -110,7 +110,6 @@ async def assemble(
         HeadraceError: A setting is wrong, or a server we need is missing.
     """
     metrics = GatewayMetrics()
-    keys = _keys(config, metrics)
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
     limiter = RateLimiter(redis, metrics)
@@ -120,7 +119,7 @@ async def assemble(
     observer = await stack.enter_async_context(observing(config, slot))
     services = RouteServices(
         config=config,
-        keys=keys,
+        keys=_keys(config, metrics),
         limiter=limiter,
         fleet=dispatcher.fleet,
         queue=dispatcher.nats_watch,
@@ -129,8 +128,8 @@ async def assemble(
         images=_images(config, nats),
     )
     streams = await _streams(stack, config, nats, dispatcher, starter, metrics)
-    repeated = RepeatedRequests(dispatcher.fleet, cache)
-    service = GenerationService(services, dispatcher, shedder, starter, repeated, observer, streams)
+    parts = (starter, RepeatedRequests(dispatcher.fleet, cache), observer, streams)
+    service = GenerationService(services, dispatcher, shedder, *parts)
     responses = _responses(stack, services, nats, dispatcher)
     batches = None
     if config.files is not None:

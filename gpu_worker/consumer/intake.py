@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import structs
 
@@ -14,9 +14,9 @@ from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_images import RequestImages, give
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.constraint import OutputConstraint
+from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
-from gpu_worker.media.prepared_images import PreparedImage
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
 from shared.background_tasks import BackgroundTasks
@@ -112,7 +112,7 @@ class Intake:
                 prediction_ids = (await self._encode(held, prediction, add_special_tokens=False)).token_ids
             is_wanted = partial(self._held.is_current, held)
             images: list[PreparedImage] = []
-            spans: list[Any] = []
+            spans: list[MediaSpan] = []
             if self._images is not None and held.request.media:
                 prompt_ids, spans = self._images.expanded(held.request, prompt_ids)
                 images = await self._images.prepared(held.request, is_wanted)
@@ -160,7 +160,7 @@ class Intake:
         prompt_ids: list[int],
         prediction_ids: list[int],
         constraint: OutputConstraint | None,
-        spans: list[Any] | None = None,
+        spans: list[MediaSpan] | None = None,
         images: list[PreparedImage] | None = None,
     ) -> None:
         request, reader = held.request, self._reader

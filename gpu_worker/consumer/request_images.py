@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
-from gpu_worker.media.prepared_images import PreparedImage, PreparedImages, Preparer
+from gpu_worker.media.prepared_images import PreparedImages, Preparer
 from shared.conversation import Messages
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.media import MediaRef
@@ -16,7 +17,7 @@ from shared.messages import Request
 class ImageProcessor(Preparer, Protocol):
     """How a model reads images."""
 
-    def expand(self, token_ids: Sequence[int], refs: Sequence[MediaRef]) -> tuple[list[int], list[Any]]:
+    def expand(self, token_ids: Sequence[int], refs: Sequence[MediaRef]) -> tuple[list[int], list[MediaSpan]]:
         """Return a prompt with the tokens of its images, and where each is.
 
         Raises:
@@ -34,7 +35,7 @@ class RequestImages:
         self._prepared = prepared
         self._max_model_len = max_model_len
 
-    def expanded(self, request: Request, token_ids: Sequence[int]) -> tuple[list[int], list[Any]]:
+    def expanded(self, request: Request, token_ids: Sequence[int]) -> tuple[list[int], list[MediaSpan]]:
         """Return the prompt of a request with the tokens of its images, and where each is; no image is looked at.
 
         Raises:
@@ -58,10 +59,9 @@ class RequestImages:
         await self._prepared.close()
 
 
-def give(sequence: EngineSequence, spans: Sequence[Any], images: Sequence[PreparedImage]) -> None:
+def give(sequence: EngineSequence, spans: Sequence[MediaSpan], images: Sequence[PreparedImage]) -> None:
     """Let a sequence have its images."""
-    for name, value in (("media", tuple(spans)), ("images", tuple(images))):
-        setattr(sequence, name, value)
+    sequence.media, sequence.images = tuple(spans), tuple(images)
 
 
 def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:

@@ -15,8 +15,9 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
+from gpu_worker.core.media import PreparedImage
 from gpu_worker.media.decoder import Decoder, Pixels
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError
@@ -27,16 +28,6 @@ MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
 _CHANNELS = 3
 
 _Key = tuple[str, bytes, str]
-
-
-class PreparedImage(Protocol):
-    """An image in the form that a model reads.
-
-    Attributes:
-        values: Its pixels, a NumPy array.
-    """
-
-    values: Any
 
 
 class Preparer(Protocol):

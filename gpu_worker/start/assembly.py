@@ -20,7 +20,7 @@ from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.pull_capacity import PullCapacity
-from gpu_worker.consumer.request_images import ImageProcessor, RequestImages
+from gpu_worker.consumer.request_images import RequestImages
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
@@ -31,6 +31,7 @@ from gpu_worker.engine.engine import EngineStats
 from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.media.decoder import can_decode
 from gpu_worker.media.prepared_images import PreparedImages
+from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.start.engine_setup import EngineSetup
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.model_tasks import ModelTasks
@@ -105,14 +106,10 @@ class Worker:
         self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
-        processor: ImageProcessor | None = getattr(setup, "media", None) if can_decode() else None
-        self._images = None
-        if processor is not None:
-            prepared = PreparedImages(MediaStore(nats.jetstream()), processor, image_memory_bytes)
-            self._images = RequestImages(processor, prepared, sizes.max_model_len)
-        self._service = TokenizerService(
-            nats, identity.model, sizes.max_model_len, tokenizer, self._encoder, self._clock, processor
-        )
+        max_len, processor = sizes.max_model_len, setup.media if can_decode() else None
+        self._images = _images(nats, processor, max_len, image_memory_bytes)
+        names = (nats, identity.model, max_len, tokenizer)
+        self._service = TokenizerService(*names, self._encoder, self._clock, processor)
         held = HeldRequests(None if observer is None else observer.removed)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         sees = self._images is not None
@@ -235,3 +232,11 @@ class Worker:
         await self._constraints.close()
         if self._images is not None:
             await self._images.close()
+
+
+def _images(
+    nats: DirectClient, processor: MediaProcessor | None, max_model_len: int, max_bytes: int
+) -> RequestImages | None:
+    if processor is None:
+        return None
+    return RequestImages(processor, PreparedImages(MediaStore(nats.jetstream()), processor, max_bytes), max_model_len)

@@ -46,6 +46,8 @@ LONG_TEXTS = {
     "suffix",
     "refusal",
     "thinking",
+    "image_url",
+    "url",
     "reasoning_content",
     "description",
 }

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 import ops
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import EngineSetup, build_engine
+from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -175,12 +175,13 @@ class RunningWorker:
         return next(filter(accept, self.heartbeats))
 
 
-class _Seeing(EngineSetup):
-    """The setup of a model that sees."""
-
-
 async def start_worker(
-    url: str, model: str, limits: StreamLimits | None = None, media: Any = None, **settings: Any
+    url: str,
+    model: str,
+    limits: StreamLimits | None = None,
+    media: Any = None,
+    tokenizer: ModelTokenizer = TOKENIZER,
+    **settings: Any,
 ) -> RunningWorker:
     """Start a worker with a simulated engine, one millisecond a step unless told otherwise.
 
@@ -189,15 +190,14 @@ async def start_worker(
         model: Its name.
         limits: Of streams that it makes.
         media: Prepares images, for a model that sees.
+        tokenizer: The demo model's, perhaps with another template.
         settings: Of the worker.
     """
     config = WorkerConfig(**{"model": DEMO_MODEL, "simulate": 1.0, "max_num_seqs": 64, "num_blocks": 4096, **settings})
     directory = read_model_directory(DEMO_MODEL)
-    setup = build_engine(config, directory, TOKENIZER)
+    setup = build_engine(config, directory, tokenizer)
     if media is not None:
-        fields = {field.name: getattr(setup, field.name) for field in dataclasses.fields(setup)}
-        setup = _Seeing(**fields)
-        setup.media = media  # type: ignore[attr-defined]
+        setup = dataclasses.replace(setup, media=media)
     name = fresh_name("w")
     holder: list[RunningWorker] = []
 
@@ -209,7 +209,7 @@ async def start_worker(
 
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
     identity = Identity(name, model, "revision")
-    worker = Worker(identity, nats, setup, ServedModel(directory, TOKENIZER, TASKS), limits or StreamLimits())
+    worker = Worker(identity, nats, setup, ServedModel(directory, tokenizer, TASKS), limits or StreamLimits())
     running = RunningWorker(worker, nats, name)
     holder.append(running)
 

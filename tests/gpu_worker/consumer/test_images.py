@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from gpu_worker.consumer import intake
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
 from shared.media import ContentImage, MediaRef
@@ -19,7 +22,14 @@ from shared.media_store import MediaStore
 from shared.messages import IMAGES, Request, encode, encode_request
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name
+from tests.gpu_worker.consumer.harness import (
+    DEMO_MODEL,
+    TOKENIZER,
+    RunningWorker,
+    TestGateway,
+    fresh_name,
+    start_worker,
+)
 from tests.images import encoded, picture, reference, turned
 
 PLACEHOLDER = TOKENIZER.encode_text("§", add_special_tokens=False)[-1]
@@ -31,6 +41,9 @@ PNG, JPEG = encoded(picture()), turned(picture(seed=1), 6)
 class Prepared:
     ref: MediaRef
     values: Any
+
+
+USER = ChatMessage(role="user", content="a")
 
 
 class Processor:
@@ -51,9 +64,19 @@ class Processor:
 
 
 TEMPLATE = (
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% for m in messages if m.role == 'user' %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}"
     "{% if p.type == 'image' %}§{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
+
+
+def seeing_tokenizer() -> ModelTokenizer:
+    directory = read_model_directory(DEMO_MODEL)
+    config = {**directory.tokenizer_config, "chat_template": TEMPLATE}
+    return ModelTokenizer(dataclasses.replace(directory, tokenizer_config=config))
+
+
+SEEING = seeing_tokenizer()
 
 
 @pytest.fixture
@@ -68,7 +91,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Any], list[Pr
 async def worker(
     make_worker: Callable[..., Awaitable[RunningWorker]], given: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> RunningWorker:
-    return await make_worker(media=Processor())
+    return await make_worker(media=Processor(), tokenizer=SEEING)
 
 
 async def stored(gateway: TestGateway, *images: bytes, tenant: str = "t") -> tuple[MediaRef, ...]:
@@ -81,10 +104,7 @@ async def stored(gateway: TestGateway, *images: bytes, tenant: str = "t") -> tup
 def asking(gateway: TestGateway, media: tuple[MediaRef, ...], *indices: int, **fields: Any) -> Request:
     shown = tuple(ContentImage(place, index) for place, index in enumerate(indices))
     content = ChatMessage(role="user", content="ab", part_lengths=(1, 1), images=shown)
-    from shared.conversation import ChatOptions
-
-    fields = {"tenant": "t", "chat": ChatOptions(template=TEMPLATE), **fields}
-    return gateway.request(None, messages=(content,), media=media, **fields)
+    return gateway.request(None, **{"messages": (content,), "media": media, "tenant": "t", **fields})
 
 
 async def ask(gateway: TestGateway, request: Request) -> Any:
@@ -143,7 +163,7 @@ async def test_images_of_another_tenant_are_not_there(gateway: TestGateway, work
     [
         ({"truncate_prompt_tokens": 5}, "a prompt with images is not cut"),
         ({"messages": None, "token_ids": (1, 2)}, "only a conversation that is answered may show images"),
-        ({"chat": None}, "images of 1"),
+        ({"messages": (ChatMessage(role="system", content="a", images=(ContentImage(0, 0),)), USER)}, "0 images of 1"),
     ],
 )
 async def test_images_that_cannot_be_shown_are_refused(
@@ -194,17 +214,13 @@ async def test_calls_count_the_tokens_of_images_without_reading_them(
     gateway: TestGateway, worker: RunningWorker, make_worker: Callable[..., Any], nats_url: str
 ) -> None:
     request = asking(gateway, (reference(PNG),), 0)
-    call = TokenizeCall(
-        messages=request.messages, add_special_tokens=False, chat=request.chat, tenant="t", media=request.media
-    )
+    call = TokenizeCall(messages=request.messages, add_special_tokens=False, tenant="t", media=request.media)
 
     async def reply(model: str) -> TokenizerReply:
         found = await gateway.nats.request(tokenizer_subject(model), encode(call), timeout=10)
         return msgspec.msgpack.decode(found.data, type=TokenizerReply)
 
     assert (await reply(gateway.model)).token_ids.count(PLACEHOLDER) == TOKENS_PER_IMAGE
-    from tests.gpu_worker.consumer.harness import start_worker
-
     blind = await start_worker(nats_url, fresh_name("blind"))
     try:
         assert "reads no images" in ((await reply(blind.worker.consumer._source.model)).error or "")
