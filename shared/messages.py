@@ -50,8 +50,7 @@ from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
-POOLING_OPTIONS = "pooling_options"
-TEXT_PARTS = "text_parts"
+POOLING_OPTIONS, TEXT_PARTS = "pooling_options", "text_parts"
 BACKGROUND = "background"
 LOGPROB_TOKENS = "logprob_token_ids"
 IMAGES = "images"  # of workers whose model reads `Request.media`
