@@ -24,7 +24,8 @@ those from `?from=n` on. Who has them all gets a 204. Several clients may read o
 about the connection alone. The generation goes on without a client for the operator's grace period (60 s) and is then
 cancelled; `DELETE` stops it at once; `GET /v1/streams` lists the running ones of the key, with `has_more` where its
 tenant has more than 1,000. A stream is kept for the operator's time (600 s) after its
-end. Each reading counts as a read of the key.
+end. Each reading counts as a read of the key. A background response (`/v1/responses` with
+`background`) is read, resumed and deleted here as well, by the id of the response.
 
 **Repeated requests.** An `Idempotency-Key` (1 to 255 visible ASCII characters) in a POST to one of these, streamed or
 not, lets a repeated POST have the same generation: while it runs it is joined, afterwards its answer is told again,

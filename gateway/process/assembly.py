@@ -341,11 +341,12 @@ def public_app(
         InfillEndpoint(bodies),
     ]
     logged = {endpoint.name: endpoint for endpoint in endpoints if endpoint.is_logged}
+    stored = StoredResponses(responses, services.config.allow_unknown_parameters)
     routes: list[KeyRoute] = [
         count_tokens_route(services),
         input_tokens_route(services, responses_endpoint),
-        *StreamRoutes(streams, service, logged, services).routes(),
-        *StoredResponses(responses, services.config.allow_unknown_parameters).routes(),
+        *StreamRoutes(streams, service, logged, services, stored).routes(),
+        *stored.routes(),
         *LlamaCppRoutes(services).routes(),
         *(unserved_routes() if batches is None else batches),
     ]

@@ -148,10 +148,11 @@ class EventWriter:
         num_events: Events so far, which is the number of the next one.
     """
 
-    def __init__(self, write: Callable[[bytes], None], starting_after: int = -1) -> None:
-        """Pass events to `write`, but for those whose number is not above `starting_after`."""
+    def __init__(self, write: Callable[[bytes], None], starting_after: int = -1, *, has_ids: bool = False) -> None:
+        """Pass events to `write`, but for those whose number is not above `starting_after`; `has_ids` as `id:` too."""
         self._write = write
         self._starting_after = starting_after
+        self._has_ids = has_ids
         self.num_events = 0
 
     def emit(self, kind: str, fields: dict[str, Any]) -> None:
@@ -159,7 +160,8 @@ class EventWriter:
         number = self.num_events
         self.num_events += 1
         if number > self._starting_after:
-            self._write(encode_event(kind, fields, number))
+            event = encode_event(kind, fields, number)
+            self._write(b"id: %d\n%b" % (number, event) if self._has_ids else event)
 
     def begin(self, response: dict[str, Any]) -> None:
         """Write the events that begin the stream of a response that is in progress."""

@@ -34,9 +34,23 @@ class Follower:
     """Yields the events of one response after `starting_after`. Its stream was counted before."""
 
     def __init__(
-        self, record: ResponseRecord, store: ResponseStore, starting_after: int = -1, watch: JobWatch | None = None
+        self,
+        record: ResponseRecord,
+        store: ResponseStore,
+        starting_after: int = -1,
+        watch: JobWatch | None = None,
+        *,
+        has_ids: bool = False,
     ) -> None:
-        """Follow the job of `record`; `watch` has heard of it since it was published, or is made."""
+        """Follow the job of `record`.
+
+        Args:
+            record: The response.
+            store: Where it is kept.
+            starting_after: Number of the last event that the client has.
+            watch: Has heard of the job since it was published; made if not given.
+            has_ids: Each event has its number as its id, as in `/v1/streams`.
+        """
         ref = job_of(record)
         assert ref is not None
         self._record = record
@@ -44,7 +58,9 @@ class Follower:
         self._store = store
         self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._unsent: deque[bytes] = deque()
-        self._events = EventWriter(self._unsent.append, starting_after)
+        self._events = EventWriter(self._unsent.append, starting_after, has_ids=has_ids)
+        # OpenAI's libraries take the empty line behind a comment for the end of an event once they have seen an id.
+        self._keep_alive = RESPONSES.keep_alive[:-1] if has_ids else RESPONSES.keep_alive
         self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant, record.model))
         self._reader = JobReader(ref.job.reading, self._output, ref.job.first_piece)
         self._watch = watch
@@ -77,7 +93,7 @@ class Follower:
                 else:
                     wait_s, silent_s = min(wait_s * _GROWTH, LAST_POLL_S), silent_s + wait_s
                 if silent_s > _KEEP_ALIVE_S:
-                    self._unsent.append(RESPONSES.keep_alive)
+                    self._unsent.append(self._keep_alive)
                     silent_s = 0.0
                 while self._unsent:
                     yield self._take()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from gateway.responses.body import ItemBody
 from gateway.responses.draft import DeletedResponse, InputItemList
 from gateway.responses.follower import Follower
 from gateway.responses.items import is_response_id, listed_item
-from gateway.responses.log import PieceBudget, ResponseRecord
+from gateway.responses.log import PieceBudget, ResponseRecord, has_ended
 from gateway.responses.names import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.store import ResponseStore
 from gateway.streams.event_stream import EVENT_STREAM_HEADERS
@@ -76,9 +76,41 @@ class StoredResponses:
         starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, _MAX_EVENT)
         return _FollowingStream(Follower(record, self._store, starting_after), self._store)
 
+    def is_one(self, stream_id: str) -> bool:
+        """Whether a stream may be a response, by its id."""
+        return is_response_id(stream_id)
+
+    async def stream(self, request: Request, response_id: str, principal: Principal, starting_after: int) -> Response:
+        """Return the events of a background response behind one of them, each with its number as its id.
+
+        Raises:
+            ApiError: There is no such response, or it is none of the background.
+        """
+        async with self._store.reading(principal) as budget:
+            record = await self._found(response_id, principal, budget, self._store.get)
+        if record.job is None:
+            raise _not_found(response_id)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        stream = _FollowingStream(Follower(record, self._store, starting_after, has_ids=True), self._store)
+        if has_ended(record):
+            await stream.begin()
+        return stream
+
+    async def forget(self, response_id: str, principal: Principal) -> None:
+        """Delete a response; one that is still computed is cancelled.
+
+        Raises:
+            ApiError: There is no such response.
+        """
+        async with self._store.reading(principal) as budget:
+            # As it lies in the log: one whose output is no longer kept can be deleted too.
+            record = await self._found(response_id, principal, budget, self._store.log.get)
+        await self._store.delete(record)
+
     async def _cancel(self, request: Request, principal: Principal) -> Response:
         async with self._store.reading(principal) as budget:
-            record = await self._found(request, principal, budget, self._store.get)
+            record = await self._found(_id(request), principal, budget, self._store.get)
             if record.job is None:
                 message = "Only a background response can be cancelled. End another one by closing its connection."
                 raise invalid_value("id", message)
@@ -86,10 +118,8 @@ class StoredResponses:
         return Response(record.response, media_type="application/json")
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
-        # As it lies in the log: one whose output is no longer kept can be deleted too.
-        record = await self._find(request, principal, self._store.log.get)
-        await self._store.delete(record)
-        return json_response(DeletedResponse(record.draft.id, "response", True))
+        await self.forget(_id(request), principal)
+        return json_response(DeletedResponse(_id(request), "response", True))
 
     async def _list_input(self, request: Request, principal: Principal) -> Response:
         self._check_names(request, _LIST)
@@ -118,17 +148,24 @@ class StoredResponses:
             if name not in known and not self._allow_unknown:
                 raise unknown_parameter(name)
 
-    async def _find(self, request: Request, principal: Principal, read: Read | None = None) -> ResponseRecord:
+    async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
         async with self._store.reading(principal) as budget:
-            return await self._found(request, principal, budget, read or self._store.get)
+            return await self._found(_id(request), principal, budget, self._store.get)
 
-    async def _found(self, request: Request, principal: Principal, budget: PieceBudget, read: Read) -> ResponseRecord:
-        response_id: str = request.path_params["response_id"]
+    async def _found(self, response_id: str, principal: Principal, budget: PieceBudget, read: Read) -> ResponseRecord:
         record = await read(principal.tenant, response_id, budget) if is_response_id(response_id) else None
         if record is None or not principal.can_use(record.model):
-            message = f"Response with id '{response_id[:128]}' not found."
-            raise ApiError(404, message, param="id", code="response_not_found")
+            raise _not_found(response_id)
         return record
+
+
+def _id(request: Request) -> str:
+    response_id: str = request.path_params["response_id"]
+    return response_id
+
+
+def _not_found(response_id: str) -> ApiError:
+    return ApiError(404, f"Response with id '{response_id[:128]}' not found.", param="id", code="response_not_found")
 
 
 class _FollowingStream(StreamingResponse):
@@ -140,10 +177,21 @@ class _FollowingStream(StreamingResponse):
         Raises:
             ApiError: 429; the tenant follows enough jobs.
         """
-        super().__init__(follower.events(), headers=_EVENT_STREAM_HEADERS)
+        self._events = follower.events()
+        super().__init__(self._events, headers=_EVENT_STREAM_HEADERS)
         self._follower = follower
         self._store = store
         store.add_follower(follower)
+
+    async def begin(self) -> None:
+        """Wait for the first event; without one, answer that there is nothing more."""
+        try:
+            first = await anext(self._events, None)
+        except BaseException:
+            self._store.remove_follower(self._follower)
+            raise
+        self.status_code = 204 if first is None else 200
+        self.body_iterator = _joined(first, self._events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
@@ -151,6 +199,13 @@ class _FollowingStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._store.remove_follower(self._follower)
+
+
+async def _joined(first: bytes | None, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first is not None:
+        yield first
+    async for each in rest:
+        yield each
 
 
 def _listed(items: list[ItemBody]) -> list[dict[str, Any]]:

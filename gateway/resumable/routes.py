@@ -7,7 +7,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -66,13 +66,43 @@ class DeletedStream(Struct, forbid_unknown_fields=True):
     deleted: bool
 
 
+class BackgroundStreams(Protocol):
+    """Background responses, whose workers write down what they generate (`gateway.responses`)."""
+
+    def is_one(self, stream_id: str) -> bool:
+        """Whether a stream may be one of these, by its id."""
+        ...
+
+    async def stream(self, request: Request, stream_id: str, principal: Principal, starting_after: int) -> Response:
+        """Return the events behind a number.
+
+        Raises:
+            ApiError: There is no such response.
+        """
+        ...
+
+    async def forget(self, stream_id: str, principal: Principal) -> None:
+        """Stop and delete one.
+
+        Raises:
+            ApiError: There is no such response.
+        """
+        ...
+
+
 class StreamRoutes:
     """Handles the routes. Keeps nothing."""
 
     def __init__(
-        self, hub: StreamHub, service: GenerationService, endpoints: Mapping[str, Endpoint], services: RouteServices
+        self,
+        hub: StreamHub,
+        service: GenerationService,
+        endpoints: Mapping[str, Endpoint],
+        services: RouteServices,
+        background: BackgroundStreams,
     ) -> None:
-        """Show streams of `hub` as their endpoints answer, by name."""
+        """Show streams of `hub` as their endpoints answer, by name, and `background` responses."""
+        self._background = background
         self._hub = hub
         self._service = service
         self._endpoints = endpoints
@@ -106,6 +136,8 @@ class StreamRoutes:
                 raise unknown_parameter(name)
         first_event = _first_event(request)
         head = await self._found(request, principal)
+        if isinstance(head, str):
+            return await self._background.stream(request, head, principal, first_event - 1)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         endpoint = self._endpoints[head.form.endpoint]
@@ -114,14 +146,23 @@ class StreamRoutes:
     async def _delete(self, request: Request, principal: Principal) -> Response:
         (await self._limiter.admit_read(principal)).release(1)
         head = await self._found(request, principal)
+        if isinstance(head, str):
+            await self._background.forget(head, principal)
+            return json_response(DeletedStream(head, "stream", True))
         await self._hub.stop(head)
         return json_response(DeletedStream(head.id, "stream", True))
 
-    async def _found(self, request: Request, principal: Principal) -> StreamHead:
+    async def _found(self, request: Request, principal: Principal) -> StreamHead | str:
+        """Return the head of a stream, or the id of one that may be a background response."""
         stream_id: str = request.path_params["stream_id"]
         if not 1 <= len(stream_id.encode(errors="replace")) <= MAX_NAME_BYTES or "\0" in stream_id:
             raise not_found(stream_id)
-        head = await self._hub.head(principal.tenant, stream_id)
+        try:
+            head = await self._hub.head(principal.tenant, stream_id)
+        except ApiError as error:
+            if error.status == 404 and self._background.is_one(stream_id):
+                return stream_id
+            raise
         form = head.form
         if not form.has_ids or form.endpoint not in self._endpoints or not principal.can_use(head.model):
             raise not_found(stream_id)

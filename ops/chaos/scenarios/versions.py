@@ -40,7 +40,7 @@ async def mixed_workers(num_requests: int | None) -> Outcome:
 
 async def _deaths(name: str, earlier: tuple[str, ...], num_requests: int | None) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="headrace-earlier-") as directory:
-        _unpack(EARLIER, Path(directory))
+        unpack(EARLIER, Path(directory))
         return await disturbance.run(
             Disturbance(
                 name,
@@ -54,7 +54,7 @@ async def _deaths(name: str, earlier: tuple[str, ...], num_requests: int | None)
         )
 
 
-def _unpack(commit: str, directory: Path) -> None:
+def unpack(commit: str, directory: Path) -> None:
     """Write the source of a commit to a directory."""
     packing = subprocess.run(["git", "-C", _SOURCE, "archive", commit, *_ROOMS], capture_output=True, check=False)
     if packing.returncode:

@@ -25,6 +25,7 @@ from shared.direct_client import DirectClient
 from shared.messages import Cancel, Request
 from shared.server_clock import ServerClock
 from tests.gateway.responses.batch_worker import BatchWorker, batch_worker
+from tests.gateway.resumable.stream_reader import Client
 from tests.gateway.wire_worker import WireWorker
 
 TEXT = "".join(f"word {number}, " for number in range(20))
@@ -218,6 +219,33 @@ async def test_stream_follows_the_job_and_is_told_again_from_every_event(
         again = await client.responses.retrieve(response_id, stream=True, **options)
         rest = live[0 if after is None else after + 1 :]
         assert [event.to_dict() async for event in again] == [event.to_dict() for event in rest]
+
+
+async def test_a_background_response_is_a_stream_like_any_other(batch: BatchWorker, client: openai.AsyncOpenAI) -> None:
+    """An `EventSource` goes on by the ids alone, and comes back no more once it has all."""
+    response = await _queue(client, batch, stream=False)
+    await batch.end(await batch.take(), TEXT)
+    told = await client.responses.retrieve(response.id, stream=True)
+    events = [event.to_dict() async for event in told]
+    streams = Client(str(client.base_url).removesuffix("/v1/"), client.api_key)
+    for after in (None, 0, 4, len(events) - 2):
+        names = {} if after is None else {"Last_Event_ID": str(after)}
+        async with streams.resumed(response.id, **names) as reading:
+            await reading.read()
+        assert list(reading.events) == list(range(0 if after is None else after + 1, len(events)))
+        assert reading.objects == events[0 if after is None else after + 1 :]
+    async with streams.resumed(response.id, f"?from={len(events)}") as reading:
+        assert reading.response.status_code == 204
+    assert (await streams.ask("HEAD", f"/v1/streams/{response.id}"))[0] == 200
+    assert await streams.ask("DELETE", f"/v1/streams/{response.id}") == (
+        200,
+        {"id": response.id, "object": "stream", "deleted": True},
+    )
+    for method in ("GET", "DELETE"):
+        status, body = await streams.ask(method, f"/v1/streams/{response.id}")
+        assert (status, body["error"]["code"]) == (404, "response_not_found")
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(response.id)
 
 
 async def test_what_cannot_be_done_in_the_background_is_refused_by_name(

@@ -165,6 +165,15 @@ async def test_silence_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds[-1] == "response.completed"
 
 
+async def test_comments_behind_ids_end_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "_KEEP_ALIVE_S", 0.002)
+    store = ResponseStore(cast("Any", None), cast("JobQueue", Jobs(*[JobState(True)] * 8, result("x"))))
+    told = b"".join([piece async for piece in Follower(RECORD, store, 1, has_ids=True).events()])
+    assert told.startswith(b": keep-alive\nid: 2\n") or told.startswith(b"id: 2\n")
+    assert b": keep-alive\n" in told
+    assert b": keep-alive\n\n" not in told
+
+
 AWAY = ApiError(503, "away", code="queue_unavailable", retry_after_s=2.0)
 
 
