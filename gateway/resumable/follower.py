@@ -71,6 +71,10 @@ class Follower:
         if stream.head.ended is not None:
             await self._read_end()
             return True
+        # First of all: an owner that is known to be dead needs no reading of pieces and fence, and one that is alive
+        # writes the pieces that are read next.
+        if self._called_at is None and not await self._call():
+            return False
         num_known = len(stream.entries)
         await self._reader.read()
         has_new = len(stream.entries) > num_known
@@ -81,17 +85,21 @@ class Follower:
                 await self._look_again(is_dead=fence is not None)
                 return has_new
             stream.show(len(stream.entries))
-        now = self._loop.time()
-        if self._called_at is None or (not has_new and now - self._called_at > CALL_INTERVAL_S):
-            self._called_at = now
-            reply = await self._calls.ask(stream.head, "watch")
-            if reply is None or not reply.is_known:
-                await self._look_again(is_dead=reply is None)
-            else:
-                self._num_due = max(self._num_due, reply.num_shown)
+        if not has_new and self._called_at is not None and self._loop.time() - self._called_at > CALL_INTERVAL_S:
+            await self._call()
         if not stream.is_owned and stream.num_shown >= self._num_due:
             stream.caught_up.set()
         return has_new
+
+    async def _call(self) -> bool:
+        """Tell the owner that the stream is read here; False if it does not have it, after which all may be another."""
+        self._called_at = self._loop.time()
+        reply = await self._calls.ask(self._stream.head, "watch")
+        if reply is None or not reply.is_known:
+            await self._look_again(is_dead=reply is None)
+            return False
+        self._num_due = max(self._num_due, reply.num_shown)
+        return True
 
     async def _has_moved(self) -> bool:
         """Read the head again; return whether it is another one, or cannot be read now."""

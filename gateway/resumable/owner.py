@@ -170,7 +170,7 @@ class StreamOwner:
             if await self.writer.settle(stream):
                 new_seq = await self._log.replace(stream.head, seq)
                 if new_seq is not None and head.owner != stream.head.owner:
-                    await self._log.delete_pieces(head)
+                    self._tasks.spawn(self._delete_pieces(head), f"purge of a copy of stream {head.id}")
         except ERRORS as error:
             _log.warning("stream %s could not be taken over: %r", head.id, error)
         if new_seq is None or stream.ended.done():
@@ -333,6 +333,12 @@ class StreamOwner:
 
     def _forget(self, head: StreamHead) -> None:
         self._tasks.spawn(self._delete(head), f"forget stream {head.id}")
+
+    async def _delete_pieces(self, head: StreamHead) -> None:
+        try:
+            await self._log.delete_pieces(head)
+        except ERRORS as error:
+            self._log_limit.warning("", "the pieces of a dead gateway are kept for a while: %r", error)
 
     async def _delete(self, head: StreamHead) -> None:
         try:
