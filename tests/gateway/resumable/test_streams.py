@@ -116,7 +116,7 @@ async def test_a_stream_of_another_tenant_is_not_found(
                 unknown = await foreigner.ask(method, f"/v1/streams/{reading.stream_id[:-1]}x")
                 assert found[0] == unknown[0] == 404
                 assert found[1]["error"]["code"] == unknown[1]["error"]["code"] == "stream_not_found"
-            assert await foreigner.ask("GET", "/v1/streams") == (200, {"object": "list", "data": []})
+            assert await foreigner.ask("GET", "/v1/streams") == (200, {"object": "list", "data": [], "has_more": False})
         status, _ = await Client(one.url, "sk-none").ask("GET", f"/v1/streams/{reading.stream_id}")
         assert status == 401
         await reading.read()
