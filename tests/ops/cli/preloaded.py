@@ -21,11 +21,6 @@ for name in (
     "ops.cli.setup",
     "ops.cli.tenant",
     "ops.cli.usage",
-    "ops.doctor.files",
-    "ops.doctor.machine",
-    "ops.doctor.processes",
-    "ops.doctor.servers",
-    "ops.doctor.settings",
     "shared.nats_connection",
     "uvloop",
 ):

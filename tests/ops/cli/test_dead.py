@@ -20,7 +20,7 @@ from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams, tenant_stream_config
 from shared.subjects import result_subject
 from tests.integration.system import System
-from tests.ops.cli.command import headrace
+from tests.ops.cli.command import headrace_here as headrace
 from tests.servers import NatsServer
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from ops.doctor.servers import NatsLogin, nats_findings
 from ops.stack.config import DEMO_MODEL
 from ops.stack.state import ReadyFile, write_ready_file
 from tests.integration.system import System
-from tests.ops.cli.command import headrace
+from tests.ops.cli.command import headrace_here as headrace
 
 
 def test_running_system_is_described_in_one_page_without_secrets(cli_system: System) -> None:

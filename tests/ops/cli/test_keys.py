@@ -9,7 +9,8 @@ import pytest
 
 from gateway.admission.api_keys import MAX_LIMIT
 from tests.integration.system import System
-from tests.ops.cli.command import headrace
+from tests.ops.cli.command import headrace as headrace_outside
+from tests.ops.cli.command import headrace_here as headrace
 
 
 def test_created_key_is_printed_once_and_kept_only_as_a_hash(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_list_says_when_there_is_no_key_file(tmp_path: Path) -> None:
 def test_key_made_beside_a_running_system_opens_it(state_dir: Path, cli_system: System) -> None:
     key = headrace("keys", "--keys-file", str(state_dir / "keys.json"), "create").stdout.strip()
     deadline = time.monotonic() + 60
-    while (done := headrace("chat", "x", "--url", cli_system.url + "/v1", "--api-key", key)).returncode != 0:
+    while (done := headrace_outside("chat", "x", "--url", cli_system.url + "/v1", "--api-key", key)).returncode != 0:
         assert time.monotonic() < deadline, done.stderr
 
 

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ops.cli import publish
 from ops.cli.batch_client import BatchClient
 from ops.cli.publish import _Progress
 from ops.cli.publish_lines import PublishConfig
 from ops.examples import batch_publish
-from shared.errors import ConfigError, DependencyError
+from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.messages import Request
 from shared.nats_files import NatsFiles
 from tests.integration.system import System
@@ -80,7 +81,7 @@ def test_tenant_without_a_queue_is_told_who_makes_one(start_nats: Callable[..., 
     assert "headrace setup --tenants" in done.stderr
 
 
-def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> None:
+def test_bad_requests_are_one_line_before_anything_is_connected() -> None:
     for line, message in [
         (
             '{"text": "a", "sampling": {"temperature": 9}}',
@@ -99,9 +100,11 @@ def test_bad_requests_are_one_line_and_nothing_is_published(state_dir: Path) -> 
         (json.dumps({"text": "a", "model": "é" * 65}), "model: name"),
         ('{"text": "a", "reply": "$JS.ACK.x"}', "reply must begin with 'hr.reply.default.'"),
     ]:
-        done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=line)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert message in done.stderr
+        given = ["--file", "-", "--model-name", "m", "--nats-url", "nats://127.0.0.1:1"]
+        done = CliRunner().invoke(publish.command, given, input=line)
+        assert isinstance(done.exception, HeadraceError)
+        assert (done.stdout, str(done.exception).count("\n")) == ("", 0)
+        assert message in f"{done.exception}\n"
 
 
 def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
