@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.process.metrics_page import EVERY_ROW
 from tests.integration.system import System, running_system
+from tests.waiting import wait_for
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Scrapes:
             answer = client.completions.create(model=model, prompt="a b c", max_tokens=5, stream=stream, n=2)
             if stream:
                 list(answer)
+        generated = "vllm:generation_tokens_total"
+        wait_for(lambda: _value(_scrape(system), generated) >= _value(self.before, generated) + 20, 60)
         self.after = _settled(system)
 
     def more(self, name: str) -> float:
