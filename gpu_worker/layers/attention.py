@@ -13,7 +13,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
-from gpu_worker.layers.media_inputs import rotations_of
+from gpu_worker.layers.media_inputs import attend_whole, rotations_of
 from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from gpu_worker.layers.ranks import VectorNorm
 from gpu_worker.layers.rotations import gated_rows, head_order, head_rows, rows_by_head
@@ -314,8 +314,9 @@ class Attention:
             None if written is None else written.scales,
             values,
         )
+        query = self._scaled(query, positions)
         attended = paged_attention(
-            self._scaled(query, positions),
+            query,
             cache.keys,
             cache.values,
             block_tables,
@@ -330,7 +331,9 @@ class Attention:
             tree_masks=context.tree_masks,
             sinks=weights.sinks,
             chunk_size=shape.chunk_size,
-        ).view(num_tokens, -1)
+        )
+        limits = self._scale, shape.sliding_window, shape.soft_cap
+        attended = attend_whole(context.media, attended, query, cache, block_tables, *limits).view(num_tokens, -1)
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
 
     def _normalise(self, qkv: torch.Tensor) -> None:

@@ -8,6 +8,9 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from kernels.layer_cache import LayerCache
+from kernels.paged_attention.whole_span import whole_span_attention
+
 
 class WholeSpan(Struct, frozen=True):
     """An image whose tokens attend to one another in both directions.
@@ -68,3 +71,35 @@ def rotations_of(
         index = media.positions[axes].T.repeat(1, 2)
         media.turned[key] = table.gather(0, index), torch.arange(len(positions), device=positions.device)
     return media.turned[key]
+
+
+def attend_whole(
+    media: MediaInputs | None,
+    attended: torch.Tensor,
+    query: torch.Tensor,
+    cache: LayerCache,
+    block_tables: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Replace what tokens of images attended to, where an image's tokens attend to one another in both directions.
+
+    Args:
+        media: Images of the step.
+        attended: Of all tokens of the step, to earlier ones.
+        query: Of all tokens, scaled as the layer does.
+        cache: Of the layer.
+        block_tables: Of the sequences.
+        scale: What the layer's scores are multiplied by.
+        sliding_window: Of the layer.
+        soft_cap: Of the layer.
+
+    Shapes:
+        query, attended, result: `[num_tokens, num_heads, head_dim]`
+    """
+    for span in () if media is None else media.whole:
+        part, table = slice(span.first, span.end), block_tables[span.sequence]
+        limits = scale, sliding_window, soft_cap
+        attended[part] = whole_span_attention(query[part], cache, table, span.num_before, *limits)
+    return attended

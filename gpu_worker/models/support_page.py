@@ -24,6 +24,7 @@ from gpu_worker.models.families import Family, families
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.text_kinds import TEXT_KINDS
 from gpu_worker.models.text_part import WRAPPERS, with_text_names
+from gpu_worker.models.vision.registry import FAMILIES as SEEING
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
 from kernels.activation import Activation
 
@@ -61,11 +62,18 @@ _ENDING = """
 This page is made from the families' descriptions: `python -m gpu_worker.models.support_page > ops/docs/models.md`.
 """
 
-_WRAPPERS = """
-## Models that also see or hear
+_SEEING = (
+    "The vision towers of these read images: {seeing}. They do so in one process, from safetensors files whose towers "
+    "have 16 or 32 bits; those of quantized checkpoints usually do. Where several ranks divide the model, the files hold "
+    "no tower, or the tower is quantized, the model is served for text, and the worker's log says so. How an image is "
+    "read is what the model's own `preprocessor_config.json` says. `detail: low` takes fewer tokens where the family "
+    "can. Gemma 3's pan and scan is not done."
+)
 
-They are served for text: their towers are not loaded, and a request with an image or sound is refused. They answer as
-their text part alone does. Where the `model_type` of the text part decides, it is one of
+_WRAPPERS = """
+
+All others are served for text: their towers are not loaded, and a request with an image or sound is refused. They
+answer as their text part alone does. Where the `model_type` of the text part decides, it is one of
 
 {kinds}.
 
@@ -113,7 +121,9 @@ def _wrappers_table() -> str:
         for family, is_fixed in sorted(names)
     ]
     kinds = textwrap.fill(", ".join(f"`{kind}`" for kind in TEXT_KINDS), 120)
-    return _WRAPPERS.format(kinds=kinds) + "".join(rows)
+    seeing = ", ".join(f"`{name}`" for name in sorted(SEEING))
+    intro = textwrap.fill(_SEEING.format(seeing=seeing), 120)
+    return "\n## Models that also see or hear\n\n" + intro + _WRAPPERS.format(kinds=kinds) + "".join(rows)
 
 
 def sample_config(architecture: str, **fields: Any) -> ModelConfig:

@@ -42,7 +42,7 @@ def paged_attention_reference(
         if context_len > 0 and starts[sequence] < starts[sequence + 1]:
             masks = None if tree_masks is None else tree_masks[rows]
             hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, chunk_size, masks, query.device)
-            result[rows] = _attend(query[rows], keys, values, hidden, scale, soft_cap, sinks)
+            result[rows] = attend(query[rows], keys, values, hidden, scale, soft_cap, sinks)
     return result
 
 
@@ -73,7 +73,7 @@ def _hidden(
     return hidden
 
 
-def _attend(
+def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

@@ -78,6 +78,11 @@ class ImageForm(Protocol):
         """Whether an image's tokens attend to one another in both directions."""
         ...
 
+    @property
+    def around(self) -> tuple[str, str] | None:
+        """What a chat template writes for an image as text, and what it stands for; None where it stands for itself."""
+        ...
+
     def plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
         """Say what becomes of an image.
 
@@ -105,6 +110,13 @@ class MediaProcessor:
         self._form = form
         self._costs = costs
         self._fingerprint = fingerprint
+
+    def spelled(self, text: str) -> str:
+        """Return a rendered prompt as the model was trained, with what stands around each image as text.
+
+        Call it before the prompt is cut into tokens: texts on both sides may become one token.
+        """
+        return text if self._form.around is None else text.replace(*self._form.around)
 
     def num_tokens(self, ref: ImageReference) -> int:
         """Return how many prompt tokens stand for an image, those around it that only an image has included.

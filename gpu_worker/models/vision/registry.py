@@ -16,7 +16,7 @@ import torch
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
-from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.json_file import JsonFile, read_small_file
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.text_part import WRAPPERS, text_part
 from gpu_worker.models.vision import families
@@ -96,7 +96,7 @@ def _read_files(directory: Path) -> VisionFiles | None:
     if name is None or vision is None:
         return None
     text, _ = text_part(whole, WRAPPERS[name])
-    return VisionFiles(whole, vision, text, _read_processor(directory))
+    return VisionFiles(whole, vision, text, _read_processor(directory), _read_tokens(directory))
 
 
 def _read_processor(directory: Path) -> JsonFile:
@@ -107,6 +107,24 @@ def _read_processor(directory: Path) -> JsonFile:
         whole = JsonFile.read(directory / _NEW_PROCESSOR)
         return whole.nested("image_processor") or JsonFile(whole.path, {})
     return JsonFile(directory / _PROCESSOR, {})
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def _read_tokens(directory: Path) -> Mapping[str, int]:
+    """Read the tokens that `tokenizer.json` names besides its vocabulary; none where there is no such file."""
+    try:
+        read = msgspec.json.decode(read_small_file(directory / "tokenizer.json"), type=_Tokenizer)
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return {token.content: token.id for token in read.added_tokens}
 
 
 def _has_plain_tower(directory: Path, vision: VisionConfig) -> bool:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
+from gpu_worker.models.rope_config import rope_fields
 from gpu_worker.models.vision.parts import WeightTaker
 from gpu_worker.models.vision.processor import ImageForm
 from gpu_worker.models.vision.tower import VisionTower
 
 MIN_KEPT_ROWS = 16_384
 """Embeddings that are kept at least: of 16 images of a million pixels."""
+LOW_DETAIL_SIDE = 512
+"""Pixels of an image's side at low detail, about so."""
+CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""Mean and deviation of the pixels that many towers were trained with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +31,24 @@ class VisionFiles:
         vision: Its part for the tower.
         text: Its part for text.
         processor: Of its image processor; empty where the directory has none.
+        tokens: Tokens that the tokenizer has besides those that texts are cut into, by their text.
     """
 
     whole: JsonFile
     vision: JsonFile
     text: JsonFile
     processor: JsonFile
+    tokens: Mapping[str, int]
+
+    def special_token(self, text: str) -> int:
+        """Return a token by its text.
+
+        Raises:
+            CheckpointError: The tokenizer does not have it.
+        """
+        if text not in self.tokens:
+            raise CheckpointError(self.whole.path.parent / "tokenizer.json", f"has no token {text!r}")
+        return self.tokens[text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +124,22 @@ def read_colours(file: JsonFile, mean: tuple[float, ...], deviation: tuple[float
         if len(values) != 3:
             raise file.error(name, f"has {len(values)} numbers; it must have 3, of red, green and blue")
     return torch.tensor(found)
+
+
+def read_side(file: JsonFile, name: str, default: int) -> int:
+    """Read the side of a square, which may be given as two numbers.
+
+    Raises:
+        CheckpointError: It is no square.
+    """
+    if not isinstance(file.fields.get(name), list):
+        return file.integer(name, default, maximum=1 << 16)
+    sides = file.integers(name)
+    if len(set(sides)) != 1 or not 0 < sides[0] <= 1 << 16:
+        raise file.error(name, f"is {list(sides)}; it must be the side of a square")
+    return sides[0]
+
+
+def read_rope_theta(file: JsonFile) -> float:
+    """Read the base of a tower's rotations."""
+    return rope_fields(file).optional_number("rope_theta") or file.number("rope_theta", 10000.0)

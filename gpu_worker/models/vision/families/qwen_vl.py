@@ -29,13 +29,18 @@ from gpu_worker.models.vision.parts import (
 from gpu_worker.models.vision.pixels import Pixels, normalised, patches_of, places_of, resize
 from gpu_worker.models.vision.processor import Detail, ImagePlan
 from gpu_worker.models.vision.tower import Project, VisionTower
-from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles, read_colours
+from gpu_worker.models.vision.vision_config import (
+    CLIP_COLOURS,
+    LOW_DETAIL_SIDE,
+    VisionConfig,
+    VisionFamily,
+    VisionFiles,
+    read_colours,
+)
 from kernels.activation import Activation
 from shared.errors import BadRequestError
 
 MAX_ASPECT = 200
-LOW_DETAIL_PIXELS = 512 * 512
-_MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _EPS = 1e-6
 _THETA = 10000.0
 _RENAMED = ((r"^model\.visual\.", "visual."),)
@@ -58,13 +63,14 @@ class DynamicForm:
     min_pixels: int
     max_pixels: int
     is_bidirectional: bool = False
+    around: tuple[str, str] | None = None
 
     def plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
         """See `ImageForm`."""
         if max(width, height) > MAX_ASPECT * min(width, height):
             problem = f"An image has {width}x{height} pixels; one side may be {MAX_ASPECT} times the other at most."
             raise BadRequestError(problem, "messages")
-        most = max(self.min_pixels, min(self.max_pixels, LOW_DETAIL_PIXELS)) if detail == "low" else self.max_pixels
+        most = max(self.min_pixels, min(self.max_pixels, LOW_DETAIL_SIDE**2)) if detail == "low" else self.max_pixels
         unit = self.patch_size * self.merge
         rows, columns = (side // unit for side in _fitted(height, width, unit, self.min_pixels, most))
         count = rows * columns
@@ -118,7 +124,7 @@ def _read_sizes(files: VisionFiles, activation: str, patch: int) -> _Sizes:
         vision.integer("spatial_merge_size", 2, maximum=64),
         vision.integer("out_hidden_size"),
         read_activation(vision, default=activation),
-        read_colours(files.processor, _MEAN, _DEVIATION),
+        read_colours(files.processor, *CLIP_COLOURS),
     )
 
 

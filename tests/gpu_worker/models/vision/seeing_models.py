@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 VOCAB, IMAGE = 97, 90
+SPECIAL = {"[IMG_BREAK]": 93, "[IMG_END]": 94, "<img>": 95, "</img>": 96}
 Pixels = npt.NDArray[np.uint8]
 TEXT = {
     "vocab_size": VOCAB,
@@ -73,22 +74,29 @@ def save_seeing(case: SeeingCase, directory: Path, seed: int = 3) -> Any:
     import transformers
 
     whole = {"image_token_id": IMAGE, "text_config": {**TEXT, **case.text}, "vision_config": dict(case.vision)}
-    config = getattr(transformers, f"{case.family}Config")(**{**whole, **case.whole})
+    whole = {name: value for name, value in {**whole, **case.whole}.items() if value is not None}
+    config = getattr(transformers, f"{case.family}Config")(**whole)
     torch.manual_seed(seed)
     model_class = getattr(transformers, f"{case.family}ForConditionalGeneration")
     model = model_class._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1))
+        # Never the likeliest: an image's token in an answer would be an image to the oracle.
+        model.get_output_embeddings().weight[IMAGE] = 0
     model.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps(dict(case.processor)))
-    return model
+    added = [{"id": token_id, "content": text} for text, token_id in SPECIAL.items()]
+    (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    return model.double()
 
 
 def oracle_logits(case: SeeingCase, model: Any, token_ids: list[int], images: list[Pixels]) -> torch.Tensor:
-    """Return the logits of all tokens, `[num_tokens, vocab_size]`."""
+    """Return the logits of all tokens, `[num_tokens, vocab_size]`, computed in float64."""
+    inputs = case.inputs(token_ids, images)
+    inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     with torch.no_grad():
-        logits: torch.Tensor = model(**case.inputs(token_ids, images)).logits[0]
+        logits: torch.Tensor = model(**inputs).logits[0]
     return logits
 
 
@@ -131,6 +139,49 @@ _QWEN_TOWER = {
 }
 _MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 2, 2]}
 
+_PLAIN_TOWER = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+}
+
+
+def _given(token_ids: list[int]) -> dict[str, torch.Tensor]:
+    ids = torch.tensor([token_ids])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _normal(pixels: Pixels) -> torch.Tensor:
+    return ((torch.from_numpy(pixels).double() / 255 - 0.5) / 0.25).float().permute(2, 0, 1)
+
+
+def _mistral_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch.Tensor]:
+    if not images:
+        return _given(token_ids)
+    height, width = (max(pixels.shape[side] for pixels in images) for side in (0, 1))
+    sizes = torch.tensor([pixels.shape[:2] for pixels in images])
+    padded = [
+        torch.nn.functional.pad(_normal(pixels), (0, width - pixels.shape[1], 0, height - pixels.shape[0]))
+        for pixels in images
+    ]
+    return {**_given(token_ids), "pixel_values": torch.stack(padded), "image_sizes": sizes}
+
+
+def _tiles_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch.Tensor]:
+    if not images:
+        return _given(token_ids)
+    return {**_given(token_ids), "pixel_values": torch.stack([_normal(pixels) for pixels in images])}
+
+
+def _gemma_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch.Tensor]:
+    return {**_tiles_inputs(token_ids, images), "token_type_ids": (torch.tensor([token_ids]) == IMAGE).int()}
+
+
+_COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
+
 SEEING_CASES: Mapping[str, SeeingCase] = {
     "qwen2.5-vl": SeeingCase(
         "Qwen2_5_VL",
@@ -145,5 +196,52 @@ SEEING_CASES: Mapping[str, SeeingCase] = {
         {**_QWEN_TOWER, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]},
         _qwen_inputs(4, 0.5, 0.25),
         processor=_QWEN_PROCESSOR,
+    ),
+    "qwen3.5": SeeingCase(
+        "Qwen3_5",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
+        },
+        {**_QWEN_TOWER, "num_position_embeddings": 36},
+        _qwen_inputs(4, 0.5, 0.25),
+        processor=_QWEN_PROCESSOR,
+    ),
+    "mistral3": SeeingCase(
+        "Mistral3",
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "pixtral", **_PLAIN_TOWER, "image_size": 64, "hidden_act": "silu"},
+        _mistral_inputs,
+        {"image_token_id": None, "image_token_index": IMAGE, "spatial_merge_size": 2},
+        {**_COLOURS, "size": {"longest_edge": 48}},
+    ),
+    "internvl": SeeingCase(
+        "InternVL",
+        {"model_type": "qwen2", "use_sliding_window": False},
+        {"model_type": "internvl_vision", **_PLAIN_TOWER, "use_qk_norm": True, "attention_bias": True},
+        _tiles_inputs,
+        {"image_seq_length": 4, "downsample_ratio": 0.5},
+        {**_COLOURS, "max_patches": 4},
+    ),
+    "gemma3": SeeingCase(
+        "Gemma3",
+        {"model_type": "gemma3_text", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"model_type": "siglip_vision_model", **_PLAIN_TOWER, "vision_use_head": False},
+        _gemma_inputs,
+        {
+            "image_token_id": None,
+            "image_token_index": IMAGE,
+            "boi_token_index": 91,
+            "eoi_token_index": 92,
+            "mm_tokens_per_image": 16,
+        },
+        _COLOURS,
+        (91,),
     ),
 }

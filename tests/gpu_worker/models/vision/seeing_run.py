@@ -30,7 +30,7 @@ class SeeingRun:
         assert processor is not None
         self.processor: MediaProcessor = processor
         self.images = SharedImages()
-        settings = {"dtype": "float32", "max_num_seqs": 12, "max_model_len": 512, **settings}
+        settings = {"dtype": "float32", "max_num_seqs": 12, "max_model_len": 512, "max_draft_tokens": 3, **settings}
         config = RunnerConfig(
             directory, block_size=block_size, num_blocks=num_blocks, num_threads=1, takes_images=True, **settings
         )

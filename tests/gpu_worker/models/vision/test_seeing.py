@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from gpu_worker.core.sequence import Sequence
+from ops.bench.spec.fixed_depth import FixedDepth
+from tests.gpu_worker.execution.drafts.test_verification import BranchingProposer, KnowingProposer
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.models.vision.seeing_models import (
     SEEING_CASES,
@@ -58,7 +60,6 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 each_family = pytest.mark.parametrize("seeing", SEEING_CASES, indirect=True)
-one_family = pytest.mark.parametrize("seeing", ["qwen3-vl"], indirect=True)
 
 
 @each_family
@@ -145,3 +146,24 @@ def test_answers_survive_preemption_and_a_move(seeing: Seeing) -> None:
     ]
     outcome = seeing.run.run(moved, arrivals_per_step=1)
     assert {name: expected.tokens[name][:9] + tokens for name, tokens in outcome.tokens.items()} == expected.tokens
+
+
+@each_family
+@pytest.mark.parametrize("kind", [KnowingProposer, BranchingProposer])
+def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[KnowingProposer]) -> None:
+    def sequences() -> list[Sequence]:
+        return [
+            seeing.run.sequence(str(n), seeing.prompt(2, n), [random_image(24, 32, n), random_image(8, 8, n)], 20)
+            for n in range(3)
+        ]
+
+    seeing.run.restart(400)
+    expected = seeing.run.run(sequences()).tokens
+    proposer = kind()
+    proposer.right |= expected
+    seeing.run.runner.verify_drafts_of(proposer)
+    seeing.run.restart(400, policy=FixedDepth(3))
+    assert seeing.run.run(sequences()).tokens == expected
+    seeing.run.runner.verify_drafts_of(None)
+    assert seeing.run.scheduler.speculation is not None
+    assert seeing.run.scheduler.speculation.num_accepted_tokens > 0

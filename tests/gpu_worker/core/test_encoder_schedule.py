@@ -1,0 +1,195 @@
+"""Images pass their towers beside decodes, within the step's budget, and are kept as long as they are needed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpu_worker.core.media import MediaSpan
+from gpu_worker.core.plan import EncodeWork, StepPlan
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
+from shared.errors import BadRequestError
+from shared.sampling import Sampling
+
+LAYERS = 6
+
+
+def make_scheduler(budget: int = 32, max_rows: int = 40, whole_tokens: int = 0) -> Scheduler:
+    media = MediaConfig(LAYERS, max_rows, whole_tokens)
+    config = SchedulerConfig(4, 200, 8, budget, 400, media=media, enable_prefix_caching=False)
+    return Scheduler(config)
+
+
+def text(name: str, length: int = 4, max_tokens: int = 200) -> Sequence:
+    return Sequence(name, [1] * length, length, Sampling(max_tokens=max_tokens), max_tokens=max_tokens)
+
+
+def seeing(name: str, *images: tuple[str, int], cost: int = 4, is_whole: bool = False, max_tokens: int = 2) -> Sequence:
+    """Return a sequence whose images, by name and length, stand between texts of 3 tokens."""
+    sequence = text(name, 3, max_tokens)
+    spans = []
+    for image, length in images:
+        start = len(sequence.token_ids)
+        spans.append(MediaSpan(start, length, image.encode() * 32, length, (), cost, is_whole))
+        sequence.token_ids += [9] * length + [1] * 3
+    sequence.num_prompt_tokens = len(sequence.token_ids)
+    sequence.media = tuple(spans)
+    return sequence
+
+
+class Runner:
+    """Steps a scheduler, and checks what a runner would need."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.passed: dict[bytes, int] = {}
+        self.plans: list[StepPlan] = []
+
+    def step(self) -> ScheduledStep:
+        step = self.scheduler.schedule(0.0)
+        assert step is not None
+        plan = msgspec.msgpack.decode(msgspec.msgpack.encode(step.plan), type=StepPlan)
+        self.plans.append(plan)
+        for digest in plan.forgotten:
+            self.passed.pop(digest, None)
+        for work in plan.encodes:
+            assert work.first in (0, self.passed.get(work.digest, 0))
+            self.passed[work.digest] = work.end
+        for item in step.scheduled:
+            for span in item.sequence.media:
+                if item.start < span.end and span.start < item.start + item.num_tokens:
+                    assert self.passed[span.digest] == LAYERS, "a token of an image that is not encoded"
+                    assert not span.is_whole or item.start <= span.start < span.end <= item.start + item.num_tokens
+        if step.scheduled:
+            sampled = [SampledTokens((5,)) if item.samples else SampledTokens() for item in step.scheduled]
+            self.scheduler.settle(step, StepResult(step.step, sampled))
+        return step
+
+    def finish(self, most: int = 200) -> None:
+        for _ in range(most):
+            if not self.scheduler.has_work():
+                return
+            self.step()
+        raise AssertionError("sequences starve")
+
+
+def encoded_layers(plan: StepPlan) -> int:
+    return sum(work.end - work.first for work in plan.encodes)
+
+
+def test_alone_an_image_is_encoded_at_once() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(seeing("a", ("x", 8), cost=1000))
+    runner = Runner(scheduler)
+    runner.step()
+    assert runner.plans[0].encodes == [EncodeWork(b"x" * 32, 0, LAYERS)]
+
+
+def test_beside_decodes_layers_are_charged_to_the_budget() -> None:
+    """A step with decodes takes no more than its budget, and decodes are in each step."""
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    for name in "abc":
+        scheduler.add(text(name))
+    runner.step()
+    scheduler.add(seeing("i", ("x", 12), cost=10))
+    while not scheduler.sequences[-1].num_output_tokens:
+        step = runner.step()
+        assert step.num_decodes == 3
+        assert step.num_tokens + 10 * encoded_layers(step.plan) <= 32
+        assert step.num_tokens == sum(item.num_tokens for item in step.scheduled)
+    assert [encoded_layers(plan) for plan in runner.plans[1:4]] == [2, 2, 2]
+
+
+def test_an_expensive_image_passes_a_layer_a_step() -> None:
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    scheduler.add(text("a"))
+    runner.step()
+    scheduler.add(seeing("i", ("x", 12), cost=1000))
+    for _ in range(LAYERS):
+        assert encoded_layers(runner.step().plan) == 1
+    runner.finish(300)
+
+
+def test_an_image_that_several_have_is_encoded_once() -> None:
+    scheduler = make_scheduler(budget=200)
+    runner = Runner(scheduler)
+    for name in "abc":
+        scheduler.add(seeing(name, ("x", 8), ("y", 8)))
+    runner.finish()
+    assert sum(map(encoded_layers, runner.plans)) == 2 * LAYERS
+
+
+def test_more_images_than_are_kept_take_turns() -> None:
+    scheduler = make_scheduler(budget=40, max_rows=20)
+    runner = Runner(scheduler)
+    scheduler.add(text("decode", max_tokens=150))
+    for number in range(6):
+        scheduler.add(seeing(str(number), *((chr(97 + (number + place) % 7), 15) for place in range(3)), cost=2))
+    for _ in range(400):
+        if not scheduler.has_work():
+            break
+        runner.step()
+        assert 15 * len(runner.passed) <= 20 + 15
+    assert not scheduler.has_work()
+
+
+def test_a_batch_image_that_waits_keeps_nobody_waiting() -> None:
+    """An interactive image takes the place of one that a paused batch sequence needs."""
+    scheduler = make_scheduler(budget=12, max_rows=20)
+    runner = Runner(scheduler)
+    batch = seeing("batch", ("b", 20), cost=1)
+    batch.lane = "batch"
+    scheduler.add(batch)
+    runner.step()
+    scheduler.add(text("person"))
+    runner.step()
+    scheduler.add(seeing("i", ("x", 20), cost=1))
+    runner.finish(400)
+
+
+def test_a_whole_image_is_computed_in_one_step() -> None:
+    scheduler = make_scheduler(budget=40, whole_tokens=16)
+    runner = Runner(scheduler)
+    scheduler.add(text("a", 30))
+    for name in "xyz":
+        scheduler.add(seeing(name, (name, 16), ("w", 16), is_whole=True, cost=3))
+    runner.finish(300)
+
+
+def test_a_step_that_failed_encodes_anew() -> None:
+    scheduler = make_scheduler(budget=40)
+    scheduler.add(seeing("a", ("x", 8)))
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    shares = scheduler.roll_back()
+    again = scheduler.schedule_again(shares)
+    assert again is not None
+    assert again.plan.forgotten == [b"x" * 32]
+    assert again.plan.encodes == [EncodeWork(b"x" * 32, 0, LAYERS)]
+
+
+def test_preempted_and_aborted_sequences_leave_no_image_behind() -> None:
+    scheduler = make_scheduler(budget=16, max_rows=12)
+    runner = Runner(scheduler)
+    scheduler.add(text("decode", max_tokens=100))
+    runner.step()
+    scheduler.add(seeing("gone", ("x", 12), cost=8))
+    runner.step()
+    scheduler.abort("gone")
+    scheduler.add(seeing("next", ("y", 12), cost=8))
+    runner.finish(300)
+
+
+def test_images_that_can_never_be_served_are_refused() -> None:
+    with pytest.raises(BadRequestError, match="An image takes 41 tokens; at most 40 are served"):
+        make_scheduler().add(seeing("a", ("x", 41)))
+    plain = Scheduler(SchedulerConfig(4, 200, 8, 32, 400))
+    with pytest.raises(BadRequestError, match="takes no images"):
+        plain.add(seeing("a", ("x", 4)))
+    with pytest.raises(ValueError, match="max_num_seqs and the 30 tokens of an image, which one step computes"):
+        make_scheduler(budget=32, whole_tokens=30)
