@@ -64,7 +64,7 @@ This page is made from the families' descriptions: `python -m gpu_worker.models.
 
 _SEEING = (
     "The vision towers of these read images: {seeing}. They do so in one process, from safetensors files whose towers "
-    "have 16 or 32 bits; those of quantized checkpoints usually do. Where several ranks divide the model, the files hold "
+    "have 16 or 32 bits; those of quantized checkpoints do. Where several ranks divide the model, the files hold "
     "no tower, or the tower is quantized, the model is served for text, and the worker's log says so. How an image is "
     "read is what the model's own `preprocessor_config.json` says. `detail: low` takes fewer tokens where the family "
     "can. Gemma 3's pan and scan is not done."
