@@ -1,13 +1,20 @@
-"""Answers to requests for background responses: the queued response, whole, or a stream that follows the job.
+"""Background responses: the queued response, whole, or a stream that follows its job.
 
-The job does not depend on the answer: a client that leaves finds the response again by its id.
+The job does not depend on the answer: a client that leaves finds the response again by its id. The events of a response
+depend on its text alone, so a client that lost its stream goes on with any gateway after the last event that it has
+seen, and after each event the same one follows.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -18,13 +25,168 @@ from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
 from gateway.generation import Generation
-from gateway.responses.draft import ResponseGeneration, response_fields
-from gateway.responses.follower import Follower
-from gateway.responses.job import BackgroundJob, JobWatch
+from gateway.responses.draft import RESPONSES, EventWriter, ResponseGeneration, error_event, response_fields
+from gateway.responses.job import BackgroundJob, JobReader, JobWatch, status_of
+from gateway.responses.job_queue import JobState
 from gateway.responses.log import ResponseLogError, ResponseRecord
-from gateway.responses.store import ResponseStore, job_of
+from gateway.responses.output import ResponseOutput
+from gateway.responses.store import ResponseStore, ended_response, job_of
 from shared.background_tasks import BackgroundTasks
-from shared.messages import Request
+from shared.messages import BatchResult, Request
+
+FIRST_POLL_S = 0.1
+LAST_POLL_S = 2.0
+_GROWTH = 1.3
+_KEEP_ALIVE_S = 10.0
+_EVENTS_AT_ONCE = 1000
+# A NATS server that is replaced, or elects a leader, is back by then.
+OUTAGE_S = 20.0
+
+
+class Follower:
+    """Yields the events of one response after `starting_after`. Its stream was counted before."""
+
+    def __init__(
+        self,
+        record: ResponseRecord,
+        store: ResponseStore,
+        starting_after: int = -1,
+        watch: JobWatch | None = None,
+        *,
+        has_ids: bool = False,
+    ) -> None:
+        """Follow the job of `record`.
+
+        Args:
+            record: The response.
+            store: Where it is kept.
+            starting_after: Number of the last event that the client has.
+            watch: Has heard of the job since it was published; made if not given.
+            has_ids: Each event has its number as its id, as in `/v1/streams`.
+        """
+        ref = job_of(record)
+        assert ref is not None
+        self._record = record
+        self._ref = ref
+        self._store = store
+        self._cut: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
+        self._unsent: deque[bytes] = deque()
+        self._events = EventWriter(self._unsent.append, starting_after, has_ids=has_ids)
+        # OpenAI's libraries take the empty line behind a comment for the end of an event once they have seen an id.
+        self._keep_alive = RESPONSES.keep_alive[:-1] if has_ids else RESPONSES.keep_alive
+        self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant, record.model))
+        self._reader = JobReader(ref.job.reading, self._output, ref.job.first_piece)
+        self._watch = watch
+        self._starting_after = starting_after
+        self._is_running = False
+        self._away_since: float | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose response it is."""
+        return self._record.tenant
+
+    def cut(self, error: ApiError) -> None:
+        """End the stream, not the job, with an error."""
+        if not self._cut.done():
+            self._cut.set_result(error)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Tell the events as they come, the last of which ends the response, and comments in long silence."""
+        queued = response_fields(self._record.draft, "queued")
+        self._events.emit("response.created", {"response": queued})
+        self._events.emit("response.queued", {"response": queued})
+        wait_s, silent_s = FIRST_POLL_S, 0.0
+        watch = self._watch or await self._store.jobs.watch(self.tenant, self._record.draft.id)
+        try:
+            while not await self._is_over(watch):
+                if self._unsent:
+                    # What has come lately is followed by more.
+                    wait_s, silent_s = FIRST_POLL_S, 0.0
+                else:
+                    wait_s, silent_s = min(wait_s * _GROWTH, LAST_POLL_S), silent_s + wait_s
+                if silent_s > _KEEP_ALIVE_S:
+                    self._unsent.append(self._keep_alive)
+                    silent_s = 0.0
+                while self._unsent:
+                    yield self._take()
+                    await asyncio.sleep(0)
+                # What is heard need not be asked for, but not all may be heard.
+                await self._wait(watch, LAST_POLL_S if watch.has_heard else wait_s)
+        except ApiError as error:
+            self._unsent.append(error_event(error, max(self._events.num_events - 1, self._starting_after)))
+        finally:
+            await self._store.jobs.unwatch(watch)
+        while self._unsent:
+            yield self._take()
+            await asyncio.sleep(0)
+
+    async def _wait(self, watch: JobWatch, wait_s: float) -> None:
+        events: list[asyncio.Future[Any]] = [self._cut, watch.changed]
+        await asyncio.wait(events, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._cut.done():
+            raise self._cut.result()
+
+    async def _is_over(self, watch: JobWatch) -> bool:
+        """Report the new text; return whether the job has ended. NATS may be away for `OUTAGE_S`.
+
+        Raises:
+            ApiError: 500, the text was computed anew; 503, NATS is away for longer.
+        """
+        try:
+            is_over = await self._advance(watch)
+        except ApiError as error:
+            now = asyncio.get_running_loop().time()
+            if self._away_since is None:
+                self._away_since = now
+            if error.status != 503 or now - self._away_since >= OUTAGE_S:
+                raise
+            return False
+        self._away_since = None
+        return is_over
+
+    async def _advance(self, watch: JobWatch) -> bool:
+        """Report the new text; return whether the job has ended.
+
+        Raises:
+            ApiError: 503; NATS does not answer.
+        """
+        heard = watch.take(self._ref.job.stream_seq)
+        if heard is not None:
+            state = JobState(True, heard.text, heard.in_reasoning)
+        else:
+            result = await self._store.jobs.result(self._ref)
+            if result is not None:
+                await self._store.bodies.read_kept(self.tenant, len(result.text), partial(self._end, result))
+                return True
+            state = await self._store.jobs.state(self._ref)
+        if state.is_running:
+            self._run()
+            read = partial(self._read, state.text, state.in_reasoning)
+            await self._store.bodies.read_kept(self.tenant, len(state.text) - len(self._reader.text), read)
+        return False
+
+    def _run(self) -> None:
+        if not self._is_running:
+            self._is_running = True
+            response = response_fields(self._record.draft, "in_progress")
+            self._events.emit("response.in_progress", {"response": response})
+
+    def _end(self, result: BatchResult) -> None:
+        self._run()
+        self._read(result.text, result.in_reasoning)
+        self._reader.finish(is_complete=status_of(result) == "completed")
+        self._events.end(ended_response(self._record, result, self._reader, self._output))
+
+    def _read(self, text: str, in_reasoning: bool) -> None:
+        if not self._reader.read(text, in_reasoning=in_reasoning):
+            message = "The response has been computed anew, and begins otherwise than what was sent. Retrieve it whole."
+            raise ApiError(500, message, code="response_restarted")
+
+    def _take(self) -> bytes:
+        """Return the next events, a bounded number: to join all those of a long text takes a twentieth of a second."""
+        return b"".join(self._unsent.popleft() for _ in range(min(_EVENTS_AT_ONCE, len(self._unsent))))
+
 
 _log = logging.getLogger(__name__)
 

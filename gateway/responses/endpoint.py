@@ -26,12 +26,11 @@ from gateway.responses.background import BackgroundAnswer, FollowedResponse, Que
 from gateway.responses.body import ItemBody, ResponseBody
 from gateway.responses.conversation import compacting, user_messages
 from gateway.responses.draft import RESPONSES, CompactedConversation, InputTokenCount, ResponseDraft, ResponseGeneration
-from gateway.responses.history import History
 from gateway.responses.items import listed_item
 from gateway.responses.log import PieceBudget, ResponseLogError, ResponseRecord
 from gateway.responses.reasoning_seal import opened_items, opened_summaries
 from gateway.responses.request import identified_item, own_items, parse_body, to_generation
-from gateway.responses.store import ResponseStore
+from gateway.responses.store import History, ResponseStore
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.log_limit import LogLimit
 from shared.tokenizer_calls import TokenizeCall

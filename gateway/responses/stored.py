@@ -15,9 +15,9 @@ from gateway.api.large_bodies import LARGE_BYTES
 from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.checks import invalid_value, unknown_parameter
 from gateway.errors import ApiError
+from gateway.responses.background import Follower
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import DeletedResponse, InputItemList
-from gateway.responses.follower import Follower
 from gateway.responses.items import is_response_id, listed_item
 from gateway.responses.log import PieceBudget, ResponseRecord, has_ended
 from gateway.responses.names import ENCRYPTED_REASONING, LOGPROBS, check_includes

@@ -16,9 +16,9 @@ from gateway.api.endpoint import Asked, GenerationStart, StreamParts
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses import store as store_module
+from gateway.responses.background import Follower
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import ResponsesEndpoint
-from gateway.responses.follower import Follower
 from gateway.responses.job import JobWatch
 from gateway.responses.job_queue import JobRef, JobState, Place
 from gateway.responses.log import ResponseRecord

@@ -11,10 +11,10 @@ import pytest
 from nats.aio.msg import Msg
 
 from gateway.errors import ApiError
-from gateway.responses import follower as follower_module
+from gateway.responses import background as follower_module
 from gateway.responses import store as store_module
+from gateway.responses.background import Follower
 from gateway.responses.draft import ResponseDraft
-from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob, JobWatch
 from gateway.responses.job_queue import JobQueue, JobRef, JobState
 from gateway.responses.log import ResponseRecord

@@ -11,10 +11,9 @@ from gateway.admission.auth import Principal
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, response_fields
-from gateway.responses.history import History
 from gateway.responses.items import new_response_id
 from gateway.responses.log import PieceBudget, ResponseRecord
-from gateway.responses.store import ResponseStore
+from gateway.responses.store import History, ResponseStore
 
 
 class RecordsInMemory(ResponseStore):

@@ -17,8 +17,8 @@ from gateway.api.large_bodies import LARGE_BYTES
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
+from gateway.responses.background import Follower
 from gateway.responses.draft import ResponseDraft
-from gateway.responses.follower import Follower
 from gateway.responses.job import BackgroundJob, JobReader, JobWatch
 from gateway.responses.job_queue import JobRef, JobState
 from gateway.responses.log import PIECE_BYTES, PieceBudget, ResponseRecord
