@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import anthropic
-from anthropic.types import ServerToolUseBlock, WebSearchResultBlock, WebSearchToolResultBlock
+from anthropic.types import RawMessageStreamEvent, ServerToolUseBlock, WebSearchResultBlock, WebSearchToolResultBlock
 from cells import (
     CALLING_KEY,
     CALLING_MODEL,
@@ -43,6 +43,32 @@ def stream() -> None:
         final = events.get_final_message()
     assert text == final.content[0].text
     assert 1 <= final.usage.output_tokens <= 8
+
+
+def resumed_stream() -> None:
+    raw = client.messages.with_raw_response.create(
+        model=MODEL, max_tokens=40, messages=MESSAGES, stream=True, extra_body={"stream_options": {"resumable": True}}
+    )
+    stream_id, stream = raw.headers["x-request-id"], raw.parse()
+    first = next(iter(stream))
+    stream.close()
+    assert first.type == "message_start"
+
+    def told(first_event: int) -> list[object]:
+        again = client.get(
+            f"/v1/streams/{stream_id}",
+            cast_to=RawMessageStreamEvent,
+            stream=True,
+            stream_cls=anthropic.Stream[RawMessageStreamEvent],
+            options={"params": {"from": first_event}},
+        )
+        return [event.to_dict() for event in again]
+
+    whole = told(0)
+    assert (whole[0], whole[-1]["type"]) == (first.to_dict(), "message_stop")
+    rest = told(5)
+    assert 0 < len(rest) < len(whole)
+    assert rest == whole[-len(rest) :]
 
 
 def stop() -> None:
@@ -193,6 +219,7 @@ run(
     {
         "chat": chat,
         "stream with usage": stream,
+        "resumed streams": resumed_stream,
         "stop": stop,
         "tool call": tool_call,
         "streamed tool call": streamed_tool_call,
