@@ -91,6 +91,10 @@ class Experience:
             self.output_tokens += weight * (output_tokens - self.output_tokens)
 
 
+# Of the free places in the queue, a tenant may have so many times as many.
+_TENANT_MULTIPLE = 7
+
+
 class Excess(Struct, frozen=True):
     """One bound on the queue, and by how many seconds of draining it is exceeded; negative while there is room.
 
@@ -153,6 +157,28 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
     uncorrected_s = first_wait_s / correction if experience.is_mature else 0.0
     return Forecast(wait_s, first_wait_s, uncorrected_s, own_s, max(own_s, decode_s), excess)
+
+
+def tenant_excess(load: FleetLoad, num_sequences: int, num_own: int, cost_s: float, max_requests: int) -> Excess | None:
+    """Return by how much a tenant's own requests exceed what it may let wait; None while they do not.
+
+    That is seven times the places that are free, as in `gateway.shares`: others find one eighth of them free.
+
+    Args:
+        load: The model's fleet.
+        num_sequences: Of the request.
+        num_own: The tenant's requests here, of which the fleet can run as many as it has slots.
+        cost_s: As the forecast has it.
+        max_requests: Places in the queue.
+    """
+    num_waiting = num_own - load.num_slots
+    excess = num_waiting + num_sequences - _TENANT_MULTIPLE * max(0, max_requests - load.queued_requests)
+    if num_waiting <= 0 or excess <= 0:
+        return None
+    # Each that leaves the queue makes room, and is one less of the tenant's.
+    seconds = cost_s * excess / (_TENANT_MULTIPLE + 1)
+    text = "{} of your tenant's requests are waiting for `{}` already, and the places left are for others'."
+    return Excess("queue_full", text, (num_waiting, load.model), seconds, is_exceeded=True)
 
 
 def _worst(requests: Excess, tokens: Excess, time: Excess) -> Excess:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.admission.caller import Caller
-from gateway.admission.forecast import Excess, Experience, Forecast, forecast
+from gateway.admission.forecast import Excess, Experience, Forecast, forecast, tenant_excess
 from gateway.admission.reservations import Reservation, ReservationBook, RetryAdvice, Size
 from gateway.admission.shared_places import SharedPlaces
 from gateway.config import GatewayConfig
@@ -95,7 +96,12 @@ class Shedder:
                 book.adopt(reservation)
 
     def admit(
-        self, load: FleetLoad | None, generation: Generation, caller: Caller, share: FleetLoad | None = None
+        self,
+        load: FleetLoad | None,
+        generation: Generation,
+        caller: Caller,
+        share: FleetLoad | None = None,
+        num_own: int = 0,
     ) -> Prediction:
         """Predict a request's time to first token, and refuse it if that is too long.
 
@@ -104,6 +110,7 @@ class Shedder:
             generation: The request.
             caller: Its sender, who perhaps returns.
             share: The rest of its tenant's share of the fleet; no other tenant waits for that part.
+            num_own: Requests that its tenant has here already.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
@@ -124,6 +131,10 @@ class Shedder:
             # Other tenants give way to it, so it takes no promised place.
             if not of_share.wait_s:
                 return _prediction(load, generation, of_share)
+        most, cost_s = self._config.max_queued_requests, expected.cost_s
+        own_excess = tenant_excess(load, generation.num_at_once, num_own, cost_s, most)
+        if own_excess is not None and not expected.excess.is_exceeded:
+            expected = replace(expected, excess=own_excess)
         self._check_turn(load, _size(generation), caller, expected)
         return _prediction(load, generation, expected)
 

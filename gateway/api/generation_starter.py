@@ -220,7 +220,7 @@ class GenerationStarter:
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         await shedder.recall(dispatcher.fleet.reported_load(generation.model), generation, caller)
         load, share = dispatcher.fleet.load(generation.model), dispatcher.share(generation.model, caller.tenant)
-        prediction = shedder.admit(load, generation, caller, share)
+        prediction = shedder.admit(load, generation, caller, share, dispatcher.num_of(generation.model, caller.tenant))
         expires_at = asyncio.get_running_loop().time() + timeout_s
         wire = self.requests(generation, caller) if requests is None else requests
 

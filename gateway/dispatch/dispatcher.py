@@ -178,6 +178,10 @@ class Dispatcher:
         load = self.fleet.load(model)
         return None if load is None else self._flights.share(load, tenant)
 
+    def num_of(self, model: str, tenant: str) -> int:
+        """Return how many requests of a model a tenant has here."""
+        return self._flights.num_of(model, tenant)
+
     def submit(self, request: Request, sink: Sink, estimated_tokens: int, expires_at: float | None = None) -> Flight:
         """Publish a request; its tokens go to `sink`.
 

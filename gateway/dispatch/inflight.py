@@ -220,6 +220,10 @@ class FlightTable:
         of_tenants = self._of_tenants.get(model, {})
         return len(of_tenants) + (tenant not in of_tenants)
 
+    def num_of(self, model: str, tenant: str) -> int:
+        """Return how many requests of a model a tenant has here."""
+        return self._of_tenants.get(model, {}).get(tenant, _NOTHING).requests
+
     def share(self, load: FleetLoad, tenant: str) -> FleetLoad | None:
         """Return what a tenant has left of its share of a fleet (`FleetLoad.share`); None while nothing waits."""
         of_tenants = self._of_tenants.get(load.model, {})

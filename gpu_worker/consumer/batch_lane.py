@@ -20,6 +20,7 @@ from gpu_worker.consumer.batch_job import NotAJobError, RefusedJobError, read_jo
 from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
 from gpu_worker.consumer.batch_result import ResultMaker
 from gpu_worker.consumer.batch_trials import BatchTrials
+from gpu_worker.consumer.gateway_watch import Cancellations
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, send_ack
@@ -90,6 +91,7 @@ class BatchLane:
         self.results = results
         self._progress = progress
         self._tasks = BackgroundTasks()
+        self._cancellations = Cancellations()
         self.trials = BatchTrials(held, lambda suspect: intake.begin(suspect, self), self.make_way)
 
     def take(self, message: QueuedMessage) -> None:
@@ -125,6 +127,8 @@ class BatchLane:
             self._end(held, "expired")
         else:
             held.is_looked_up = False
+            if self._was_cancelled(request):
+                held.outcome = "cancelled"  # it ends when its record has been read
             # A redelivery during the look-up is no failed attempt, so the count of this delivery is used.
             work = self._resume(held, message.num_delivered) if message.num_delivered > 1 else self._continue(held, 1)
             self._tasks.spawn(work, f"begin {held.key}")
@@ -136,11 +140,17 @@ class BatchLane:
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
 
     def cancel(self, cancel: Cancel) -> None:
-        """End the requests of a cancellation that are held, with what they have so far.
+        """End the requests of a cancellation that are held, with what they have so far; others end as they come.
+
+        A message may be on its way here when its request is cancelled.
 
         A cancellation without a tenant is of interactive requests, or of an earlier version's gateway: then it ends
         background responses alone, whose ids are random and so nobody else's.
         """
+        now = time.monotonic()
+        for request_id in cancel.ids:
+            if cancel.tenant is not None or RESPONSE_ID.fullmatch(request_id):
+                self._cancellations.add(_name(cancel.tenant, request_id), None, now)
         # Nearly all cancellations are of interactive requests.
         if not self._held.count("batch"):
             return
@@ -151,6 +161,11 @@ class BatchLane:
                 self._end(held, "cancelled", num_output=held.num_output_tokens)
             else:
                 held.outcome = "cancelled"  # it ends when its record has been read
+
+    def _was_cancelled(self, job: Request) -> bool:
+        """Say whether a job was cancelled before it came."""
+        now = time.monotonic()
+        return any(self._cancellations.covers(_name(tenant, job.id), 0, now) for tenant in (job.tenant, None))
 
     def make_way(self) -> None:
         """Give back requests without output: a suspect begins only when nothing else could be to blame."""
@@ -367,6 +382,11 @@ class BatchLane:
         """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
         self.results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))
+
+
+def _name(tenant: str | None, request_id: str) -> str:
+    """Return under which name a cancellation is remembered; no tenant's name has a NUL character."""
+    return f"{tenant or ''}\0{request_id}"
 
 
 def _is_cancelled(job: Request, cancel: Cancel) -> bool:

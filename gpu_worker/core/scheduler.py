@@ -237,9 +237,7 @@ class Scheduler:
         """
         if self._live.num_restoring:
             self._live.end_restores(now)
-        for sequence in self._deadlines.pop_expired(now):
-            self._live.finish(sequence)
-            self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
+        self._expire(now)
         if self._in_flight and (self._in_flight[-1].is_alone or (self.speculation and self.speculation.may_draft)):
             return None
         step = self._planner.plan(self._live.num_planned + 1, now)
@@ -285,15 +283,16 @@ class Scheduler:
         shares = [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
         return shares if self._blocks.states is None else restarted_shares(shares, self.config.max_num_batched_tokens)
 
-    def schedule_again(self, items: Iterable[ScheduledSequence]) -> ScheduledStep | None:
+    def schedule_again(self, items: Iterable[ScheduledSequence], now: float) -> ScheduledStep | None:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
 
-        Nothing was planned for these sequences since. No step may be in flight.
+        Nothing was planned for these sequences since. No step may be in flight. Those whose deadline has passed end.
 
         Returns:
             A step, which is now in flight; None when none of the sequences runs any more.
         """
         assert not self._in_flight
+        self._expire(now)
         running = [item for item in items if item.sequence.status is SequenceStatus.RUNNING]
         if not running:
             return None
@@ -316,6 +315,12 @@ class Scheduler:
         if sequence.status is not SequenceStatus.FINISHED:
             self._live.finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=error))
+
+    def _expire(self, now: float) -> None:
+        """End the sequences whose deadline has passed, wherever they are."""
+        for sequence in self._deadlines.pop_expired(now):
+            self._live.finish(sequence)
+            self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))
 
     def take_events(self) -> list[SequenceEvent]:
         """Return the ends of sequences that no step has reported yet."""

@@ -271,7 +271,7 @@ class Engine:
         """Plan the next group of a failed step, or else a step of all that there is to do."""
         while self._isolation.is_active:
             group = self._isolation.next_group()
-            if group is not None and (step := self._scheduler.schedule_again(group)) is not None:
+            if group is not None and (step := self._scheduler.schedule_again(group, now)) is not None:
                 return step
         return self._scheduler.schedule(now)
 

@@ -1,4 +1,4 @@
-"""Tenants beside each other: greedy keys take nothing from a polite one, nor queued jobs from a waiting person."""
+"""Tenants beside each other: greedy keys and long queues take nothing from a polite key, nor jobs from a person."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 from gateway.admission.api_keys import create_key
 from ops.chaos import aftermath
@@ -26,6 +26,12 @@ _KEYS_TOLERANCE_S, _LANES_TOLERANCE_S = 0.02, 0.03
 _REQUESTS_EACH = 4
 _CHOICES_EACH = 128
 _MAX_SILENCE_S = 1.0
+_NUM_PROMPTS = 1000
+_PROMPT_WORDS = 200
+_STEP_TOKENS = 512
+# The simulated worker's: 6 ms, and 0.5 % more for each further token.
+_LONG_STEP_S = 0.006 * (1 + 0.005 * (_STEP_TOKENS - 1))
+_LONG_QUEUE: dict[str, object] = {"interactive_ttft_slo_s": 600.0}
 _NUM_JOBS = 1000
 _JOB_TOKENS = 1500
 _TIMEOUT_S = 60.0
@@ -64,23 +70,60 @@ async def greedy_keys(num_requests: int | None) -> Outcome:
     return outcome
 
 
-@asynccontextmanager
-async def _all_slots_wanted(system: System, keys: list[str]) -> AsyncIterator[None]:
+async def long_prompts(num_requests: int | None) -> Outcome:
+    """Another key's first tokens alone and beside 1,000 long prompts of one key, in turns: two steps later at most."""
+    number = min(num_requests or 40, 40) // 2
+    outcome = Outcome("long-prompts", "TTFT <= 1.5x that alone and two steps, none refused")
+    async with System(
+        replace(_OPTIONS, gateway=_LONG_QUEUE, worker={"max_num_batched_tokens": _STEP_TOKENS})
+    ) as system:
+        polite = create_key(system.keys_file, tenant="polite")[1]
+        greedy = create_key(system.keys_file, tenant="greedy")[1]
+        await asyncio.sleep(_KEYS_READ_S)
+        load = Load(system, plain_bodies(30, 8), key=polite)
+        await load.learn_references()
+        firsts: dict[bool, list[float]] = {False: [], True: []}
+        for is_beside in (False, True, False, True):
+            async with _long_prompts_queued(system, greedy) if is_beside else nullcontext():
+                own = Load(system, plain_bodies(30, 8), key=polite)
+                own.ledger.references = load.ledger.references
+                began = time.monotonic()
+                await own.run(number, 1)
+            load.max_lag_s = max(load.max_lag_s, own.max_lag_s)
+            outcome.count(own.ledger, [(began, time.monotonic())])
+            refused = own.ledger.verdicts()[Verdict.REFUSED]
+            outcome.expect(not refused, f"{refused} requests of the polite key were refused")
+            entries = own.ledger.entries
+            firsts[is_beside] += [each.first_at - each.sent_at for each in entries if each.first_at is not None]
+        alone, beside = (statistics.median(firsts[each]) for each in (False, True))
+        outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] = [round(alone, 4), round(beside, 4)]
+        outcome.expect(beside <= 1.5 * alone + 2 * _LONG_STEP_S + _KEYS_TOLERANCE_S, f"TTFT was {beside / alone:.1f}x")
+        await aftermath.check(system, load, outcome)
+    return outcome
+
+
+def _all_slots_wanted(system: System, keys: list[str]) -> AbstractAsyncContextManager[None]:
     """Let each key ask for far more sequences than the worker has slots, until the block ends."""
     fields = {"model": MODEL, "prompt": "x", "n": _CHOICES_EACH, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    return _asked_meanwhile(system, [(key, fields | {"seed": seed}) for key in keys for seed in range(_REQUESTS_EACH)])
+
+
+def _long_prompts_queued(system: System, key: str) -> AbstractAsyncContextManager[None]:
+    """Let a key wait for the answers to long prompts, none of which begins as another, until the block ends."""
+    fields = {"model": MODEL, "max_tokens": 8, "ignore_eos": True, "stream": True, "timeout": _TIMEOUT_S * 10}
+    prompts = (f"{number} " + "x = 1; " * _PROMPT_WORDS for number in range(_NUM_PROMPTS))
+    return _asked_meanwhile(system, [(key, fields | {"prompt": prompt}) for prompt in prompts])
+
+
+@asynccontextmanager
+async def _asked_meanwhile(system: System, asked: list[tuple[str, dict[str, object]]]) -> AsyncIterator[None]:
+    """Ask for completions, each with a key, and leave when the block ends."""
     port = system.port("gateway-0")
     asking = [
         asyncio.create_task(
-            ask(
-                Body("/v1/completions", fields | {"seed": seed}),
-                port,
-                key,
-                Entry(0, "gateway-0", time.monotonic()),
-                600.0,
-            )
+            ask(Body("/v1/completions", fields), port, key, Entry(0, "gateway-0", time.monotonic()), 600.0)
         )
-        for key in keys
-        for seed in range(_REQUESTS_EACH)
+        for key, fields in asked
     ]
     await asyncio.sleep(1.0)
     try:

@@ -346,3 +346,23 @@ def test_tenant_below_its_share_is_admitted_though_others_let_much_wait(shedder:
     # All blocks of its share are in use.
     with pytest.raises(ApiError):
         shedder.admit(busy, generation(), caller(), busy.share(4, 1, 250 * 16))
+
+
+def test_tenant_leaves_places_in_the_queue_to_others(shedder: Shedder) -> None:
+    rates = {"prefill_rate": 1e6, "decode_rate": 1e6}
+    load = replace(IDLE, running=8, free_slots=0, queued_requests=87, queued_tokens=87, **rates)
+    # 8 run and 87 wait, of 100: 13 places are left, and 91 are seven times that.
+    assert shedder.admit(load, generation(1), caller(), num_own=8 + 87).num_sequences == 1
+    full = replace(load, queued_requests=88, queued_tokens=88)
+    error = refused_own(shedder, full, 8 + 88)
+    assert (error.status, error.code) == (503, "queue_full")
+    assert "88 of your tenant's requests are waiting for `m` already" in error.message
+    assert error.retry_after_s is not None
+    # One that has few waiting still finds a place there.
+    assert shedder.admit(full, generation(1), Caller("other", "other", [], b""), num_own=9).num_sequences == 1
+
+
+def refused_own(shedder: Shedder, load: FleetLoad, num_own: int) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        shedder.admit(load, generation(1), caller(), num_own=num_own)
+    return caught.value

@@ -79,6 +79,9 @@ class Queue:
     def share(self, model: str, tenant: str) -> None:
         """There is one tenant."""
 
+    def num_of(self, model: str, tenant: str) -> int:
+        return len(self.flights)
+
     def cancel(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
             self.flights.remove(flight)

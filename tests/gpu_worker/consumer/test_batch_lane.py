@@ -165,6 +165,22 @@ async def test_cancellation_ends_the_jobs_of_its_tenant_alone(make_worker: MakeW
     assert (result.tenant, result.finish, result.completion_tokens) == ("acme", "length", 400)
 
 
+async def test_job_whose_message_comes_after_its_cancellation_never_runs(
+    make_worker: MakeWorker, gateway: TestGateway
+) -> None:
+    worker = await make_worker()
+    cancelled, other = _request(gateway, tenant="acme"), _request(gateway, tenant="acme")
+    await gateway.cancel(cancelled.id, tenant="acme")
+    await gateway.cancel(other.id, tenant="mallory")
+    for job in (cancelled, other):
+        await _publish(gateway, encode(job))
+    result = await _result(gateway, cancelled.id)
+    assert (result.finish, result.completion_tokens) == ("cancelled", 0)
+    assert (await _result(gateway, other.id)).finish == "length"
+    # The engine was given the other one alone.
+    assert worker.worker._engine.stats.num_prefix_queries == len(TOKENIZER.encode_text(other.text or ""))
+
+
 async def test_cancellation_without_a_tenant_ends_no_job_but_a_background_response(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:

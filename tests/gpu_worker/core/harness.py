@@ -127,7 +127,7 @@ class Harness:
 
     def schedule_again(self, items: Iterable[ScheduledSequence]) -> ScheduledStep | None:
         """Plan and submit some of what was undone."""
-        plan = self.scheduler.schedule_again(items)
+        plan = self.scheduler.schedule_again(items, self.now)
         if plan is not None:
             self.in_flight.append((plan, self.runner.submit(plan)))
         return plan

@@ -218,6 +218,19 @@ def test_sequence_that_ended_while_its_step_failed_gives_its_blocks_back_once() 
     harness.assert_reference(other)
 
 
+def test_share_of_a_sequence_whose_deadline_has_passed_since_is_not_computed_again() -> None:
+    harness = Harness()
+    late, other = make_sequence(6, deadline=5.0), make_sequence(6)
+    harness.add(late, other)
+    harness.schedule()
+    items = harness.lose()
+    harness.now = 6.0
+    assert harness.schedule_again(items[:1]) is None
+    harness.run()
+    assert (harness.finish[late.id], harness.output[late.id]) == ("expired", [])
+    harness.assert_reference(other)
+
+
 def test_share_of_a_sequence_that_ended_since_is_not_planned_again() -> None:
     harness = Harness()
     gone, other = make_sequence(6), make_sequence(6)
