@@ -55,6 +55,9 @@ from shared.tracing import make_tracing
 # The engine's thread gets the interpreter back from the loop after so long; the default of 5 ms is several steps.
 SWITCH_INTERVAL_S = 0.0005
 
+# For blocks of the KV cache that are still to be written to files when the worker stops.
+TIERS_DRAIN_S = 5.0
+
 _log = logging.getLogger(__name__)
 _request_log = logging.getLogger("gpu_worker.requests")
 
@@ -189,6 +192,8 @@ async def _run(
         await health.close()
         await worker.close()
         await nats.close()
+        if setup.tiers is not None:
+            await asyncio.to_thread(setup.tiers.drain, TIERS_DRAIN_S)
     has_failed = worker.has_failed.is_set()
     _log.info("stopped", extra={"has_failed": has_failed})
     return 1 if has_failed else 0

@@ -27,8 +27,8 @@ from shared.worker_metrics import KvTierReading
 
 _log = logging.getLogger(__name__)
 
-_MAX_WAITING = 4096
-_NUM_WRITERS = 2
+_MAX_WAITING = 65_536
+_NUM_WRITERS = 4
 SUSPENDED_S = 30.0
 WRITE_PAUSE_S = 10.0
 _OTHER_TOKENS = 16
@@ -142,6 +142,14 @@ class BlockFiles:
             # They are not deleted, and stay unused here.
             _log.error("%s has contents that may be wrong, and are not deleted", self._store.place)
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all is written that is to be, or a time is over."""
+        deadline = time.monotonic() + timeout_s
+        while self._to_write.unfinished_tasks and time.monotonic() < deadline:
+            if not self.is_ready.is_set() or time.monotonic() < self._paused_until:
+                return
+            time.sleep(0.01)
+
     def suspend(self) -> None:
         """Have nothing for a while."""
         self._suspended_until = max(self._suspended_until, time.monotonic() + SUSPENDED_S)
@@ -217,6 +225,8 @@ class BlockFiles:
             except Exception as error:
                 self._failed("written", error)
                 self._paused_until = time.monotonic() + WRITE_PAUSE_S
+            finally:
+                self._to_write.task_done()
 
     def _write(self, kept: Kept) -> None:
         key = self._maker.key(kept.group, kept.digest)

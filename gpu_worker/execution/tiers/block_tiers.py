@@ -59,6 +59,10 @@ class Files(Protocol):
         """Have nothing for a while."""
         ...
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all is written that is to be, or a time is over."""
+        ...
+
     def reading(self, hit_tokens: int, loaded_bytes: int) -> KvTierReading:
         """Return the counts of the tier, with those of its hits."""
         ...
@@ -194,6 +198,12 @@ class BlockTiers:
         """Read no files for a while."""
         if self._files is not None:
             self._files.suspend()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until files have all that they are to have, or a time is over; call it when the engine has stopped."""
+        self.flush()
+        if self._files is not None:
+            self._files.drain(timeout_s)
 
     def _settle(self, batch: Batch) -> None:
         landed = self._host.settle(batch)

@@ -9,6 +9,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, Windo
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
+from gpu_worker.core.tiers import KvTiers
 from shared.messages import FinishReason
 from tests.gpu_worker.core.paged_oracle import Drafter, OracleRunner, OracleStep, reference_tokens
 
@@ -48,8 +49,10 @@ class Harness:
         batch_slowdown: float = 0.05,
         windows: tuple[WindowConfig, ...] = (),
         state: StateConfig | None = None,
+        tiers: KvTiers | None = None,
     ) -> None:
         self.cost = cost
+        self.tiers = tiers
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=BLOCK,
@@ -64,6 +67,7 @@ class Harness:
                 state=state,
             ),
             None if policy is None else Speculation(policy),
+            tiers=tiers,
         )
         self.runner = OracleRunner(
             BLOCK, vocab_size, max_steps_in_flight, max_num_seqs, drafter, tuple(group.window for group in windows)
@@ -96,7 +100,7 @@ class Harness:
         """Plan a step and submit it."""
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
-            step = self.runner.submit(plan) if plan.scheduled else OracleStep(self.runner, plan.step, [])
+            step = self._submit(plan) if plan.scheduled else OracleStep(self.runner, plan.step, [])
             self.in_flight.append((plan, step))
         return plan
 
@@ -129,8 +133,13 @@ class Harness:
         """Plan and submit some of what was undone."""
         plan = self.scheduler.schedule_again(items, self.now)
         if plan is not None:
-            self.in_flight.append((plan, self.runner.submit(plan)))
+            self.in_flight.append((plan, self._submit(plan)))
         return plan
+
+    def _submit(self, plan: ScheduledStep) -> OracleStep:
+        if self.tiers is not None:
+            self.tiers.flush()
+        return self.runner.submit(plan)
 
     def fail(self, sequence: Sequence) -> list[SequenceEvent]:
         """End a sequence whose step was undone."""

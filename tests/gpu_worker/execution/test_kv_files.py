@@ -375,3 +375,11 @@ def test_what_is_forgotten_while_it_is_written_does_not_stay(tmp_path: Path) -> 
     wait_until(lambda: files.stored_bytes > 0)
     assert not files.has(0, digest)
     wait_until(lambda: not list(tmp_path.rglob("*.kv")))
+
+
+def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) -> None:
+    files, digests = open_files(tmp_path, rows=OneRow()), [bytes([number]) * 32 for number in range(50)]
+    for digest in digests:
+        files.add(Kept(0, digest, SALT))
+    files.drain(30)
+    assert len(list(tmp_path.rglob("*.kv"))) == 50

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker.core.tiers import Wanted
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.tiers.host_tier import HostTier
+from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import Served, greedy, open_model, sequence
@@ -151,3 +154,30 @@ def test_memory_for_few_blocks_keeps_what_was_used_last(
     (reading,) = served.tiers.readings()
     assert reading.used_bytes == reading.total_bytes == 20 * row_bytes
     assert reading.evicted > 0
+
+
+def test_nothing_is_written_behind_the_end_of_a_load() -> None:
+    """A thread that reads a disk comes back late, with a content whose block belongs to others by now."""
+    load = BlockLoad(b"", [Wanted(0, b"d" * 32, 3), Wanted(0, b"e" * 32, 4)], [None])
+    (first, _), (second, _) = load.take() or (0, None), load.take() or (0, None)
+    written: list[int] = []
+    assert load.write(first, lambda: written.append(first))
+    assert load.end() == [True, False]
+    assert not load.write(second, lambda: written.append(second))
+    assert written == [first]
+    assert load.take() is None
+
+
+def test_a_device_that_runs_behind_gives_the_same_answers(
+    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], served: Served
+) -> None:
+    prompts = [random_prompt(61, seed=3), *(random_prompt(50, seed=seed) for seed in range(4, 8))]
+    expected = [served.serve(sequence(str(number), prompt))[0] for number, prompt in enumerate(prompts)]
+    runner = open_model("llama", tmp_path_factory, directories)
+    behind = TorchModelRunner(runner.model, runner.cache, 4, runner.max_model_len, 32, is_asynchronous=True)
+    assert behind.max_steps_in_flight == 2
+    engine = Served(behind)
+    for turn in range(2):
+        sequences = [sequence(f"{turn}-{number}", prompt) for number, prompt in enumerate(prompts)]
+        assert [[token_ids for token_ids, _ in engine.serve(each)] for each in sequences] == [[e[0]] for e in expected]
+    assert engine.hit_tokens() > 100
