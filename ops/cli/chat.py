@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import signal
@@ -18,6 +19,7 @@ from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
 from shared.errors import ConfigError
+from shared.image_header import ImageProblemError, read_header
 
 # The number of served models that an error names.
 _MAX_NAMES = 8
@@ -34,13 +36,14 @@ class ChatConfig:
     max_tokens: int = setting(256, "Tokens to generate at most.", minimum=1)
     temperature: float = setting(0.7, "0 always takes the most likely token.", minimum=0, maximum=2)
     system_prompt: str | None = setting(None, "Instructions that come before the conversation.")
+    image: Path | None = setting(None, "An image (PNG, JPEG, WebP or GIF) to show with the first message.")
 
 
 def run(config: ChatConfig, prompt: str | None) -> int:
     """Talk to a running system.
 
-    Answers appear as they are generated. With PROMPT, continue that text once and exit. Without, hold a conversation:
-    Ctrl-C stops an answer, Ctrl-D ends.
+    Answers appear as they are generated. With PROMPT, continue that text once and exit; with an image too, answer once
+    about it. Without PROMPT, hold a conversation: Ctrl-C stops an answer, Ctrl-D ends.
     """
     endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
     try:
@@ -53,13 +56,46 @@ def run(config: ChatConfig, prompt: str | None) -> int:
 def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
     model = config.model_name or _only_model(endpoint)
     parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
+    image = None if config.image is None else _image(config.image)
+    if prompt is not None and image is not None:
+        body = {**parameters, "messages": [*_opening(config.system_prompt), _asked(prompt, image)]}
+        for text in _texts(endpoint.stream("/v1/chat/completions", body)):
+            _show(text)
+        _show("\n")
+        return 0
     if prompt is not None:
         for chunk in endpoint.stream("/v1/completions", {**parameters, "prompt": prompt}):
             _show("".join(choice["text"] for choice in chunk["choices"]))
         _show("\n")
         return 0
-    _converse(endpoint, parameters, config.system_prompt)
+    _converse(endpoint, parameters, _opening(config.system_prompt), image)
     return 0
+
+
+def _image(file: Path) -> dict[str, Any]:
+    """Return the part of a message that shows a file.
+
+    Raises:
+        ConfigError: It cannot be read, or is no image that is served.
+    """
+    try:
+        data = file.read_bytes()
+        mime = read_header(data).mime
+    except OSError as error:
+        raise ConfigError("HEADRACE_IMAGE", f"{file} cannot be read: {error.strerror}") from error
+    except ImageProblemError as error:
+        raise ConfigError("HEADRACE_IMAGE", f"{file} {error}") from error
+    url = f"data:{mime};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _opening(system_prompt: str | None) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": system_prompt}] if system_prompt else []
+
+
+def _asked(text: str, image: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a message of the user, with an image before the text if there is one."""
+    return {"role": "user", "content": text if image is None else [image, {"type": "text", "text": text}]}
 
 
 def _only_model(endpoint: Endpoint) -> str:
@@ -92,17 +128,19 @@ def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
     return f" Here that is {_shown(names)}; name it as HEADRACE_MODEL_NAME."
 
 
-def _converse(endpoint: Endpoint, parameters: dict[str, Any], system_prompt: str | None) -> None:
+def _converse(
+    endpoint: Endpoint, parameters: dict[str, Any], messages: list[dict[str, Any]], image: dict[str, Any] | None
+) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() editing and history
     # Ctrl-C belongs to the conversation, even if the parent process ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"{parameters['model']} at {endpoint.url}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
-    messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
     while (text := _ask()) is not None:
         if not text.strip():
             continue
-        messages.append({"role": "user", "content": text})
+        messages.append(_asked(text, image))
+        image = None
         answer = _answer(endpoint, {**parameters, "messages": messages})
         messages.append({"role": "assistant", "content": answer})
 

@@ -1,0 +1,238 @@
+"""Images through the whole system: three APIs, counts, batches, a worker that dies; `transformers` is the oracle."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.gpu_worker.models.vision.seeing_models import (
+    IMAGE,
+    SEEING_CASES,
+    VOCAB,
+    Pixels,
+    oracle_logits,
+    random_image,
+    save_seeing,
+)
+from tests.integration.system import System, running_system
+
+pytestmark = pytest.mark.slow
+
+CASE = SEEING_CASES["qwen2.5-vl"]
+LETTERS = [chr(0x21 + number) for number in range(VOCAB - 2)]
+TOKENS_BY_WIDTH = {32: 12, 48: 24}
+"""An image of 24 or 32 lines, in squares of 8 pixels."""
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<|image_pad|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}."
+)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A random model that sees, with a tokenizer of characters."""
+    directory = tmp_path_factory.mktemp("seeing")
+    model = save_seeing(CASE, directory)
+    names = [*LETTERS[:IMAGE], "<|image_pad|>", *LETTERS[IMAGE:], "<unk>"]
+    tokenizer = Tokenizer(models.WordLevel({name: place for place, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<|image_pad|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory, model
+
+
+@pytest.fixture(scope="module")
+def system(seeing: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("system")
+    with running_system(directory, "--model", str(seeing[0]), "--num-blocks", "512") as system:
+        yield system
+
+
+def png(pixels: Pixels) -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
+    return target.getvalue()
+
+
+def url(pixels: Pixels) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(pixels)).decode()}"
+
+
+def shown(pixels: Pixels, text: str) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": url(pixels)}}, {"type": "text", "text": text}]
+
+
+def post(system: System, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    reply = httpx2.post(f"{system.url}{path}", headers=system.headers(), json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def greedy(model: Any, prompt: list[int], images: list[Pixels], count: int) -> str:
+    """Return the text that `transformers` continues a prompt with."""
+    token_ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            token_ids.append(int(oracle_logits(CASE, model, token_ids, images)[-1].argmax()))
+    names = [*LETTERS[:IMAGE], "", *LETTERS[IMAGE:], "<unk>"]
+    return "".join(names[token_id] for token_id in token_ids[len(prompt) :])
+
+
+def prompt_of(text: str, num_image_tokens: int) -> list[int]:
+    return [*([IMAGE] * num_image_tokens), *(ord(letter) - 0x21 for letter in f"{text}.")]
+
+
+def test_answers_are_those_of_transformers_and_counts_agree(system: System, seeing: tuple[Path, Any]) -> None:
+    _, model = seeing
+    texts = set()
+    for seed, (width, count) in enumerate(TOKENS_BY_WIDTH.items()):
+        _, pixels = random_image(24 if width == 32 else 32, width, seed)
+        prompt = prompt_of("Look", count)
+        expected = greedy(model, prompt, [pixels], 6)
+        texts.add(expected)
+        common = {"model": system.model, "temperature": 0}
+        content = shown(pixels, "Look")
+        chat = post(
+            system,
+            "/v1/chat/completions",
+            {**common, "messages": [{"role": "user", "content": content}], "max_tokens": 6},
+        )
+        assert chat["choices"][0]["message"]["content"] == expected
+        assert chat["usage"]["prompt_tokens"] == len(prompt)
+        item = [{"type": "input_image", "image_url": url(pixels)}, {"type": "input_text", "text": "Look"}]
+        asked = {"model": system.model, "input": [{"role": "user", "content": item}]}
+        response = post(system, "/v1/responses", {**asked, "temperature": 0, "max_output_tokens": 6})
+        assert response["output"][-1]["content"][0]["text"] == expected
+        assert response["usage"]["input_tokens"] == len(prompt)
+        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(pixels)).decode()}
+        turn = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Look"}]}
+        message = post(system, "/v1/messages", {**common, "messages": [turn], "max_tokens": 6})
+        assert message["content"][0]["text"] == expected
+        assert message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"] == len(prompt)
+        counted = post(system, "/v1/messages/count_tokens", {"model": system.model, "messages": [turn]})
+        assert counted["input_tokens"] == len(prompt)
+        assert (
+            post(system, "/tokenize", {"model": system.model, "messages": [{"role": "user", "content": content}]})[
+                "tokens"
+            ]
+            == prompt
+        )
+        assert post(system, "/v1/responses/input_tokens", asked)["input_tokens"] == len(prompt)
+    assert len(texts) == 2
+
+
+def test_stored_response_goes_on_about_its_image(system: System, seeing: tuple[Path, Any]) -> None:
+    _, pixels = random_image(24, 32, 5)
+    item = [{"type": "input_image", "image_url": url(pixels)}, {"type": "input_text", "text": "Look"}]
+    common = {"model": system.model, "temperature": 0, "max_output_tokens": 4}
+    first = post(system, "/v1/responses", {**common, "input": [{"role": "user", "content": item}]})
+    second = post(system, "/v1/responses", {**common, "input": "And", "previous_response_id": first["id"]})
+    answer = first["output"][-1]["content"][0]["text"]
+    prompt = [*prompt_of("Look", 12)[:-1], *(ord(letter) - 0x21 for letter in f"{answer}And.")]
+    assert second["usage"]["input_tokens"] == len(prompt)
+    assert second["output"][-1]["content"][0]["text"] == greedy(seeing[1], prompt, [pixels], 4)
+
+
+def test_batches_and_files_show_images(system: System, seeing: tuple[Path, Any]) -> None:
+    _, pixels = random_image(24, 32, 6)
+    client = system.client()
+    uploaded = client.files.create(file=("a.png", png(pixels)), purpose="vision")
+    item = [{"type": "input_image", "file_id": uploaded.id, "detail": "auto"}, {"type": "input_text", "text": "Look"}]
+    common = {"model": system.model, "temperature": 0, "max_output_tokens": 4}
+    expected = greedy(seeing[1], prompt_of("Look", 12), [pixels], 4)
+    asked = {**common, "input": [{"role": "user", "content": item}]}
+    assert post(system, "/v1/responses", asked)["output"][-1]["content"][0]["text"] == expected
+    background = post(system, "/v1/responses", {**asked, "background": True})
+    chat = {"model": system.model, "temperature": 0, "max_tokens": 4}
+    broken = {"type": "image_url", "image_url": "data:image/png;base64,AA=="}
+    bodies = [
+        {**chat, "messages": [{"role": "user", "content": shown(pixels, "Look")}]},
+        {**chat, "messages": [{"role": "user", "content": [broken]}]},
+    ]
+    lines = [
+        json.dumps({"custom_id": str(place), "method": "POST", "url": "/v1/chat/completions", "body": body})
+        for place, body in enumerate(bodies)
+    ]
+    for number, line in enumerate(lines):
+        file = client.files.create(file=("lines.jsonl", f"{line}\n".encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        deadline = time.monotonic() + 60
+        while (batch := client.batches.retrieve(batch.id)).status not in ("completed", "failed"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        if number == 0:
+            assert batch.output_file_id is not None
+            (answer,) = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+            assert answer["response"]["body"]["choices"][0]["message"]["content"] == expected
+            assert answer["response"]["body"]["usage"]["prompt_tokens"] == 17
+        else:
+            assert batch.errors is not None
+            assert "is no PNG, JPEG, WebP or GIF" in (batch.errors.data or [])[0].message  # type: ignore[operator]
+    deadline = time.monotonic() + 60
+    while (record := httpx2.get(f"{system.url}/v1/responses/{background['id']}", headers=system.headers()).json())[
+        "status"
+    ] in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert record["output"][-1]["content"][0]["text"] == expected
+
+
+def test_answer_about_an_image_goes_on_when_its_worker_dies(system: System, seeing: tuple[Path, Any]) -> None:
+    _, pixels = random_image(24, 32, 7)
+    body = {
+        "model": system.model,
+        "messages": [{"role": "user", "content": shown(pixels, "Look")}],
+        "max_tokens": 600,
+        "temperature": 0,
+        "stream": True,
+    }
+    (worker,) = system.info["pids"]["worker"]
+    texts: list[str] = []
+    with httpx2.stream(
+        "POST", f"{system.url}/v1/chat/completions", headers=system.headers(), json=body, timeout=90
+    ) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                texts.append(event["choices"][0]["delta"].get("content") or "")
+                if len(texts) == 5:
+                    threading.Thread(target=os.kill, args=(worker, signal.SIGKILL)).start()
+    whole = "".join(texts)
+    assert len(whole) == 600
+    assert whole.startswith(greedy(seeing[1], prompt_of("Look", 12), [pixels], 12))
+    again = post(system, "/v1/chat/completions", {**body, "stream": False})
+    assert again["choices"][0]["message"]["content"] == whole
+
+
+def test_chat_command_shows_a_file(system: System, seeing: tuple[Path, Any], tmp_path: Path) -> None:
+    _, pixels = random_image(24, 32, 8)
+    (tmp_path / "a.png").write_bytes(png(pixels))
+    (tmp_path / "b.png").write_text("no image")
+    command = [sys.executable, "-m", "ops.cli", "chat", "Look", "--temperature", "0", "--max-tokens", "6"]
+    access = ["--url", system.url, "--api-key", system.info["api_key"]]
+    done = subprocess.run([*command, *access, "--image", str(tmp_path / "a.png")], capture_output=True, text=True)
+    assert done.stdout.rstrip("\n") == greedy(seeing[1], prompt_of("Look", 12), [pixels], 6), done.stderr
+    wrong = subprocess.run([*command, *access, "--image", str(tmp_path / "b.png")], capture_output=True, text=True)
+    assert wrong.returncode != 0
+    assert "is no PNG, JPEG, WebP or GIF" in wrong.stderr
