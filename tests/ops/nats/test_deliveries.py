@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
@@ -36,10 +37,10 @@ STORED = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    user = user_block("m", f'user: "{MODEL_LOGIN}", password: "pw"')
-    with secured_server(tmp_path_factory.mktemp("deliveries"), user) as running:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server of the test's own: what one login has asked for ends with its streams, and is told then."""
+    with secured_server(tmp_path, user_block("m", f'user: "{MODEL_LOGIN}", password: "pw"')) as running:
         yield running
 
 
@@ -97,7 +98,5 @@ async def test_no_login_has_text_of_its_own_delivered_where_it_may_not_publish(s
     await worker.client.flush()
     assert [(message.subject, message.data) for message in delivered if TEXT in message.data] == []
     assert await rogue.is_refused()
-    for name in STORED:
-        await streams.delete_stream(name)
     for connection in (admin, worker, rogue):
         await connection.client.close()
