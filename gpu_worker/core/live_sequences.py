@@ -98,7 +98,9 @@ class LiveSequences:
     def settle(self, lane: Lane) -> None:
         """Bring the counters of a lane up to date, if several keys have sequences there."""
         if self.is_shared(lane):
-            self.waiting[lane].counters.settle([sequence for sequence in self.running if sequence.lane == lane])
+            running, num_of_lane = self.running, len(self.running) if lane == "batch" else 0
+            is_lane_alone = running.num_batch == num_of_lane
+            self.waiting[lane].counters.settle(running if is_lane_alone else [s for s in running if s.lane == lane])
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence out, which no step in flight names; it waits at its old place."""

@@ -123,9 +123,22 @@ class VirtualCounters:
         for account in self._pending:
             account.pending = 0.0
         self._pending.clear()
+        accounts: dict[tuple[str, str], tuple[Account, Account]] = {}
         for sequence in running:
-            self.charge(sequence)
-            self._add_pending(sequence)
+            num_charged, num_computed = sequence.num_charged_tokens, sequence.num_computed_tokens
+            if num_charged < sequence.num_input_tokens:
+                self.charge(sequence)
+                self._add_pending(sequence)
+            elif num_computed > num_charged:
+                # As `charge` does, for the many that decode.
+                share = (sequence.tenant, sequence.key)
+                both = accounts.get(share)
+                if both is None:
+                    both = accounts[share] = self._accounts(sequence)
+                cost = (num_computed - num_charged) * OUTPUT_WEIGHT / sequence.weight
+                both[0].counter += cost
+                both[1].counter += cost
+                sequence.num_charged_tokens = num_computed
 
     def standing(self, sequence: Sequence) -> tuple[float, float]:
         """Return where a sequence stands among those that want to start; less goes first. Tenant before key."""
