@@ -16,12 +16,14 @@ Resampling = Literal["bilinear", "bicubic"]
 def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> Pixels:
     """Return an image in another size, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU.
 
+    The result is memory of its own: what was decoded may lie in memory that others read, and that goes.
+
     Shapes:
         pixels: `[height, width, 3]`
     """
     if pixels.shape[:2] == (height, width):
-        return pixels
-    image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+        return pixels.copy()
+    image = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)[None]
     resized = functional.interpolate(image, (height, width), mode=resampling, antialias=True, align_corners=False)
     result: Pixels = resized[0].permute(1, 2, 0).contiguous().numpy()
     return result
