@@ -9,6 +9,7 @@ import torch
 
 from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.errors import ConfigError
@@ -181,3 +182,14 @@ def test_a_device_that_runs_behind_gives_the_same_answers(
         sequences = [sequence(f"{turn}-{number}", prompt) for number, prompt in enumerate(prompts)]
         assert [[token_ids for token_ids, _ in engine.serve(each)] for each in sequences] == [[e[0]] for e in expected]
     assert engine.hit_tokens() > 100
+
+
+def test_a_load_that_measured_slower_than_computing_is_not_begun_but_for_one_in_32(served: Served) -> None:
+    groups = served.runner.block_contents
+    tiers, wanted = BlockTiers(groups, 4, HostTier(groups, 1 << 20)), [(0, b"d" * 32)] * 10
+    tiers.prefill_rate = 1000.0
+    assert tiers.pays(wanted, 40), "nothing is known yet"
+    tiers._rates["files"].observe(groups[0].row_bytes * 10, 0.039, 40)
+    assert tiers.pays(wanted, 40)
+    tiers._rates["files"].observe(groups[0].row_bytes * 10, 0.043, 40)
+    assert [tiers.pays(wanted, 40) for _ in range(64)] == [number % 32 == 31 for number in range(64)]

@@ -32,6 +32,18 @@ MakeFiles = Callable[[HostTier], Files]
 Answer = tuple[list[int], list[LogprobEntry]]
 
 
+class PatientTiers(BlockTiers):
+    """Tiers that load whatever they have, however long it takes: what a test finds does not hang on the machine."""
+
+    @property
+    def prefill_rate(self) -> float:  # type: ignore[override]
+        return 0.0
+
+    @prefill_rate.setter
+    def prefill_rate(self, value: float) -> None:
+        pass
+
+
 class Served:
     """An engine with few blocks, whose tiers keep many."""
 
@@ -43,7 +55,7 @@ class Served:
         self.tiers: BlockTiers | None = None
         if host_bytes is not None:
             host = HostTier(groups, host_bytes)
-            self.tiers = BlockTiers(groups, BLOCK, host, None if make_files is None else make_files(host))
+            self.tiers = PatientTiers(groups, BLOCK, host, None if make_files is None else make_files(host))
         has_states = runner._states is not None
         config = SchedulerConfig(
             block_size=runner.block_size,
