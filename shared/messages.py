@@ -45,23 +45,21 @@ from shared.bounds import (
 from shared.conversation import ChatOptions, Messages
 from shared.media import Media
 from shared.pooling import Pooling, Task
+from shared.prefixes import PrefixNews
 from shared.request_fields import check_fields
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
 POOLING_OPTIONS, TEXT_PARTS = "pooling_options", "text_parts"
-BACKGROUND = "background"
-LOGPROB_TOKENS = "logprob_token_ids"
+BACKGROUND, LOGPROB_TOKENS = "background", "logprob_token_ids"
 IMAGES = "images"  # of workers whose model reads `Request.media`
 # What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
 # embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
 # reads where parts of a message's content end; it pulls the queues `background`; it reports the log probabilities of
 # the tokens that a request lists.
 FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS)
-BOUND_SEALS = "bound_seals"
-SHORT_PIECES = "short_pieces"
-JOURNAL = "journal"
+BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
 # The same of a gateway: it opens sealed items that are bound to their model and kind; it tells the first events of a
 # background response in the pieces that its record names; it reads journals when it takes resumable streams over.
 GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)
@@ -259,6 +257,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
         features: What the worker understands that earlier versions do not; gateways send it nothing that needs others.
+        prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
     """
 
     worker: PeerName
@@ -295,6 +294,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     sampling_defaults: SamplingDefaults | None = None
     num_reconnects: Counter = 0
     features: Features = ()
+    prefixes: PrefixNews | None = None
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

@@ -22,6 +22,7 @@ hr.reply.<tenant>.<...>             batch results sent to a subject that the job
 hr.dead.<model>.<lane>.<tenant>     requests in quarantine (stream `HR_DEAD`)
 hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
+hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
 hr.drain.<worker>                   an operator drains a worker
 hr.gateway.<gateway>                gateway heartbeats
@@ -120,6 +121,16 @@ def frame_subject(gateway: str) -> str:
 def worker_subject(model: str, worker: str) -> str:
     """Subject of one worker's heartbeats."""
     return f"hr.worker.{encode_name(model)}.{encode_name(worker)}"
+
+
+def workers_filter(model: str) -> str:
+    """Subject filter of the heartbeats of a model's workers."""
+    return f"hr.worker.{encode_name(model)}.*"
+
+
+def peer_subject(model: str, worker: str) -> str:
+    """Subject on which one worker hears the others of its model."""
+    return f"hr.peer.{encode_name(model)}.{encode_name(worker)}"
 
 
 def probe_subject(worker: str) -> str:

@@ -174,13 +174,17 @@ class Recovery:
             return
         is_disturbed = self._fleet.liveness.is_disturbed(now)
         pulled: dict[tuple[str, bool], tuple[int, int]] = {}
+        waiting: dict[str, frozenset[int]] = {}
         self._move_from_queue_without_takers()
         for flight in self._flights:
             if flight.worker is not None:
                 self._sweep_claimed(flight, flight.worker, now)
             elif not flight.is_parked:
                 self._note_delivery(flight, pulled, now)
-                if self._timeouts.is_unclaimed(flight, now, is_disturbed):
+                model = flight.request.model
+                if model not in waiting:
+                    waiting[model] = self._fleet.waiting_for_prefix(model)
+                if self._timeouts.is_unclaimed(flight, now, is_disturbed, waiting[model]):
                     self._move_unclaimed(flight, now, is_disturbed)
         self._publish_soon(self._probation.take_ready())
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gateway.dispatch.inflight import Flight
 from gateway.fleet.fleet import Fleet
+from shared.prefixes import MAX_WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,13 @@ class Timeouts:
         self._limits = limits
         self._fleet = fleet
 
-    def is_unclaimed(self, flight: Flight, now: float, is_disturbed: bool) -> bool:
-        """Whether no worker will claim the attempt: its message did not arrive, or a dead worker has it."""
+    def is_unclaimed(
+        self, flight: Flight, now: float, is_disturbed: bool, waiting: frozenset[int] = frozenset()
+    ) -> bool:
+        """Whether no worker will claim the attempt: its message did not arrive, or a dead worker has it.
+
+        `waiting` are the stream sequences of requests of the model that wait for the holder of their prefix.
+        """
         limits = self._limits
         waited_s = now - flight.published_at
         if flight.ack is not None:
@@ -71,6 +77,9 @@ class Timeouts:
         if flight.stream_seq is None:
             return waited_s > limits.refused_retry_s
         grace_s = flight.estimated_tokens / limits.tokens_per_timeout_s
+        if flight.stream_seq in waiting:
+            # No longer: its worker may say so for ever.
+            grace_s += MAX_WAIT_S
         factor = 2 ** (flight.num_unclaimed - flight.num_disturbed)
         delivered_at = flight.delivered_at
         if delivered_at is not None and now - delivered_at > limits.delivered_claim_timeout_s * factor + grace_s:

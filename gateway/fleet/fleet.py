@@ -215,6 +215,11 @@ class Fleet:
         returned, sent = zip(*numbers, strict=True) if numbers else ((0,), (0,))
         return max(returned), max(sent)
 
+    def waiting_for_prefix(self, model: str) -> frozenset[int]:
+        """Return the stream sequences of a model's requests that wait in a worker for the holder of their prefix."""
+        news = [beat.prefixes for beat in self.liveness.live() if beat.model == model and beat.prefixes is not None]
+        return frozenset(sequence for each in news for sequence in each.waiting)
+
     def _sum_up(self, model: str) -> FleetLoad | None:
         workers = self._takers(model)
         if not workers and model not in self._known_models and any(True for _ in self.liveness.live()):

@@ -73,6 +73,18 @@ WORKER_ROWS = (
     _own("failed_steps_total", "counter", "Steps that could not be computed.", lambda b, m: m.failed_steps),
     _own("prefill_tokens_total", "counter", "Prompt tokens computed, not cached.", lambda b, m: m.prefill_tokens),
     _own("evicted_blocks_total", "counter", "Blocks of the prefix cache overwritten.", lambda b, m: m.evicted_blocks),
+    _own(
+        "prefix_handovers_total",
+        "counter",
+        "Requests that it pulled and that went to the holder of their prefix.",
+        lambda b, m: 0 if b.prefixes is None else b.prefixes.num_handovers,
+    ),
+    _own(
+        "prefix_waits_in_vain_total",
+        "counter",
+        "Requests that it pulled and that waited for the holder of their prefix until their time was over.",
+        lambda b, m: 0 if b.prefixes is None else b.prefixes.num_in_vain,
+    ),
     _own("batch_fill", "gauge", "Running sequences over `--max-num-seqs`.", lambda b, m: _fill(b)),
     _own("running_batch", "gauge", "Running sequences of the batch lane.", lambda b, m: m.running_batch),
     _own("waiting_batch", "gauge", "Waiting sequences of the batch lane.", lambda b, m: m.waiting_batch),

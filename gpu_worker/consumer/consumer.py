@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -31,7 +30,7 @@ from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.pull_capacity import PullCapacity
-from gpu_worker.consumer.queued_message import IN_PROGRESS, send_ack
+from gpu_worker.consumer.queued_message import IN_PROGRESS, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
 from shared.background_tasks import BackgroundTasks
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
@@ -42,7 +41,7 @@ from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.result_shares import PURGE_INTERVAL_S
 from shared.streams import StreamLimits, ensure_interactive_stream, ensure_record_streams
-from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject
+from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject, workers_filter
 from shared.task_supervisor import TaskSupervisor
 from shared.usage_ledger import FLUSH_S
 from shared.worker_metrics import KvTierReading, RankReading
@@ -88,6 +87,7 @@ class Consumer:
         self._engine = engine
         self._source = source
         self._held = source.held
+        self._affinity = source.affinity
         self._capacity = capacity
         self._writer = writer
         self._outbox = interactive.outbox
@@ -131,7 +131,10 @@ class Consumer:
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._answer_probes()
         await self._nats.subscribe(drain_subject(self._source.worker), cb=self._receive_drain)
-        await self._nats.subscribe(worker_subject(self._source.model, self._source.worker), cb=self._receive_namesake)
+        begin = partial(self._interactive.take, may_wait=False)
+        await self._affinity.start(begin, self._return, self._interactive_queues.wake)
+        self._own_subject = worker_subject(self._source.model, self._source.worker)
+        await self._nats.subscribe(workers_filter(self._source.model), cb=self._receive_worker)
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
         self._tasks.every(PROGRESS_INTERVAL_S, self._batch.save_progress, "progress of batch requests")
@@ -158,6 +161,7 @@ class Consumer:
                 delta = self._writer.delta(held, event)
                 if is_starting and held.prelude is None:
                     self._discount_shared_blocks(held)
+                    self._affinity.note(held)
                 if held.request.lane == "batch":
                     self._batch.advance(held, delta)
                 else:
@@ -166,6 +170,7 @@ class Consumer:
                 _log.exception("answer failed", extra=log_fields(held.request))
                 if self._held.is_current(held):
                     self._lane(held).fail(held, "the worker could not write the answer")
+        self._affinity.review()
         if len(by_sequence) < num_held:
             self._interactive_queues.wake()
             self._batch_queue.wake()
@@ -186,6 +191,7 @@ class Consumer:
         is_new, self._withdrawn = self._withdrawn is None, reason
         self._num_withdrawals += 1
         self._held.is_withdrawn = self._source.is_withdrawn = True
+        self._affinity.give_back_all()
         for held in self._held:
             self._lane(held).abandon(held)
         if not is_new:
@@ -249,6 +255,7 @@ class Consumer:
         with contextlib.suppress(*SEND_ERRORS):
             await self.send_heartbeat()
         await asyncio.gather(self._interactive_queues.drain(), self._batch_queue.drain())
+        self._affinity.stop()
         self._interactive.give_back_waiting()
         self._batch.give_back_suspects()
         with contextlib.suppress(TimeoutError):
@@ -345,14 +352,21 @@ class Consumer:
                 await self._nats.publish(message.reply, b"")
             self._drain_asked.set()
 
-    async def _receive_namesake(self, message: Msg) -> None:
+    def _return(self, message: QueuedMessage) -> None:
+        """Give a request back that has waited for its prefix."""
+        self._interactive_queues.note_returned(message)
+        send_ack(self._nats, message, REDELIVER)
+
+    async def _receive_worker(self, message: Msg) -> None:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""
+        if message.subject != self._own_subject:
+            self._affinity.receive_beat(message.data)
+            return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
         except UNDECODABLE:
             return
-        own, other = (self._source.started, os.getpid()), (heartbeat.started, heartbeat.pid)
-        if other < own and not (heartbeat.pid == os.getpid() and heartbeat.started in self._source.earlier_lives):
+        if self._source.is_second(heartbeat):
             name, pid = self._source.worker, heartbeat.pid
             _log.error("another worker is named %r (process %d of its machine): this one ends", name, pid)
             self._tasks.has_failed.set()

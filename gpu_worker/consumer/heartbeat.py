@@ -13,6 +13,7 @@ from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
+from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.messages import FEATURES, Heartbeat
@@ -49,6 +50,7 @@ class HeartbeatSource:
     held: HeldRequests
     block_size: int
     max_model_len: int
+    affinity: PrefixAffinity
     max_prompt_characters: int = 0
     tasks: tuple[Task, ...] = ("generate",)
     chat_format: str = ""
@@ -64,6 +66,11 @@ class HeartbeatSource:
         """Count as another process from now on: what the worker held was lost."""
         self.earlier_lives.append(self.started)
         self.started = time.time()
+
+    def is_second(self, other: Heartbeat) -> bool:
+        """Whether a worker that calls itself by this one's name was there before, as its heartbeat says."""
+        is_earlier = (other.started, other.pid) < (self.started, os.getpid())
+        return is_earlier and not (other.pid == os.getpid() and other.started in self.earlier_lives)
 
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment.
@@ -109,6 +116,7 @@ class HeartbeatSource:
             sampling_defaults=self.sampling_defaults,
             num_reconnects=self.num_reconnects,
             features=self.features,
+            prefixes=self.affinity.news(),
         )
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gpu_worker.consumer.prefixes.chain import PrefixChain
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.text.output_text import OutputText
@@ -37,6 +38,7 @@ class HeldRequest:
         sequence: Set when the prompt has been encoded and given to the engine.
         output: The text so far.
         prelude: What is still to be sent with the first token.
+        chain: Digests of the beginnings of its prompt, by which other workers know that they hold one.
         in_reasoning: Its prompt has opened the model's reasoning, and the answer begins inside of it.
         num_blocks: Blocks that it is expected to need beyond those shared with others.
         is_plain: Its tokens need only be decoded: no stop strings, no log probabilities, no prelude to send.
@@ -69,6 +71,7 @@ class HeldRequest:
     sequence: Sequence | None = None
     output: OutputText | None = None
     prelude: Prelude | None = None
+    chain: PrefixChain | None = None
     in_reasoning: bool = False
     num_blocks: int = 0
     is_plain: bool = False

@@ -21,6 +21,7 @@ from gpu_worker.consumer.gateway_watch import Cancellations, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox, Undelivered
+from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.queued_message import ACK, REDELIVER, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
@@ -59,6 +60,7 @@ class InteractiveLane:
         open_outbox: Callable[[Undelivered], Outbox],
         make_way: Callable[[], None],
         clock: ServerClock | None = None,
+        affinity: PrefixAffinity | None = None,
     ) -> None:
         """Serve over an outbox that reports to this lane; deadlines are times of `clock`.
 
@@ -70,13 +72,17 @@ class InteractiveLane:
         self._engine = engine
         self._held = held
         self._make_way = make_way
+        self._affinity = affinity
         self._cancellations = Cancellations()
         self._step_before = -1
         self.gateways = GatewayWatch()
         self.outbox = open_outbox(self)
 
-    def take(self, message: QueuedMessage) -> bool:
-        """Take a message from the queue; return whether it was given back at once, because it may not begin yet."""
+    def take(self, message: QueuedMessage, *, may_wait: bool = True) -> bool:
+        """Take a message from the queue; return whether it was given back at once, because it may not begin yet.
+
+        If it `may_wait`, it does where another worker holds its prefix, which takes it then.
+        """
         if self._held.is_withdrawn:
             self.outbox.answer(message, REDELIVER)
             return True
@@ -94,8 +100,11 @@ class InteractiveLane:
         if not self._may_begin(request):
             self.outbox.answer(message, REDELIVER_SOON)
             return True
+        chain = None if self._affinity is None else self._affinity.chain(request)
+        if may_wait and self._affinity is not None and self._affinity.waits(message, request, chain):
+            return False
         request = msgspec.structs.replace(request, lane="interactive")
-        held = HeldRequest(request.id, request, message, probation=request.probation)
+        held = HeldRequest(request.id, request, message, probation=request.probation, chain=chain)
         self._held.add(held)
         if held.probation:
             self._held.suspect, self._held.reserved_until = held, 0.0

@@ -20,7 +20,7 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.direct_client import DirectClient
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream
-from shared.subjects import Queue
+from shared.subjects import Queue, request_subject
 from shared.task_supervisor import TaskSupervisor
 
 
@@ -55,6 +55,7 @@ class InteractiveQueues:
         """
         self._js = nats.jetstream()
         self._model = model
+        self._resumed_subject = request_subject(model, "resumed", "")
         self._limits = limits
         self._capacity = capacity
 
@@ -89,6 +90,11 @@ class InteractiveQueues:
         for queue in (self.resumed, self.new):
             if not queue.is_started:
                 await queue.start()
+
+    def note_returned(self, message: QueuedMessage) -> None:
+        """Take note that a message is given back some time after it came."""
+        queue = self.resumed if message.subject == self._resumed_subject else self.new
+        queue.note_returned(message)
 
     def wake(self) -> None:
         """Look at the capacity again soon."""

@@ -21,7 +21,7 @@ _MEMORY = 0.1
 
 
 class PullCapacity:
-    """Owns the running estimate of blocks per request."""
+    """Owns the running estimate of blocks per request, and what is kept for requests that are about to be held."""
 
     def __init__(self, held: HeldRequests, config: SchedulerConfig) -> None:
         """Fill an engine whose scheduler has this configuration."""
@@ -29,6 +29,33 @@ class PullCapacity:
         self._config = config
         self._look_ahead = max(1, config.max_num_seqs // _LOOK_AHEAD_SHARE)
         self._mean_blocks = 1.0
+        self._num_reserved = self._num_reserved_blocks = 0
+
+    @property
+    def num_interactive(self) -> int:
+        """Requests for which persons wait, those included that a place is kept for."""
+        return self._held.count("interactive") + self._held.num_background + self._num_reserved
+
+    def reserve(self, num_requests: int, num_blocks: int = 0) -> None:
+        """Keep room for requests that are about to be held; negative numbers give it back."""
+        self._num_reserved += num_requests
+        self._num_reserved_blocks += num_blocks
+
+    def can_claim(self, num_tokens: int) -> bool:
+        """Whether a prompt of about so many tokens, whose prefix is here, can begin at once, or almost.
+
+        Its blocks must be free. Slots become free so often that as many as are pulled ahead of need may wait for one.
+        """
+        config, held = self._config, self._held
+        if held.is_withdrawn or held.has_suspect:
+            return False
+        num_blocks = held.num_blocks("interactive") + self._num_reserved_blocks + self.num_blocks_for(num_tokens)
+        is_free = num_blocks <= config.num_blocks or not self.num_interactive
+        return is_free and self.num_interactive < config.max_num_seqs + self._look_ahead
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks a prompt of so many tokens and its answer will probably need."""
+        return self._config.expected_blocks(num_tokens, self._config.max_model_len)
 
     def expected_blocks(self, num_tokens: int, max_new_tokens: int) -> int:
         """Return the blocks that a request will probably need, and learn from it."""
@@ -44,8 +71,7 @@ class PullCapacity:
         """
         held = self._held
         look_ahead = min(backlog, self._look_ahead)
-        num_held = held.count("interactive") + held.num_background
-        return max(0, self._room(num_held, held.num_blocks("interactive")) + look_ahead)
+        return max(0, self._room(self.num_interactive, held.num_blocks("interactive")) + look_ahead)
 
     def first(self, backlog: int) -> int:
         """Return how many interactive requests there is room for that go before others.
@@ -71,7 +97,8 @@ class PullCapacity:
         if interactive_backlog:
             return 0
         held = self._held
-        room = self._room(len(held), held.num_blocks("interactive") + held.num_blocks("batch"))
+        num_held = len(held) + self._num_reserved
+        room = self._room(num_held, held.num_blocks("interactive") + held.num_blocks("batch"))
         look_ahead = max(1, max_batch_seqs // _BATCH_LOOK_AHEAD_SHARE)
         num_batch = held.count("batch") - held.num_background
         return max(0, min(room, max_batch_seqs + look_ahead - num_batch))
@@ -81,6 +108,7 @@ class PullCapacity:
         if self._held.is_withdrawn:
             return -num_held - self._look_ahead
         config = self._config
+        num_blocks += self._num_reserved_blocks
         room = min(config.max_num_seqs - num_held, math.floor((config.num_blocks - num_blocks) / self._mean_blocks))
         for group in config.windows:
             each = min(self._mean_blocks, group.most_blocks(config.block_size))

@@ -49,8 +49,13 @@ class QueuedMessage:
 
 def queued_message(message: Msg) -> QueuedMessage | None:
     """Return a NATS message as a queue's message; None if it is not one, since any client may write to an inbox."""
+    return delivery(message.subject, message.data, message.reply)
+
+
+def delivery(subject: str, data: bytes, ack_subject: str) -> QueuedMessage | None:
+    """Return a delivery that is acknowledged on a subject, which tells everything about it; None if it is not one."""
     # As `Msg.metadata` of nats-py does, without its date and its four objects.
-    tokens = message.reply.split(".")
+    tokens = ack_subject.split(".")
     if tokens[:2] != _ACK_PREFIX or len(tokens) < _NUM_TOKENS:
         return None
     if len(tokens) > _NUM_TOKENS:
@@ -62,7 +67,7 @@ def queued_message(message: Msg) -> QueuedMessage | None:
         numbers = int(stream_seq), int(num_delivered), int(num_pending), int(stored_ns) / 1e9
     except ValueError:
         return None
-    return QueuedMessage(message.subject, message.data, message.reply, *numbers)
+    return QueuedMessage(subject, data, ack_subject, *numbers)
 
 
 def send_ack(nats: DirectClient, message: QueuedMessage, ack: bytes) -> None:

@@ -157,7 +157,7 @@ class RequestReader:
             tenant=request.tenant,
             key=request.key,
             weight=request.weight,
-            salt=_salt(request),
+            salt=cache_salt(request),
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),
             bad_words=self._bad_words(request),
@@ -213,6 +213,6 @@ class RequestReader:
             )
 
 
-def _salt(request: Request) -> bytes:
+def cache_salt(request: Request) -> bytes:
     """Return what the request's blocks in the prefix cache are shared by: its tenant, and its own salt."""
     return f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()

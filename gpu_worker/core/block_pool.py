@@ -34,6 +34,11 @@ class BlockPool:
         """Blocks that `allocate` can hand out: blank ones and cached ones."""
         return len(self._blank) + len(self._cached)
 
+    @property
+    def num_blank(self) -> int:
+        """Blocks that hold nothing which could be found."""
+        return len(self._blank)
+
     def is_in_use(self, block: int) -> bool:
         """Say whether a sequence holds the block."""
         return self._ref_counts[block] > 0

@@ -142,6 +142,15 @@ class Scheduler:
             sum(queue.num_tokens for queue in self._waiting.values()) + num_restoring + self._running.num_tokens_behind
         )
 
+    @property
+    def num_blank_blocks(self) -> int:
+        """Blocks that keep all tokens and hold nothing."""
+        return self._blocks.pool.num_blank
+
+    def is_cached(self, digest: bytes) -> bool:
+        """Say whether the prefix cache has a block of this digest."""
+        return self._blocks.pool.find(digest) is not None
+
     def is_saturated_by(self, step: ScheduledStep) -> bool:
         """Say whether no more sequences could have run in a step; batch work that was throttled does not count."""
         if len(step.scheduled) >= self.config.max_num_seqs or self._waiting["interactive"]:

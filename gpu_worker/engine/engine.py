@@ -147,6 +147,15 @@ class Engine:
         self._isolation = Isolation()
         self._scheduler = self._scheduler.emptied()
 
+    @property
+    def num_blank_blocks(self) -> int:
+        """Blocks that hold nothing. Any thread may ask."""
+        return self._scheduler.num_blank_blocks
+
+    def is_cached(self, digest: bytes) -> bool:
+        """Say whether the prefix cache has a block of this digest. Any thread may ask."""
+        return self._scheduler.is_cached(digest)
+
     def has_work(self) -> bool:
         """Say whether there is something to compute, to land or to report."""
         return self._scheduler.has_work()

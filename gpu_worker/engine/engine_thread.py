@@ -77,6 +77,15 @@ class EngineThread:
         """Say whether the engine is running."""
         return self._thread.is_alive()
 
+    @property
+    def num_blank_blocks(self) -> int:
+        """Blocks that hold nothing."""
+        return self._engine.num_blank_blocks
+
+    def is_cached(self, digest: bytes) -> bool:
+        """Say whether the prefix cache has a block of this digest; it may be evicted in the next step."""
+        return self._engine.is_cached(digest)
+
     def start(self, deliver: Callable[[StepOutcome], None]) -> None:
         """Start the thread, which calls `deliver` after each step; that must neither block nor raise."""
         self._deliver = deliver

@@ -19,6 +19,7 @@ from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.prefixes.affinity import PeerConnection, PrefixAffinity
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.request_images import RequestImages
 from gpu_worker.consumer.request_observer import RequestObserver
@@ -40,6 +41,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
 from shared.media_store import MediaStore
 from shared.messages import FEATURES, IMAGES
+from shared.prefixes import MAX_WAIT_S
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
 from shared.task_supervisor import TaskSupervisor
@@ -94,10 +96,12 @@ class Worker:
         observer: RequestObserver | None = None,
         drain_asked: asyncio.Event | None = None,
         image_memory_bytes: int = 1 << 30,
+        prefix_wait_s: float = MAX_WAIT_S,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop.
 
-        `drain_asked` is set when an operator asks for a drain. Pixels of images take `image_memory_bytes` at most.
+        `drain_asked` is set when an operator asks for a drain. Pixels of images take `image_memory_bytes` at most, and
+        requests wait for the holders of their prefixes for `prefix_wait_s` at most.
         """
         self._nats, self._clock = nats, ServerClock()
         self._tasks = tasks = TaskSupervisor()
@@ -113,18 +117,18 @@ class Worker:
         held = HeldRequests(None if observer is None else observer.removed)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         sees = self._images is not None
-        reader = RequestReader(
-            identity.model, model.directory, sizes.max_model_len, tokenizer, pooled, self._clock, sees=sees
-        )
+        reader = RequestReader(identity.model, model.directory, max_len, tokenizer, pooled, self._clock, sees=sees)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity, self._images)
         subscribers = FrameSubscribers(nats, identity.worker)
         batch = self._batch_lane(identity, nats, limits, model, intake, held)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
-        interactive = InteractiveLane(intake, self._engine, held, open_outbox, batch.make_way, self._clock)
+        peers = PeerConnection(nats, identity.worker, identity.model, self._clock)
+        affinity = PrefixAffinity(peers, self._engine, capacity, sizes.block_size, prefix_wait_s)
+        interactive = InteractiveLane(intake, self._engine, held, open_outbox, batch.make_way, self._clock, affinity)
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
-            source=self._heartbeat_source(identity, sizes, model, held),
+            source=self._heartbeat_source(identity, sizes, model, held, affinity),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled),
             subscribers=subscribers,
@@ -161,7 +165,12 @@ class Worker:
             lost()
 
     def _heartbeat_source(
-        self, identity: Identity, sizes: SchedulerConfig, model: ServedModel, held: HeldRequests
+        self,
+        identity: Identity,
+        sizes: SchedulerConfig,
+        model: ServedModel,
+        held: HeldRequests,
+        affinity: PrefixAffinity,
     ) -> HeartbeatSource:
         return HeartbeatSource(
             identity.worker,
@@ -171,6 +180,7 @@ class Worker:
             held,
             sizes.block_size,
             sizes.max_model_len,
+            affinity,
             max_prompt_characters=self._encoder.max_characters,
             tasks=model.tasks.names,
             chat_format=model.tokenizer.chat_format,

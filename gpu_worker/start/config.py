@@ -13,6 +13,7 @@ from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.formats import format_names
 from shared.nats_files import NatsFiles
+from shared.prefixes import MAX_WAIT_S
 from shared.request_log import DEFAULT_PER_S, LOG_FORMAT_HELP, REQUEST_LOG_HELP
 from shared.telemetry import FORMATS, LEVELS
 from shared.tracing import ENDPOINT_HELP
@@ -129,6 +130,13 @@ class WorkerConfig(NatsFiles):
         16_000_000_000,
         "Bytes that --kv-disk-path may have in all, of all workers; what costs least to compute again is deleted.",
         minimum=1 << 20,
+    )
+    prefix_wait_s: float = setting(
+        MAX_WAIT_S,
+        "Longest time that a request waits for the worker whose cache holds the beginning of its prompt, if computing "
+        "that anew would take as long. 0: none waits here, and this worker asks for none of others.",
+        minimum=0,
+        maximum=MAX_WAIT_S,
     )
     state_checkpoint_ratio: float = setting(
         0.9,

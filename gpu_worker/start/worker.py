@@ -170,7 +170,8 @@ async def _run(
     if not await _unless_stopping(connecting, stopping):
         return 0
     nats = connecting.result()
-    worker = Worker(identity, nats, setup, model, StreamLimits(), observer, stopping, config.image_memory_bytes)
+    limits, memory_bytes = StreamLimits(), config.image_memory_bytes
+    worker = Worker(identity, nats, setup, model, limits, observer, stopping, memory_bytes, config.prefix_wait_s)
     events.consumer = worker.consumer
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.consumer.withdrawn)
     if health_socket is not None:

@@ -20,7 +20,7 @@ _USER = Template("""\
     publish: {
       allow: [
         "hr.tok.*"
-        "hr.worker.$model.*"
+        "hr.worker.$model.*", "hr.peer.$model.*"
         "hr.result.*.*"
         "hr.end.*.*", "hr.kept.*", "$$JS.API.STREAM.MSG.GET.HR_ENDS"
         "$$JS.API.STREAM.MSG.GET.HR_MEDIA"
@@ -46,7 +46,7 @@ _USER = Template("""\
     }
     subscribe: {
       allow: [
-        "hr.worker.$model.*"
+        "hr.worker.$model.*", "hr.peer.$model.*"
         "hr.cancel.$model"
         "hr.tokenizer.$model"
         "hr.probe.*", "hr.drain.*"

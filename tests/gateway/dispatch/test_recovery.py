@@ -19,6 +19,7 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.resumption import MARGIN_S, NUM_STEPS
 from shared.messages import Request
+from shared.prefixes import MAX_WAIT_S, PrefixNews
 from shared.server_clock import ServerClock
 from tests.gateway.dispatch_bench import ListSink
 from tests.gateway.fleet.test_fleet import BEAT
@@ -256,6 +257,26 @@ async def test_request_that_a_frozen_worker_was_sent_is_published_again_although
         await moves.sweep(now + seconds)
     assert moves.wire.published == [("a", 1)]
     assert sent.delivered_at is None
+
+
+async def test_request_that_waits_for_the_holder_of_its_prefix_is_left_to_wait_as_long_as_it_may(moves: Moves) -> None:
+    now = 100.0
+    names = {"running": 8, "queue_pending": 5, "waiting": 3, "last_pulled": 51, "prefixes": PrefixNews(waiting=(50,))}
+    waiting, other = moves.flight("a"), moves.flight("b")
+    waiting.stream_seq, other.stream_seq = 50, 51
+    waiting.published_at = other.published_at = now
+    moves.hear(now, **names)
+    await moves.sweep(now)
+    for seconds, published in (
+        (LIMITS.delivered_claim_timeout_s + 0.2, [("b", 1)]),
+        (LIMITS.delivered_claim_timeout_s + MAX_WAIT_S - 0.2, [("b", 1)]),
+        # A worker may name a request for ever.
+        (LIMITS.delivered_claim_timeout_s + MAX_WAIT_S + 0.2, [("b", 1), ("a", 1)]),
+    ):
+        other.published_at = now + seconds
+        moves.hear(now + seconds, **names)
+        await moves.sweep(now + seconds)
+        assert moves.wire.published == published
 
 
 async def test_how_far_one_queue_was_pulled_says_nothing_of_the_other(moves: Moves) -> None:

@@ -209,7 +209,8 @@ async def start_worker(
 
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
     identity = Identity(name, model, "revision")
-    worker = Worker(identity, nats, setup, ServedModel(directory, tokenizer, TASKS), limits or StreamLimits())
+    served = ServedModel(directory, tokenizer, TASKS)
+    worker = Worker(identity, nats, setup, served, limits or StreamLimits(), prefix_wait_s=config.prefix_wait_s)
     running = RunningWorker(worker, nats, name)
     holder.append(running)
 

@@ -20,6 +20,7 @@ SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
 """Prompts as long as a step's budget: those prefilled first decode for as many steps as there are others."""
 
 COMMANDS = {
+    "affinity": "--conversations 4 --turns 4 --blocks 1024",
     "batch_lane": "--concurrency 1 --turns 1 --requests 1 --tokens 8 --alone-s 1",
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
@@ -34,7 +35,16 @@ COMMANDS = {
     "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
     "startup": "--shapes 15m --device cpu",
 }
-LEAST_ROWS = {"engine_compare": 4, "served": 2, "gateway": 2, "kv_tiers": 3, "prefix_cache": 2, "quant": 2, "ranks": 4}
+LEAST_ROWS = {
+    "affinity": 10,
+    "engine_compare": 4,
+    "served": 2,
+    "gateway": 2,
+    "kv_tiers": 3,
+    "prefix_cache": 2,
+    "quant": 2,
+    "ranks": 4,
+}
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ JOBS = {
         "publish": [
             "hr.tok.g",
             "hr.worker.m.w",
+            "hr.peer.m.w",
             "hr.result.t.r",
             "hr.end.t.r",
             "hr.kept.t",
@@ -87,6 +88,7 @@ JOBS = {
         ],
         "subscribe": [
             "hr.worker.*.*",
+            "hr.peer.m.w",
             "hr.cancel.m",
             "hr.tokenizer.m",
             "hr.probe.w",
@@ -119,7 +121,7 @@ SHARED = {
 FORBIDDEN = {
     "gateway": {
         "publish": [
-            "hr.tok.g", "hr.worker.m.w", "$JS.API.STREAM.DELETE.HR_BATCH_default",
+            "hr.tok.g", "hr.worker.m.w", "hr.peer.m.w", "$JS.API.STREAM.DELETE.HR_BATCH_default",
             "$JS.API.STREAM.PURGE.HR_INTERACTIVE",
             "$JS.ACK.HR_INTERACTIVE.x",
             "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.c", "$SYS.REQ.SERVER.PING", "_INBOX_gateway.x",
@@ -175,7 +177,8 @@ FORBIDDEN = {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
             "hr.end.default.r", "hr.kept.default",
-            "hr.tokenizer.m", "hr.worker.m.w", "hr.dead.m.batch.t", "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
+            "hr.tokenizer.m", "hr.worker.m.w", "hr.peer.m.w", "hr.dead.m.batch.t",
+            "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
             "hr.batch.active.default.b", "hr.batch.ended.default.b", "$JS.API.STREAM.MSG.GET.HR_BATCHES",
             "hr.response.default.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES", "$JS.API.STREAM.PURGE.HR_RESPONSES",
             "hr.stream.default.s.w.0", "hr.fence.w", "hr.owner.w", "$JS.API.STREAM.MSG.GET.HR_STREAMS",
@@ -188,14 +191,19 @@ FORBIDDEN = {
             "$JS.API.STREAM.MSG.DELETE.HR_RESULTS", "$JS.ACK.HR_BATCH_default.x", "$JS.API.STREAM.PURGE.HR_RESULTS",
         ],
         "subscribe": [
-            "hr.tok.>", "hr.req.>", "hr.worker.>", "hr.cancel.>", "hr.dead.>", "hr.result.>", "hr.result.*.*",
+            "hr.tok.>", "hr.req.>", "hr.worker.>", "hr.peer.>", "hr.cancel.>", "hr.dead.>", "hr.result.>",
+            "hr.result.*.*",
             "hr.result.t.r", "hr.stored.>", "hr.reply.>", "hr.reply.t.x", "_INBOX_gateway.>", "_INBOX_worker.>",
             "_INBOX_admin.>", "$JS.>", ">",
         ],
     },
     "admin": {
-        "publish": ["hr.req.m.interactive", "hr.tok.g", "hr.dead.m.batch.t", "hr.worker.m.w", "hr.progress.t.r"],
-        "subscribe": ["hr.req.>", "hr.tok.>", "hr.result.>", "hr.dead.>", "hr.response.>", "_INBOX_gateway.>", ">"],
+        "publish": [
+            "hr.req.m.interactive", "hr.tok.g", "hr.dead.m.batch.t", "hr.worker.m.w", "hr.peer.m.w", "hr.progress.t.r",
+        ],
+        "subscribe": [
+            "hr.req.>", "hr.peer.>", "hr.tok.>", "hr.result.>", "hr.dead.>", "hr.response.>", "_INBOX_gateway.>", ">",
+        ],
     },
 }  # fmt: skip
 

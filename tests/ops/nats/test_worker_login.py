@@ -65,8 +65,21 @@ async def as_worker(server: NatsServer) -> AsyncIterator[AsWorker]:
 async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: NatsServer) -> None:
     for model in (OWN, OTHER):
         worker, token = await as_worker(model), encode_name(model)
-        publish = [f"hr.worker.{token}.w", "hr.tok.g", "hr.result.t.r", f"hr.dead.{token}.batch.t", "hr.progress.t.r"]
-        subscribe = [f"hr.worker.{token}.*", f"hr.cancel.{token}", f"hr.tokenizer.{token}", "hr.probe.w", "hr.drain.w"]
+        publish = [
+            f"hr.worker.{token}.w",
+            f"hr.peer.{token}.w",
+            "hr.tok.g",
+            "hr.result.t.r",
+            f"hr.dead.{token}.batch.t",
+        ]
+        subscribe = [
+            f"hr.worker.{token}.*",
+            f"hr.peer.{token}.w",
+            f"hr.cancel.{token}",
+            f"hr.tokenizer.{token}",
+            "hr.probe.w",
+            "hr.drain.w",
+        ]
         assert [s for s in publish if not await worker.can_publish(s)] == []
         assert [s for s in (*subscribe, "hr.gateway.*") if not await worker.can_subscribe(s)] == []
         js = worker.client.jetstream()
@@ -93,7 +106,7 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
 async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWorker) -> None:
     other = OTHER_TOKEN
     publish = [
-        f"hr.worker.{other}.w", f"hr.dead.{other}.batch.t",
+        f"hr.worker.{other}.w", f"hr.peer.{other}.w", f"hr.dead.{other}.batch.t",
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.{other}-interactive.hr.req.{other}.interactive",
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive.hr.req.{other}.interactive",
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-resumed.hr.req.{other}.resumed",
@@ -112,7 +125,8 @@ async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWork
         *FORBIDDEN["worker"]["publish"],
     ]  # fmt: skip
     subscribe = [
-        f"hr.worker.{other}.*", "hr.worker.*.*", f"hr.cancel.{other}", "hr.cancel.*", f"hr.tokenizer.{other}",
+        f"hr.worker.{other}.*", f"hr.peer.{other}.*", f"hr.peer.{other}.w", "hr.worker.*.*",
+        f"hr.cancel.{other}", "hr.cancel.*", f"hr.tokenizer.{other}",
         f"_INBOX_worker.{other}.x", f"_INBOX_worker.{other}.>", "_INBOX_worker.>", "_INBOX_worker.*.x",
         *FORBIDDEN["worker"]["subscribe"],
     ]  # fmt: skip

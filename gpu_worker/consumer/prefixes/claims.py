@@ -1,0 +1,134 @@
+"""Claims of requests that other workers have pulled, and whose prefix this worker holds.
+
+An offer is claimed when the request could begin here at once: it has a slot and free blocks, and no more prompt tokens
+wait before it than the prefix saves. Others are remembered until there is room, as long as their time is not over.
+
+The beginning of several conversations, such as a system prompt, draws new conversations to the workers that have it,
+which would leave the others' memory empty. So what only has such a beginning in common is claimed by a worker that has
+no more requests than the one that offers it, and whose memory is not fuller by more than that beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_worker.consumer.prefixes.held import HeldPrefixes
+from gpu_worker.consumer.prefixes.messages import Answer, Grant, Offer, Reply
+from gpu_worker.consumer.prefixes.state import EngineState, Peers, Timer
+from gpu_worker.consumer.prefixes.waiting import ANSWER_S
+from gpu_worker.consumer.pull_capacity import PullCapacity
+from gpu_worker.consumer.queued_message import QueuedMessage, delivery
+
+MAX_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A claim whose grant is awaited; `num_blocks` are kept for it, and `num_tokens` of it are to be computed."""
+
+    num_blocks: int
+    num_tokens: int
+    timer: Timer
+
+
+class PrefixClaims:
+    """Answers offers. Owns those that are remembered, and the claims that are not granted yet."""
+
+    def __init__(self, held: HeldPrefixes, engine: EngineState, capacity: PullCapacity, peers: Peers) -> None:
+        """Claim nothing before `start`."""
+        self._held = held
+        self._engine = engine
+        self._capacity = capacity
+        self._peers = peers
+        self._later: dict[tuple[str, int], tuple[Offer, float]] = {}
+        self._claimed: dict[tuple[str, int], _Claim] = {}
+        self._begin: Callable[[QueuedMessage], object] | None = None
+
+    def start(self, begin: Callable[[QueuedMessage], object]) -> None:
+        """Call `begin` with each request that is granted."""
+        self._begin = begin
+
+    def stop(self) -> None:
+        """Claim nothing any more; what is granted now stays with whoever has offered it."""
+        self._begin = None
+        self._later.clear()
+
+    def receive_offer(self, offer: Offer) -> None:
+        """Claim a request, remember it, or decline."""
+        reply = self._reply(offer)
+        if reply == "later":
+            if len(self._later) >= MAX_REMEMBERED:
+                reply = "decline"
+            else:
+                self._later[offer.worker, offer.number] = offer, self._peers.time() + offer.expires_s
+        self._answer(offer, reply)
+
+    def receive_grant(self, grant: Grant) -> None:
+        """Begin a granted request."""
+        claim = self._forget(grant.worker, grant.number)
+        message = delivery(grant.subject, grant.data, grant.ack_subject)
+        begin = self._begin
+        if claim is None or begin is None or message is None:
+            self._peers.send(grant.worker, Answer(self._peers.worker, grant.number, "decline"))
+            return
+        self._peers.send(grant.worker, Answer(self._peers.worker, grant.number, "taken"))
+        begin(message)
+
+    def review(self) -> None:
+        """Claim what there is room for now, the oldest first."""
+        if not self._later:
+            return
+        now = self._peers.time()
+        for key, (offer, expires_at) in list(self._later.items()):
+            reply: Reply = "decline" if now >= expires_at else self._reply(offer)
+            if reply != "later":
+                del self._later[key]
+                if now < expires_at:
+                    self._answer(offer, reply)
+
+    def _reply(self, offer: Offer) -> Reply:
+        if not offer.links:
+            return "claim" if self._has_more_room(offer) else "decline"
+        held = self._held.longest(offer.links)
+        if held is None or self._begin is None or held.num_tokens <= offer.num_held:
+            return "decline"
+        num_new = max(0, offer.num_tokens - held.num_tokens)
+        if held.is_shared and not self._is_no_fuller(offer, held.num_tokens, num_new):
+            return "decline"
+        stats = self._engine.stats
+        backlog = stats.waiting_tokens + sum(claim.num_tokens for claim in self._claimed.values())
+        is_soon = backlog <= held.num_tokens - offer.num_held + offer.backlog
+        return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
+
+    def _is_no_fuller(self, offer: Offer, num_held: int, num_new: int) -> bool:
+        """Whether a request that shares no more than a common beginning does not have more room where it was pulled."""
+        if self._capacity.num_interactive > offer.num_requests:
+            return False
+        if offer.num_blank < self._capacity.num_blocks_for(num_new):
+            return True
+        return self._engine.num_blank_blocks + self._capacity.num_blocks_for(num_held) >= offer.num_blank
+
+    def _has_more_room(self, offer: Offer) -> bool:
+        """Whether a conversation that begins has more memory here, and would not wait for others."""
+        stats, num_blocks = self._engine.stats, self._capacity.num_blocks_for(offer.num_tokens)
+        is_idler = self._capacity.num_interactive <= offer.num_requests and stats.waiting_tokens <= offer.backlog
+        is_emptier = self._engine.num_blank_blocks >= offer.num_blank + num_blocks
+        return self._begin is not None and is_idler and is_emptier and self._capacity.can_claim(offer.num_tokens)
+
+    def _answer(self, offer: Offer, reply: Reply) -> None:
+        if reply == "claim":
+            held = self._held.longest(offer.links)
+            num_new = offer.num_tokens - (0 if held is None else held.num_tokens)
+            num_blocks = self._capacity.num_blocks_for(offer.num_tokens)
+            self._capacity.reserve(1, num_blocks)
+            timer = self._peers.call_later(2 * ANSWER_S, lambda: self._forget(offer.worker, offer.number))
+            self._claimed[offer.worker, offer.number] = _Claim(num_blocks, max(0, num_new), timer)
+        self._peers.send(offer.worker, Answer(self._peers.worker, offer.number, reply))
+
+    def _forget(self, worker: str, number: int) -> _Claim | None:
+        claim = self._claimed.pop((worker, number), None)
+        if claim is not None:
+            claim.timer.cancel()
+            self._capacity.reserve(-1, -claim.num_blocks)
+        return claim

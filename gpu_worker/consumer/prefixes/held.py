@@ -1,0 +1,123 @@
+"""Which prefixes this worker's cache holds, by the links of their chains, and which of them it announces.
+
+A link is noted with the block in which its text ends, once that is computed. The block's own digest tells whether it is
+still cached, so that nothing has to be told of evictions. Where exactly a text ends among the tokens is not known:
+lengths are in proportion, and nothing but a choice of worker depends on them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpu_worker.consumer.prefixes.chain import PrefixChain
+from shared.prefixes import MAX_ANNOUNCED
+
+MAX_NOTED = 1 << 15
+# Announced of each prompt, counted from its end: the next turn may change the last message before it goes on.
+_ANNOUNCED_FROM_END = (1, 2, 4, 16)
+_MEMORY = 0.1
+_FIRST_BYTES_PER_TOKEN = 4.0
+
+
+@dataclass(slots=True)
+class HeldPrefix:
+    """What was computed up to a link.
+
+    Attributes:
+        block: Digest of the block in which it ends.
+        num_tokens: Up to there.
+        follower: The link that came next.
+        is_shared: Different links came next: it is the beginning of several conversations.
+    """
+
+    block: bytes
+    num_tokens: int
+    follower: bytes | None
+    is_shared: bool = False
+
+
+class HeldPrefixes:
+    """Owns the links.
+
+    Attributes:
+        bytes_per_token: Of the prompts seen lately.
+    """
+
+    def __init__(self, block_size: int, is_cached: Callable[[bytes], bool], max_noted: int = MAX_NOTED) -> None:
+        """Note nothing yet; `is_cached` tells of a block's digest whether the prefix cache has it."""
+        self._block_size = block_size
+        self._is_cached = is_cached
+        self._max_noted = max_noted
+        self._noted: OrderedDict[bytes, HeldPrefix] = OrderedDict()
+        self._announced: OrderedDict[bytes, None] = OrderedDict()
+        self._news: list[bytes] = []
+        self.bytes_per_token = _FIRST_BYTES_PER_TOKEN
+
+    def note(self, chain: PrefixChain, num_tokens: int, blocks: Sequence[bytes]) -> None:
+        """Take note of a prompt that is computed.
+
+        Args:
+            chain: Of its text.
+            num_tokens: Of all of it.
+            blocks: Digests of its full blocks.
+        """
+        self.bytes_per_token += (chain.num_bytes / max(1, num_tokens) - self.bytes_per_token) * _MEMORY
+        links = chain.links
+        # From the end, so that beginnings, which more prompts have, are forgotten last.
+        for index in range(len(links) - 1, -1, -1):
+            num_covered = int(num_tokens * chain.share(index))
+            place = num_covered // self._block_size - 1
+            if 0 <= place < len(blocks):
+                follower = links[index + 1] if index + 1 < len(links) else None
+                self._note(links[index], HeldPrefix(blocks[place], num_covered, follower))
+        while len(self._noted) > self._max_noted:
+            link, _ = self._noted.popitem(last=False)
+            self._announced.pop(link, None)
+        self._announce(links[-back] for back in reversed(_ANNOUNCED_FROM_END) if back <= len(links))
+
+    def longest(self, links: Sequence[bytes]) -> HeldPrefix | None:
+        """Return what is cached of a chain, or of a part of one, up to the last link that is."""
+        for link in reversed(links):
+            held = self._noted.get(link)
+            if held is None:
+                continue
+            if self._is_cached(held.block):
+                return held
+            del self._noted[link]
+            self._announced.pop(link, None)
+        return None
+
+    def take_news(self) -> bytes:
+        """Return the links to announce that were not in what this returned before."""
+        news, self._news = self._news[-MAX_ANNOUNCED:], []
+        return b"".join(news)
+
+    def announced(self) -> bytes:
+        """Return all links to announce: those whose blocks are still cached, the latest last."""
+        for link in list(self._announced):
+            if not self._is_cached(self._noted[link].block):
+                del self._noted[link], self._announced[link]
+        self._news = []
+        return b"".join(self._announced)
+
+    def _note(self, link: bytes, new: HeldPrefix) -> None:
+        before = self._noted.pop(link, None)
+        if before is not None:
+            new.is_shared = before.is_shared or None is not before.follower != new.follower is not None
+            new.follower = new.follower or before.follower
+        self._noted[link] = new
+        if new.is_shared:
+            self._announce((link,))
+
+    def _announce(self, links: Iterable[bytes]) -> None:
+        for link in links:
+            if link not in self._noted:
+                continue
+            if link not in self._announced:
+                self._news.append(link)
+            self._announced[link] = None
+            self._announced.move_to_end(link)
+        while len(self._announced) > MAX_ANNOUNCED:
+            self._announced.popitem(last=False)

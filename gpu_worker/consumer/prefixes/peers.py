@@ -1,0 +1,109 @@
+"""What other workers of the model announce of the prefixes that they hold, as their heartbeats say it.
+
+An announcement is a hint and may be false or late. A worker that does not answer when it is asked is not believed for a
+while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from shared.bounds import PeerName, TokensPerSecond
+from shared.prefixes import LINK_BYTES, MAX_ANNOUNCED, PrefixNews
+
+HEARD_S = 2.0
+"""A worker that was not heard for so long is not asked."""
+DISTRUST_S = 5.0
+MAX_PEERS = 1024
+MAX_ASKED = 3
+
+
+class PeerBeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The part of `Heartbeat` that workers read of one another."""
+
+    worker: PeerName
+    draining: bool = False
+    prefill_rate: TokensPerSecond = 0.0
+    prefixes: PrefixNews | None = None
+
+
+@dataclass(slots=True)
+class _Peer:
+    links: set[bytes] = field(default_factory=set)
+    heard_at: float = 0.0
+    distrusted_until: float = 0.0
+    prefill_rate: float = 0.0
+    num_blank: int = 0
+    is_draining: bool = False
+
+    def may_be_asked(self, now: float) -> bool:
+        """Whether it takes requests, was heard lately, and has answered when it was asked."""
+        return not self.is_draining and now - self.heard_at <= HEARD_S and now >= self.distrusted_until
+
+
+class PeerPrefixes:
+    """Owns the announcements. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        """Know nobody."""
+        self._peers: dict[str, _Peer] = {}
+
+    def note(self, beat: PeerBeat, now: float) -> None:
+        """Take note of a heartbeat."""
+        peer = self._peers.get(beat.worker)
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                self._peers = {name: peer for name, peer in self._peers.items() if now - peer.heard_at < HEARD_S}
+            if len(self._peers) >= MAX_PEERS:
+                return
+            peer = self._peers[beat.worker] = _Peer()
+        peer.heard_at, peer.is_draining, peer.prefill_rate = now, beat.draining, beat.prefill_rate
+        news = beat.prefixes
+        peer.num_blank = 0 if news is None else news.num_blank
+        if news is None or news.links is not None:
+            peer.links = set() if news is None else set(_split(news.links or b""))
+        elif len(peer.links) < 2 * MAX_ANNOUNCED:
+            peer.links.update(_split(news.new_links))
+
+    def distrust(self, worker: str, now: float) -> None:
+        """Ask a worker nothing for a while."""
+        if (peer := self._peers.get(worker)) is not None:
+            peer.distrusted_until = now + DISTRUST_S
+
+    def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
+        """Return the workers that announce most of a chain, the best first, each with its last link's place.
+
+        Args:
+            places: The place of each link in the chain.
+            now: Monotonic seconds.
+        """
+        found = []
+        for worker, peer in self._peers.items():
+            if not peer.may_be_asked(now):
+                continue
+            common = peer.links.intersection(places) if len(peer.links) < len(places) else places.keys() & peer.links
+            if common:
+                found.append((max(map(places.__getitem__, common)), worker))
+        found.sort(reverse=True)
+        return found[:MAX_ASKED]
+
+    def emptier(self, num_blank: int, now: float) -> list[str]:
+        """Return the workers that announce at least so many blocks that nothing is cached in, the emptiest first."""
+        found = [
+            (peer.num_blank, worker)
+            for worker, peer in self._peers.items()
+            if peer.num_blank >= num_blank and peer.may_be_asked(now)
+        ]
+        return [worker for _, worker in sorted(found, reverse=True)][:MAX_ASKED]
+
+    def prefill_rate(self, worker: str) -> float:
+        """Return the prompt tokens that a worker says to compute in a second."""
+        peer = self._peers.get(worker)
+        return 0.0 if peer is None else peer.prefill_rate
+
+
+def _split(links: bytes) -> list[bytes]:
+    return [links[start : start + LINK_BYTES] for start in range(0, len(links) - LINK_BYTES + 1, LINK_BYTES)]

@@ -1,0 +1,215 @@
+"""Workers that wait for prefixes, in virtual time: what holds whatever is lost, late or false."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_worker.consumer.prefixes.chain import prefix_chain
+from gpu_worker.consumer.prefixes.messages import Answer, Offer, PeerMessage, Reply
+from gpu_worker.consumer.prefixes.peers import PeerBeat
+from gpu_worker.consumer.prefixes.waiting import ANSWER_S
+from gpu_worker.consumer.queued_message import QueuedMessage
+from gpu_worker.consumer.request_reader import cache_salt
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from ops.bench.load.agent_run import AgentRun
+from ops.bench.load.agents import AgentConversation, AgentLoad, AgentTurn
+from ops.bench.load.virtual_fleet import VirtualFleet
+from shared.messages import Request
+from shared.prefixes import MAX_WAIT_S, PrefixNews
+
+LOAD = AgentLoad(median_turns=6, system_tokens=1000, answered_tokens=10, tool_pause_s=0.3, person_pause_s=1.0)
+STEP_MS, GROWTH = 6.0, 0.02
+# Of a step that is as full as it may be.
+PREFILL_RATE = 512 / (STEP_MS / 1e3 * (1 + GROWTH * 511))
+
+
+def config(num_blocks: int = 600, max_num_seqs: int = 4) -> SchedulerConfig:
+    return SchedulerConfig(16, num_blocks, max_num_seqs, 512, 8192)
+
+
+def fleet(
+    num_workers: int = 3, *, is_affine: bool = True, num_blocks: int = 600, max_num_seqs: int = 4
+) -> VirtualFleet:
+    return VirtualFleet(
+        num_workers, config(num_blocks, max_num_seqs), is_affine=is_affine, step_ms=STEP_MS, growth=GROWTH
+    )
+
+
+def answers(run: AgentRun) -> list[tuple[str, bool]]:
+    return sorted((job.request.id, job.is_done) for job in run.jobs)
+
+
+def watch(watched: VirtualFleet, check: Callable[[], None]) -> None:
+    """Check something every twentieth of a second."""
+
+    def again() -> None:
+        check()
+        watched.call_later(0.05, again)
+
+    again()
+
+
+def test_turns_find_their_prefix_as_in_one_worker_with_all_memory() -> None:
+    conversations = LOAD.conversations(1, 12)
+    pull, wait = AgentRun(fleet(is_affine=False), conversations), AgentRun(fleet(), conversations)
+    one = VirtualFleet(1, config(3 * 600, 12), is_affine=False, step_ms=STEP_MS, growth=GROWTH / 3)
+    alone = AgentRun(one, conversations)
+    for run in (pull, wait, alone):
+        run.together(0.5)
+    # Each worker computes the agents' four system prompts once.
+    assert wait.hit_rate() >= 0.85 * alone.hit_rate()
+    assert 1 - wait.hit_rate() < 0.7 * (1 - pull.hit_rate())
+    assert wait.ttft_ms(99) <= pull.ttft_ms(99)
+    assert answers(wait) == answers(pull)
+
+
+def test_unrelated_prompts_are_served_as_by_pulling_alone() -> None:
+    draw = random.Random(5)
+    turns = [AgentTurn([number, *draw.choices(range(1000), k=600)], 8, 0.0) for number in range(60)]
+    conversations = [AgentConversation(number, [turn]) for number, turn in enumerate(turns)]
+    runs = [AgentRun(fleet(is_affine=is_affine), conversations) for is_affine in (False, True)]
+    for run in runs:
+        run.together(0.02)
+    pull, wait = ([(job.first_s, job.workers) for job in run.jobs] for run in runs)
+    assert wait == pull
+
+
+def test_new_conversations_spread_over_the_memory_of_all_workers() -> None:
+    load = AgentLoad(median_turns=4, num_kinds=1, system_tokens=1000, answered_tokens=10, added_tokens=200)
+    served = fleet(num_blocks=1000)
+    run = AgentRun(served, load.conversations(3, 24))
+    run.one_by_one(left_out=1)
+    before = len(run.jobs)
+    # They need far more than the memory of one or two workers.
+    used = [worker.stats.total_blocks - worker.num_blank_blocks for worker in served.workers]
+    assert min(used) > 0.5 * max(used)
+    run.one_by_one()
+    assert run.hit_rate(before) > 0.85
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from((0.1, 0.5, 1.0)))
+def test_loss_of_announcements_and_messages_costs_no_request(seed: int, share: float) -> None:
+    draw = random.Random(seed)
+    lossy = VirtualFleet(
+        3, config(), is_affine=True, step_ms=STEP_MS, growth=GROWTH, is_lost=lambda what: draw.random() < share
+    )
+    conversations = LOAD.conversations(seed, 6)
+    run, pull = AgentRun(lossy, conversations), AgentRun(fleet(is_affine=False), conversations)
+    run.together(0.2)
+    pull.together(0.2)
+    assert answers(run) == answers(pull)
+    if share == 1.0:
+        assert [job.first_s for job in run.jobs] == [job.first_s for job in pull.jobs]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000))
+def test_no_worker_with_room_lets_work_wait_that_is_older_than_its_prefix_saves(seed: int) -> None:
+    busy = fleet(2, num_blocks=520, max_num_seqs=2)
+    run = AgentRun(busy, LOAD.conversations(seed, 12))
+
+    def check() -> None:
+        has_room = any(worker.capacity.interactive(0) > 0 for worker in busy.workers)
+        for job in run.jobs:
+            longest_s = len(job.request.token_ids or ()) / PREFILL_RATE * 1.3 + ANSWER_S
+            assert job.workers or not has_room or busy.now - job.sent_at <= longest_s
+
+    watch(busy, check)
+    run.together(0.05)
+    assert sum(worker.waiting.num_granted for worker in busy.workers) > 0
+
+
+class LyingFleet(VirtualFleet):
+    """A fleet that hears of a worker that says to hold whatever was asked for, and replies to offers as it is told."""
+
+    reply: Reply | None = None
+
+    def lie(self, links: Sequence[bytes]) -> None:
+        for worker in self.workers:
+            worker.others.note(
+                PeerBeat(worker="liar", prefill_rate=1e3, prefixes=PrefixNews(b"".join(links[-1000:]))), self.now
+            )
+
+    def send(self, receiver: str, message: PeerMessage) -> None:
+        if receiver != "liar":
+            super().send(receiver, message)
+        elif isinstance(message, Offer) and self.reply is not None:
+            super().send(message.worker, Answer("liar", message.number, self.reply))
+
+
+@pytest.mark.parametrize("reply", [None, "claim", "later", "decline", "taken"])
+def test_worker_that_announces_falsely_delays_others_no_longer_than_the_prefix_would_save(reply: Reply | None) -> None:
+    conversations = LOAD.conversations(2, 6)
+    served = LyingFleet(2, config(), is_affine=True, step_ms=STEP_MS, growth=GROWTH)
+    served.reply = reply
+    run = AgentRun(served, conversations)
+
+    def lie() -> None:
+        chains = [prefix_chain(job.request, cache_salt(job.request)) for job in run.jobs]
+        served.lie([link for chain in chains if chain is not None for link in chain.links])
+
+    watch(served, lie)
+    run.together(0.2)
+    for job in run.jobs:
+        # Its turn, one before it, and the wait.
+        longest_s = len(job.request.token_ids or ()) / PREFILL_RATE
+        assert job.is_done
+        assert job.first_s is not None
+        assert job.first_s <= min(longest_s, MAX_WAIT_S) * 4 + ANSWER_S + 0.3
+
+
+def test_requests_of_a_worker_that_dies_or_drains_are_served_by_others() -> None:
+    served = fleet(4)
+    run = AgentRun(served, LOAD.conversations(4, 12))
+    served.call_later(2.0, served.workers[0].die)
+    served.call_later(3.0, served.workers[1].drain)
+    run.together(0.2)
+    assert all(is_done for _, is_done in answers(run))
+    assert run.hit_rate() > 0.5
+
+
+def test_tenants_do_not_wait_for_one_anothers_prefixes() -> None:
+    served = fleet()
+    conversations = LOAD.conversations(6, 1)
+    AgentRun(served, conversations, tenant="a").together(0.0)
+    other = AgentRun(served, conversations, tenant="b")
+    other.one_by_one(left_out=len(conversations[0].turns) - 1)
+    assert other.hit_rate() == 0.0
+    assert other.jobs[0].workers
+    assert other.ttft_ms(50) < 1e3 * len(other.jobs[0].request.token_ids or ()) / PREFILL_RATE + 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [
+        ({}, True),
+        ({"deadline": 10.0}, True),
+        # Without the prefix, computing the prompt takes all the time there is.
+        ({"deadline": 0.1}, False),
+        ({"emitted": (1, 2)}, False),
+        ({"epoch": 1}, False),
+        ({"probation": 1}, False),
+        ({"tenant": "other"}, False),
+    ],
+)
+def test_request_waits_only_if_it_is_new_and_its_deadline_allows(changes: dict[str, Any], waits: bool) -> None:
+    served = fleet(2)
+    run = AgentRun(served, LOAD.conversations(7, 1))
+    run.together(0.0)
+    served.run(lambda: False, until=served.now + 2.0)
+    last = run.jobs[-1]
+    (holder,) = set(last.workers)
+    (puller,) = (worker for worker in served.workers if worker.name != holder)
+    fields: dict[str, Any] = {"token_ids": last.request.token_ids, "tenant": "t", **changes}
+    if "deadline" in fields:
+        fields["deadline"] += served.now
+    request = Request(id="again", model="m", **fields)
+    message = QueuedMessage("", b"", "", 1, 1, 0, stored_at=served.now)
+    assert puller.waiting.take(message, request, prefix_chain(request, cache_salt(request))) is waits
