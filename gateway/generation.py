@@ -24,12 +24,12 @@ MAX_BYTES_AT_ONCE = 8 << 20
 _BYTES_PER_TOKEN_ID = 4
 
 
-class ImageSource(Struct, frozen=True):
+class ImageSource(Struct):
     """An image that a conversation shows, as its client sent it. One of `data`, `url` and `file_id` is set.
 
     Attributes:
         where: Its place in the body, such as `messages.[0].content.[1]`.
-        data: Its bytes, whose header was read.
+        data: Its bytes, whose header was read; let go of once they are stored, since an answer may take minutes.
         url: Where to fetch it from.
         file_id: Which of the tenant's files it is.
         num_pixels: Of the decoded image, once that is known.

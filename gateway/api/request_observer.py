@@ -120,6 +120,8 @@ class RequestObserver:
         }
         if generation is not None:
             fields |= {"model": generation.model, "n": generation.num_sequences, "stream": generation.stream}
+            if num_images := sum(len(prompt.images) for prompt in generation.prompts):
+                fields["images"] = num_images
             if self._logs_prompts:
                 fields["prompt"] = _excerpt(generation.prompts[0])
         if usage is not None:

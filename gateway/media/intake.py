@@ -69,10 +69,12 @@ class ImageIntake:
             ApiError: 400; an image is not there or not allowed. 429 or 503; it cannot be stored.
         """
         ttl_s = BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
-        prompts = [
-            msgspec.structs.replace(prompt, images=(), media=await self.references(prompt.images, tenant, ttl_s))
-            for prompt in generation.prompts
-        ]
+        prompts = []
+        for prompt in generation.prompts:
+            media = await self.references(prompt.images, tenant, ttl_s)
+            for image in prompt.images:
+                image.data = None
+            prompts.append(msgspec.structs.replace(prompt, images=(), media=media))
         return msgspec.structs.replace(generation, prompts=tuple(prompts))
 
     async def references(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,6 +46,8 @@ from shared.prefixes import MAX_WAIT_S
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
 from shared.task_supervisor import TaskSupervisor
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Worker:
         self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
-        max_len, processor = sizes.max_model_len, setup.media if can_decode() else None
+        max_len, processor = sizes.max_model_len, _processor(setup)
         self._images = _images(nats, processor, max_len, image_memory_bytes)
         names = (nats, identity.model, max_len, tokenizer)
         self._service = TokenizerService(*names, self._encoder, self._clock, processor)
@@ -242,6 +245,13 @@ class Worker:
         await self._constraints.close()
         if self._images is not None:
             await self._images.close()
+
+
+def _processor(setup: EngineSetup) -> MediaProcessor | None:
+    if setup.media is not None and not can_decode():
+        _log.warning("Pillow is not installed, so no images are read: pip install 'headrace[worker]'")
+        return None
+    return setup.media
 
 
 def _images(

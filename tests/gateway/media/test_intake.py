@@ -75,6 +75,13 @@ async def test_images_are_stored_for_their_tenant_and_named_by_digest(parts: Par
     assert parts.stored == [("t", PNG, INTERACTIVE_TTL_S), ("t", jpeg, INTERACTIVE_TTL_S)]
 
 
+async def test_bytes_that_are_stored_are_let_go_of(parts: Parts) -> None:
+    """Whoever takes note of the request keeps it for as long as its answer takes."""
+    asked = generation(source())
+    await intake(parts).stored(asked, "t")
+    assert [image.data for image in asked.prompts[0].images] == [None]
+
+
 async def test_images_of_jobs_are_kept_for_longer(parts: Parts) -> None:
     await intake(parts).stored(generation(source(), lane="batch"), "t")
     assert parts.stored == [("t", PNG, BATCH_TTL_S)]
