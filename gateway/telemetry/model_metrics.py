@@ -15,15 +15,16 @@ from prometheus_client.core import Metric
 from gateway.telemetry.row import (
     GAP_BOUNDS_S,
     LATENCY_BOUNDS_S,
-    MAX_NAMES,
-    OTHERS,
     TOKENS_BOUNDS,
-    BoundedNames,
     MetricRow,
     add,
 )
 from shared.histogram import Histogram
 from shared.messages import Timing, Usage
+
+# Names of models and tenants that one process tells apart; more share one label, so that a scrape stays small.
+MAX_NAMES = 64
+OTHERS = "other"
 
 _MODEL = ("process", "model_name")
 _TENANT = ("process", "model", "tenant")
@@ -73,6 +74,23 @@ TENANT_ROWS: Mapping[str, MetricRow] = MappingProxyType(
         ),
     }
 )
+
+
+class BoundedNames:
+    """Names that become label values: the first ones that come; all others are one."""
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        """Return the label value for a name."""
+        if name in self._known:
+            return name
+        if len(self._known) >= self._limit:
+            return OTHERS
+        self._known.add(name)
+        return name
 
 
 class ModelMetrics:

@@ -14,10 +14,6 @@ from shared.histogram import Histogram
 Kind = Literal["counter", "gauge", "histogram"]
 Value = float | Histogram | Counter[str]
 
-# Names of models and tenants that one process tells apart; more share one label, so that a scrape stays small.
-MAX_NAMES = 64
-OTHERS = "other"
-
 LATENCY_BOUNDS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
@@ -68,20 +64,3 @@ def add(family: Metric, labels: Sequence[str], value: Value) -> None:
             family.add_metric([*labels, key], count)
     else:
         family.add_metric(labels, value)
-
-
-class BoundedNames:
-    """Names that become label values: the first ones that come; all others are one."""
-
-    def __init__(self, limit: int = MAX_NAMES) -> None:
-        self._limit = limit
-        self._known: set[str] = set()
-
-    def label(self, name: str) -> str:
-        """Return the label value for a name."""
-        if name in self._known:
-            return name
-        if len(self._known) >= self._limit:
-            return OTHERS
-        self._known.add(name)
-        return name

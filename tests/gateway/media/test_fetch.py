@@ -136,11 +136,11 @@ async def test_host_without_a_valid_certificate_is_refused(host: Host) -> None:
 async def test_slow_host_is_given_up_and_a_tenant_fetches_a_few_at_once(host: Host) -> None:
     host.may_answer.clear()
     with pytest.raises(ApiError, match=r"could not be fetched within 0.05 s"):
-        await host.fetcher(timeout_s=0.05).fetch("t", host.url("/x"), WHERE)
+        await host.fetcher(timeout_s=0.05).fetch("t", host.url("/slow"), WHERE)
     fetcher = host.fetcher()
     host.answers["/x"] = answer(b"image")
     waiting = [asyncio.create_task(fetcher.fetch("t", host.url("/x"), WHERE)) for _ in range(MAX_AT_ONCE_OF_ONE)]
-    await until(lambda: len(host.heads) > MAX_AT_ONCE_OF_ONE)
+    await until(lambda: sum("/x " in head for head in host.heads) == MAX_AT_ONCE_OF_ONE)
     with pytest.raises(ApiError, match="8 images of this tenant are being fetched") as e:
         await fetcher.fetch("t", host.url("/x"), WHERE)
     assert e.value.status == 429

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.telemetry.model_metrics import OLD_GAP_ROW, ROWS, ModelMetrics, RequestMetrics
-from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, MAX_NAMES, OTHERS, TOKENS_BOUNDS
+from gateway.telemetry.model_metrics import (
+    MAX_NAMES,
+    OLD_GAP_ROW,
+    OTHERS,
+    ROWS,
+    BoundedNames,
+    ModelMetrics,
+    RequestMetrics,
+)
+from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, TOKENS_BOUNDS
 from shared.messages import Timing, Usage
 
 
@@ -135,3 +143,8 @@ def test_model_beyond_the_limit_shares_its_measures_with_all_others() -> None:
         metrics.model(f"m{number}")
     assert metrics.model("late") is metrics.model("later") is metrics.model(OTHERS)
     assert metrics.model("m") is first
+
+
+def test_first_names_are_themselves_and_later_ones_are_one() -> None:
+    names = BoundedNames(2)
+    assert [names.label(name) for name in ("a", "b", "c", "a", "d", "b")] == ["a", "b", OTHERS, "a", OTHERS, "b"]

@@ -1,4 +1,4 @@
-"""Rows of metrics as Prometheus sees them, and names that become labels."""
+"""Rows of metrics as Prometheus sees them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from prometheus_client.core import Metric
 
-from gateway.telemetry.row import OTHERS, TOKENS_BOUNDS, BoundedNames, Kind, MetricRow, Value, add
+from gateway.telemetry.row import TOKENS_BOUNDS, Kind, MetricRow, Value, add
 from shared.histogram import Histogram
 
 
@@ -64,11 +64,6 @@ def test_histogram_has_its_buckets_and_its_sum() -> None:
         ("headrace_x_sum", None, 11.0),
     ]
     assert all(s.labels["model"] == "m" for s in metric.samples)
-
-
-def test_first_names_are_themselves_and_later_ones_are_one() -> None:
-    names = BoundedNames(2)
-    assert [names.label(name) for name in ("a", "b", "c", "a", "d", "b")] == ["a", "b", OTHERS, "a", OTHERS, "b"]
 
 
 def test_bounds_of_tokens_grow_by_two_or_more() -> None:
