@@ -25,7 +25,7 @@ from shared.grammar.checker_process import Verdict, check_for_bytes, checked
 from shared.limited_link import LimitedProcessError
 from tests.gateway.wire_worker import until
 
-PATIENT = 30.0
+PATIENT = 80.0
 """Seconds that a test waits for a verdict on a machine that does much else."""
 
 

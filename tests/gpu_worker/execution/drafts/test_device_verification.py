@@ -120,7 +120,7 @@ def test_right_drafts_save_steps_and_are_verified_in_graphs(model: CausalLM, pla
     runner = make_verifier(model, proposer, is_graphed=is_graphed)
     launches: list[int] = []
     launch = runner._launch
-    runner._launch = lambda step, upload: (launches.append(1), launch(step, upload))[1]  # type: ignore[method-assign]
+    runner._launch = lambda *args: (launches.append(1), launch(*args))[1]  # type: ignore[method-assign]
     outcome = run(runner, sequences(), policy=FixedDepth(5), token_budget=400)
     assert outcome.tokens == plain.tokens
     assert outcome.num_steps == 1 + 4
