@@ -35,6 +35,12 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def sleep_in_parts() -> None:
+    """Sleep for a minute. A signal that comes just before a sleep does not end it."""
+    for _ in range(600):
+        time.sleep(0.1)
+
+
 def test_interrupt_in_a_callback_comes_again() -> None:
     def interrupted(_: weakref.ref[Thing]) -> None:
         raise KeyboardInterrupt
@@ -44,9 +50,7 @@ def test_interrupt_in_a_callback_comes_again() -> None:
     with interrupts_kept():
         things.clear()
         with pytest.raises(KeyboardInterrupt):
-            # A signal that comes just before a sleep does not end it.
-            for _ in range(600):
-                time.sleep(0.1)
+            sleep_in_parts()
     assert reference() is None
 
 
