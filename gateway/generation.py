@@ -200,6 +200,8 @@ class Generation(Struct, frozen=True):
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
+        base: The model that answers with the adapter that `model` names; None where it names a model.
+        adapter: Digest of that adapter's content when the request came.
         reading: How the text is read, once the model's chat format is known; None where all of it is content.
     """
 
@@ -230,6 +232,13 @@ class Generation(Struct, frozen=True):
     left_out: tuple[str, ...] = ()
     ranking: Ranking | None = None
     is_resumable: bool = False
+    base: str | None = None
+    adapter: str | None = None
+
+    @property
+    def served_model(self) -> str:
+        """The model whose workers answer."""
+        return self.model if self.base is None else self.base
 
     @property
     def has_images(self) -> bool:

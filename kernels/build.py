@@ -39,6 +39,7 @@ SOURCES = (
     "gated_delta/cpu.cpp",
     "ssd/cpu.cpp",
     "collectives/cpu.cpp",
+    "low_rank/cpu.cpp",
 )
 HEADERS = (
     "abi.h",
@@ -61,6 +62,7 @@ HEADERS = (
     "linear/cpu/pairs.h",
     "linear/cpu/multiply.h",
     "linear/matrix.h",
+    "low_rank/product.h",
     "paged_attention/attention.h",
     "paged_attention/query_rows.h",
     "paged_attention/span.h",

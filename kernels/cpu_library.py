@@ -61,6 +61,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "causal_conv": (None, [*[_POINTER] * 6, _INT64, *[_INT32] * 5]),
         "gated_delta": (None, [*[_POINTER] * 7, *[_INT64] * 2, *[_INT32] * 6]),
         "ssd": (None, [*[_POINTER] * 8, *[_INT64] * 2, *[_INT32] * 4, *[_FLOAT] * 2, *[_INT32] * 2]),
+        "low_rank": (None, [*[_POINTER] * 4, *[_INT64] * 2, *[_INT32] * 4]),
         "exchange_sum": (_INT32, [*[_POINTER] * 4, *[_INT64] * 2, *[_INT32] * 3]),
         "exchange_gather": (_INT32, [*[_POINTER] * 5, *[_INT64] * 3, *[_INT32] * 2]),
     }
@@ -99,6 +100,7 @@ class CpuLibrary:
     causal_conv: Callable[..., None]
     gated_delta: Callable[..., None]
     ssd: Callable[..., None]
+    low_rank: Callable[..., None]
     exchange_sum: Callable[..., int]
     exchange_gather: Callable[..., int]
 

@@ -48,6 +48,11 @@ class LayerStructure(ctypes.Structure):
         ("sliding_window", _INT32),
         ("num_qkv", _INT32),
         ("num_gate_up", _INT32),
+        ("qkv_adapters", _POINTER * MAX_PARTS),
+        ("gate_up_adapters", _POINTER * 2),
+        ("output_adapters", _POINTER),
+        ("down_adapters", _POINTER),
+        ("router_adapters", _POINTER),
     )
 
 
@@ -90,6 +95,7 @@ class StackStructure(ctypes.Structure):
         ("exchange", _POINTER),
         ("first_token", _INT32),
         ("num_own_tokens", _INT32),
+        ("embedding_adapters", _POINTER),
     )
 
 
@@ -118,6 +124,7 @@ class StepStructure(ctypes.Structure):
         ("context_lens", _POINTER),
         ("tree_masks", _POINTER),
         ("hidden", _POINTER),
+        ("adapters", _POINTER),
         ("num_tokens", _INT32),
         ("num_seqs", _INT32),
         ("max_blocks", _INT32),
@@ -282,6 +289,39 @@ class StateRowsStructure(ctypes.Structure):
     )
 
 
+class LowRankHalfStructure(ctypes.Structure):
+    """`LowRankHalf` of low_rank/product.h."""
+
+    _fields_ = (("offset", _INT64), ("first", _INT32), ("count", _INT32))
+
+
+class LowRankStructure(ctypes.Structure):
+    """`LowRank` of low_rank/product.h."""
+
+    _fields_ = (
+        ("down", _POINTER),
+        ("up", _POINTER),
+        ("scales", _POINTER),
+        ("halves", _POINTER),
+        ("rank", _INT32),
+        ("num_inputs", _INT32),
+        ("dtype", _INT32),
+    )
+
+
+class AdapterRowsStructure(ctypes.Structure):
+    """`AdapterRows` of low_rank/product.h."""
+
+    _fields_ = (
+        ("rows", _POINTER),
+        ("slots", _POINTER),
+        ("places", _POINTER),
+        ("products", _POINTER),
+        ("num_rows", _INT32),
+        ("stride", _INT32),
+    )
+
+
 STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
     {
         "Matrix": MatrixStructure,
@@ -296,6 +336,9 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "StateRows": StateRowsStructure,
         "Routing": RoutingStructure,
         "Mixture": MixtureStructure,
+        "LowRankHalf": LowRankHalfStructure,
+        "LowRank": LowRankStructure,
+        "AdapterRows": AdapterRowsStructure,
     }
 )
 """By the names that `EXPORT_STRUCTURE` has for them."""

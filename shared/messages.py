@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from shared.adapter_calls import AdapterBeats, AdapterName
 from shared.bounds import (
     BlockSize,
     CacheSalt,
@@ -52,16 +53,12 @@ from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
 POOLING_OPTIONS, TEXT_PARTS = "pooling_options", "text_parts"
-BACKGROUND, LOGPROB_TOKENS = "background", "logprob_token_ids"
-IMAGES = "images"  # of workers whose model reads `Request.media`
-# What a worker of this version understands beyond the first one: it pulls the queue `resumed`; it cuts texts that it
-# embeds or scores, puts the model's words for `input_type` before them, and tells raw scores; it drains when told; it
-# reads where parts of a message's content end; it pulls the queues `background`; it reports the log probabilities of
-# the tokens that a request lists.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS)
+BACKGROUND, LOGPROB_TOKENS, ADAPTERS, IMAGES = "background", "logprob_token_ids", "adapters", "images"
+# What a worker of this version understands beyond the first one: the queue `resumed`, options of pooling, drains, ends of
+# content parts, queues `background`, listed log probabilities, adapters; and `IMAGES` where its model sees.
+FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS)
 BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
-# The same of a gateway: it opens sealed items that are bound to their model and kind; it tells the first events of a
-# background response in the pieces that its record names; it reads journals when it takes resumable streams over.
+# The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams.
 GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)
 
 Lane = Literal["interactive", "batch"]
@@ -97,6 +94,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
         is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
         is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
+        adapter: The adapter (LoRA) beside the model, by its name, or by its digest, as gateways do.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
         key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
@@ -136,6 +134,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     key: KeyId = ""
     weight: Weight = 1.0
     media: Media = ()
+    adapter: AdapterName | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -256,7 +255,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         metrics: What it counts of itself, for Prometheus.
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
-        features: What the worker understands that earlier versions do not; gateways send it nothing that needs others.
+        features, adapters: What it understands that earlier versions do not, and has; gateways send nothing else.
         prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
     """
 
@@ -295,6 +294,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     num_reconnects: Counter = 0
     features: Features = ()
     prefixes: PrefixNews | None = None
+    adapters: AdapterBeats = ()
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

@@ -25,6 +25,7 @@ hr.worker.<model>.<worker>          worker heartbeats
 hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
 hr.drain.<worker>                   an operator drains a worker
+hr.adapter.<worker>                 a gateway has a worker load or unload an adapter
 hr.gateway.<gateway>                gateway heartbeats
 hr.cancel.<model>                   cancellations
 hr.tokenizer.<model>                tokenize and detokenize, request and reply
@@ -136,6 +137,11 @@ def peer_subject(model: str, worker: str) -> str:
 def probe_subject(worker: str) -> str:
     """Subject on which one worker answers that it is there."""
     return f"hr.probe.{encode_name(worker)}"
+
+
+def adapter_subject(worker: str) -> str:
+    """Subject on which one worker is told to load or unload an adapter, and answers what came of it."""
+    return f"hr.adapter.{encode_name(worker)}"
 
 
 def drain_subject(worker: str) -> str:

@@ -23,7 +23,7 @@ from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
-from gateway.api.model_abilities import ModelReading, as_seen
+from gateway.api.model_abilities import ModelReading, as_seen, with_adapter
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
@@ -184,7 +184,8 @@ class GenerationService:
         """Admit a generation to its key's limits, let its answer flow to its end, and return its status for metrics."""
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
-        load = self._dispatcher.fleet.reported_load(generation.model)
+        generation = with_adapter(generation, self._dispatcher.fleet)
+        load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)
         lease = await self._services.limiter.admit(visit.principal, generation.num_at_once, tokens, output)

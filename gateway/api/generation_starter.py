@@ -112,7 +112,7 @@ class GenerationStarter:
         shared = self._single_flight.find(flight_key)
         expected = None
         if shared is None:
-            keep = partial(self._keep, key, generation.model)
+            keep = partial(self._keep, key, generation.served_model)
             shared = self._single_flight.lead(flight_key, generation.num_sequences, keep)
             shared.join(sinks)
             expected = await self._fill(shared, key, generation, caller)
@@ -164,7 +164,7 @@ class GenerationStarter:
         """Give a new shared generation its deltas. It may have members who joined while this one waits."""
         try:
             cached = self._cache.remembered(key)
-            if cached is None and _is_free(self._dispatcher.fleet.load(generation.model), generation):
+            if cached is None and _is_free(self._dispatcher.fleet.load(generation.served_model), generation):
                 return await self._fill_at_once(shared, key, generation, caller)
             if cached is None:
                 cached = await self._cache.get(key)
@@ -218,9 +218,10 @@ class GenerationStarter:
     ) -> tuple[Prediction, SequenceWindow]:
         """Admit a generation to the fleet, whose load is that of this moment, and publish its sequences."""
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
-        await shedder.recall(dispatcher.fleet.reported_load(generation.model), generation, caller)
-        load, share = dispatcher.fleet.load(generation.model), dispatcher.share(generation.model, caller.tenant)
-        prediction = shedder.admit(load, generation, caller, share, dispatcher.num_of(generation.model, caller.tenant))
+        model = generation.served_model
+        await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
+        load, share = dispatcher.fleet.load(model), dispatcher.share(model, caller.tenant)
+        prediction = shedder.admit(load, generation, caller, share, dispatcher.num_of(model, caller.tenant))
         expires_at = asyncio.get_running_loop().time() + timeout_s
         wire = self.requests(generation, caller) if requests is None else requests
 

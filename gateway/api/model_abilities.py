@@ -12,6 +12,7 @@ from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.schemas.parameters import without_ranking
 from gateway.errors import ApiError
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
 from shared.conversation import ChatMessage
@@ -45,6 +46,21 @@ class ModelReading:
             return with_reading(generation, load.chat_format)
         async with self._one_costly:
             return await asyncio.to_thread(with_reading, generation, load.chat_format)
+
+
+def with_adapter(generation: Generation, fleet: Fleet) -> Generation:
+    """Return a generation with the adapter that its model's name means, whose content is settled from here on.
+
+    Raises:
+        ApiError: 503 while the workers of the model do not all have the adapter, or have others of its name.
+    """
+    found = fleet.find_adapter(generation.model)
+    if found is None:
+        return generation
+    if found.digest is None:
+        message = f"Not all workers of `{found.model}` have the adapter `{generation.model}`: they are being updated."
+        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+    return msgspec.structs.replace(generation, base=found.model, adapter=found.digest)
 
 
 def with_defaults(generation: Generation, defaults: SamplingDefaults | None) -> Generation:

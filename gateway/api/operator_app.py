@@ -12,17 +12,18 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.admission.auth import Principal, bearer_token, may_be_web_page, unauthorized
+from gateway.api.adapter_orders import AdapterOrders, Asks, Workers
 from gateway.api.door import Application, Port
 from gateway.api.routes import PlainRoute, json_response
 from gateway.cache.redis_client import RedisCache
@@ -32,8 +33,8 @@ from gateway.http1.body import BodyBudget
 from gateway.metrics import GatewayMetrics
 from shared.log_limit import LogLimit
 
-# Nothing here has a body.
-MAX_BODY_BYTES = 1024
+# Names and paths of adapters.
+MAX_BODY_BYTES = 16 << 10
 
 _NO_WEB_PAGES = (
     "Without a key this port answers a Host of `localhost` or a loopback address only, and no request with an Origin, "
@@ -43,13 +44,21 @@ _NO_WEB_PAGES = (
 _logger = logging.getLogger(__name__)
 
 
+class OperatorFleet(FleetView, Workers, Protocol):
+    """What is known of the workers."""
+
+
+class OperatorQueue(QueueConnection, Asks, Protocol):
+    """The connection to NATS."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
     """Parts that the operator's routes use, one set per process; without a `key` they answer all but web pages."""
 
     key: str | None
-    fleet: FleetView
-    queue: QueueConnection
+    fleet: OperatorFleet
+    queue: OperatorQueue
     redis: RedisCache | None
     metrics: GatewayMetrics
     registry: CollectorRegistry
@@ -69,6 +78,7 @@ class OperatorRoutes:
 
     def __init__(self, services: OperatorServices) -> None:
         self._services = services
+        self._adapters = AdapterOrders(services.queue, services.fleet)
         # A client of the port must not be able to fill the log.
         self._log_limit = LogLimit(_logger)
         self._key_hash = None if services.key is None else _hash(services.key)
@@ -79,9 +89,11 @@ class OperatorRoutes:
             self._route("/health/live", self._live),
             self._route("/health/ready", self._detail),
             self._route("/metrics", self._metrics),
+            self._route("/v1/load_lora_adapter", self._load, "POST"),
+            self._route("/v1/unload_lora_adapter", self._unload, "POST"),
         ]
 
-    def _route(self, path: str, handler: Callable[[], Awaitable[Response]]) -> Route:
+    def _route(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
         async def endpoint(request: Request, principal: Principal | None) -> Response:
             try:
                 self._check_access(request)
@@ -91,10 +103,10 @@ class OperatorRoutes:
                     client, "refused at the operator's port", extra={"path": path, "client": client}
                 )
                 raise
-            return await handler()
+            return await handler(request)
 
         name = f"operator:{path}"
-        return Route(path, PlainRoute(name, endpoint, None), methods=["GET"], name=name)
+        return Route(path, PlainRoute(name, endpoint, None), methods=[method], name=name)
 
     def _check_access(self, request: Request) -> None:
         if self._key_hash is None:
@@ -107,14 +119,20 @@ class OperatorRoutes:
         if not hmac.compare_digest(_hash(bearer_token(request.headers.raw)), self._key_hash):
             raise unauthorized("Incorrect operator key provided.")
 
-    async def _live(self) -> Response:
+    async def _live(self, request: Request) -> Response:
         return json_response({"status": "live"})
 
-    async def _detail(self) -> Response:
+    async def _detail(self, request: Request) -> Response:
         content = _detail(self._services)
         return json_response(content, 200 if content["status"] == "ready" else 503)
 
-    async def _metrics(self) -> Response:
+    async def _load(self, request: Request) -> Response:
+        return PlainTextResponse(await self._adapters.load(await request.body()))
+
+    async def _unload(self, request: Request) -> Response:
+        return PlainTextResponse(await self._adapters.unload(await request.body()))
+
+    async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._services.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -39,14 +39,17 @@ from shared.tokenizer_calls import TokenizeCall, TokenizerCall, TokenizerReply
 
 
 class ModelAnswer(Struct, forbid_unknown_fields=True):
-    """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names."""
+    """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names.
+
+    `parent` is the model that an adapter is beside.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int | None
     type: Literal["model"]
     display_name: str
@@ -160,7 +163,11 @@ class RouteServices:
             ApiError: 404 for a model that is unknown, 400 where several could be meant.
         """
         if model is not None:
-            if not principal.can_use(model) or model not in self.fleet.models():
+            if not principal.can_use(model):
+                raise model_not_found(model)
+            # An adapter reads texts as its model does.
+            model = self.fleet.adapters().get(model, model)
+            if model not in self.fleet.models():
                 raise model_not_found(model)
             return model
         only = self.only_model(principal)
@@ -288,20 +295,23 @@ class Routes:
 
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        names = [model for model in self._services.fleet.models() if principal.can_use(model)]
+        fleet = self._services.fleet
+        names = [model for model in (*fleet.models(), *fleet.adapters()) if principal.can_use(model)]
         first, last = (names[0], names[-1]) if names else (None, None)
         return json_response(ModelList("list", [self._model(name) for name in names], False, first, last))
 
     async def _show_model(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         name: str = request.path_params["model"]
-        if not principal.can_use(name) or name not in self._services.fleet.models():
+        fleet = self._services.fleet
+        if not principal.can_use(name) or name not in {*fleet.models(), *fleet.adapters()}:
             raise model_not_found(name)
         return json_response(self._model(name))
 
     def _model(self, name: str) -> ModelAnswer:
         """Return a model as OpenAI tells it, and with what Anthropic's clients read."""
-        load = self._services.fleet.load(name)
+        parent = self._services.fleet.adapters().get(name)
+        load = self._services.fleet.load(parent or name)
         max_model_len = load.max_model_len if load is not None and load.num_workers else None
         return ModelAnswer(
             id=name,
@@ -309,7 +319,7 @@ class Routes:
             created=self._created,
             owned_by="headrace",
             root=name,
-            parent=None,
+            parent=parent,
             max_model_len=max_model_len,
             type="model",
             display_name=name,

@@ -136,7 +136,8 @@ def wire_requests(
     base = urlsafe_b64encode(urandom(_BASE_BYTES)).decode()
     whole = Request(
         id=base,
-        model=generation.model,
+        model=generation.served_model,
+        adapter=generation.adapter,
         tenant=tenant,
         lane=generation.lane,
         priority=generation.priority,

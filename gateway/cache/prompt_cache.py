@@ -142,7 +142,7 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     biases = sorted(sampling.logit_bias.items())
     sampling = msgspec.structs.replace(sampling, logit_bias={})
     prompts = [(p.messages, p.chat, p.text, p.token_ids, p.query, p.suffix, *p.media) for p in generation.prompts]
-    model = (generation.model, revisions)
+    model = (generation.model, generation.adapter, revisions)
     # Deltas are kept as they came, so what they hold beside the text counts too.
     has_token_ids = generation.details is not None and generation.details.needs_prompt_ids
     reading = (generation.add_special_tokens, generation.truncate_prompt_tokens, generation.cache_salt)

@@ -34,6 +34,14 @@ MAX_WORKERS = 4096
 MAX_GATEWAYS = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class FoundAdapter:
+    """What the name of an adapter means: its model, and the digest of its content."""
+
+    model: str
+    digest: str | None
+
+
 class Fleet:
     """All live workers and gateways.
 
@@ -145,6 +153,32 @@ class Fleet:
     def models(self) -> list[str]:
         """Return the models that live workers serve, sorted."""
         return sorted({heartbeat.model for heartbeat in self.liveness.live()})
+
+    def adapters(self) -> dict[str, str]:
+        """Return the models of adapters that all their takers have with equal content, by the adapters' names."""
+        found: dict[str, str] = {}
+        for model in reversed(self.models()):
+            sets = [frozenset(h.adapters) for h in self._takers(model)]
+            common = frozenset.intersection(*sets) if sets else frozenset()
+            found |= {beat.name: model for beat in common}
+        return {name: found[name] for name in sorted(found) if name not in self._known_models}
+
+    def find_adapter(self, name: str) -> FoundAdapter | None:
+        """Return the adapter that a name means, and its model; None where the name is a model's, or unknown.
+
+        The digest is None while the workers of the model differ in what the name means, or some do not have it.
+        """
+        if name in self._known_models:
+            return None
+        having = [h for h in self.liveness.live() if any(beat.name == name for beat in h.adapters)]
+        if not having:
+            return None
+        model = min(h.model for h in having)
+        meanings = [[beat.digest for beat in h.adapters if beat.name == name] for h in self._takers(model)]
+        common = set.intersection(*map(set, meanings)) if meanings else set()
+        # While a name changes, workers tell both contents, the newest last.
+        newest = [digest for digest in meanings[0] if digest in common][-1:] if common else []
+        return FoundAdapter(model, newest[0] if newest else None)
 
     def is_ready(self, model: str | None = None) -> bool:
         """Whether a live worker takes new requests of a model, or of any."""

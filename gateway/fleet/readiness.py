@@ -22,6 +22,10 @@ class FleetView(Protocol):
         """Return the models that live workers serve."""
         ...
 
+    def adapters(self) -> dict[str, str]:
+        """Return the models of adapters, by the adapters' names."""
+        ...
+
     def is_ready(self, model: str | None = None) -> bool:
         """Whether a live worker takes new requests of a model, or of any."""
         ...

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_worker.adapters.loaded import LoadedAdapters
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.held_request import HeldRequests
@@ -16,6 +17,7 @@ from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
+from shared.adapter_calls import AdapterBeat
 from shared.messages import FEATURES, Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
@@ -56,6 +58,7 @@ class HeartbeatSource:
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     features: tuple[str, ...] = FEATURES
+    adapters: LoadedAdapters = field(default_factory=LoadedAdapters)
     is_draining: bool = False
     is_withdrawn: bool = False
     num_reconnects: int = 0
@@ -117,6 +120,7 @@ class HeartbeatSource:
             num_reconnects=self.num_reconnects,
             features=self.features,
             prefixes=self.affinity.news(),
+            adapters=tuple(AdapterBeat(each.name, each.digest) for each in self.adapters.all),
         )
 
 

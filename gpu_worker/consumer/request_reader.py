@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
+from gpu_worker.adapters.loaded import LoadedAdapters, is_digest
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_images import check_images
@@ -39,6 +40,7 @@ class RequestReader:
         tokenizer: ModelTokenizer,
         pooled: PooledAnswers,
         clock: ServerClock | None = None,
+        adapters: LoadedAdapters | None = None,
         *,
         sees: bool = False,
     ) -> None:
@@ -50,6 +52,7 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._pooled = pooled
         self._clock = clock or ServerClock()
+        self._adapters = adapters or LoadedAdapters()
 
     def prompt(self, request: Request) -> Prompt:
         """Check a request and return its prompt; a list holds token ids.
@@ -62,6 +65,7 @@ class RequestReader:
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_images(request)
+        self._adapters.find(request.adapter)
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
@@ -142,7 +146,7 @@ class RequestReader:
         self._check_ids(prompt_ids, "prompt" if request.messages is None else "messages")
         now = time.monotonic()
         sampling = request.sampling if request.pooling is None else _NOTHING
-        max_tokens = sampling.max_tokens
+        max_tokens, adapter = sampling.max_tokens, self._adapters.find(request.adapter)
         return Sequence(
             id=sequence_id,
             token_ids=[*prompt_ids, *request.emitted],
@@ -157,7 +161,8 @@ class RequestReader:
             tenant=request.tenant,
             key=request.key,
             weight=request.weight,
-            salt=cache_salt(request),
+            salt=cache_salt(request, None if adapter is None else adapter.digest),
+            adapter=None if adapter is None else adapter.slot,
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),
             bad_words=self._bad_words(request),
@@ -213,6 +218,13 @@ class RequestReader:
             )
 
 
-def cache_salt(request: Request) -> bytes:
-    """Return what the request's blocks in the prefix cache are shared by: its tenant, and its own salt."""
-    return f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()
+def cache_salt(request: Request, adapter: str | None = None) -> bytes:
+    """Return what the request's blocks in the prefix cache are shared by: adapter, tenant, and its own salt.
+
+    Args:
+        request: Its adapter counts where gateways have named it by its digest.
+        adapter: The digest that the name of an adapter means; a salt without one begins with a digit.
+    """
+    digest = adapter or request.adapter or ""
+    root = b"\0" + bytes.fromhex(digest) if is_digest(digest) else b""
+    return root + f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()

@@ -65,6 +65,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
         num_windows: Groups of layers that keep the last tokens.
         state_slot: Where its state is, of a model with recurrent layers.
         media: Images in its prompt, in order.
+        adapter: The slot of its adapter; None without.
     """
 
     row: int
@@ -79,6 +80,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     num_windows: int = 0
     state_slot: int | None = None
     media: tuple[MediaSpan, ...] = ()
+    adapter: int | None = None
 
 
 class Written(Struct, frozen=True, gc=False, array_like=True):

@@ -159,6 +159,7 @@ class PlanWriter:
                 len(sequence.window_tables),
                 None if sequence.state_slot is None else sequence.state_slot.slot,
                 sequence.media,
+                sequence.adapter,
             )
         )
         return row

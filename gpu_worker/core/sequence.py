@@ -45,7 +45,8 @@ class Sequence:
         tenant: Who shares slots and blocks with others, in the interactive lane, and tokens in both.
         key: Who shares its tenant's tokens with other keys.
         weight: Tokens count by this much less for its tenant and key.
-        salt: Tenant salt of the prefix cache.
+        salt: What roots the digests of its blocks: tenant, salt of the request, and content of the adapter.
+        adapter: The slot of its adapter, which is its own until the sequence has left the engine; None without.
         trace: Names the request in log lines.
         eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
@@ -104,6 +105,7 @@ class Sequence:
     key: str = ""
     weight: float = 1.0
     salt: bytes = b""
+    adapter: int | None = None
     trace: str = ""
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0

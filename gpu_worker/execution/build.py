@@ -131,6 +131,7 @@ def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
             progress=progress,
             linears=LinearFactory(free_host_bytes),
             ranks=ranks,
+            num_adapters=plan.config.max_loras,
         )
         if plan.device.type == "cuda":
             torch.cuda.synchronize(plan.device)

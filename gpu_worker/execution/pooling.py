@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import Share
@@ -12,6 +13,7 @@ from gpu_worker.core.pooling import PoolingPlan, Readout
 from gpu_worker.execution.batch.transfers import Int32s
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
+from kernels.low_rank import AdapterRows
 
 # Of the numbers around it, float64 has the multiples of 2^-34.
 _GRID = 1.5 * 2**18
@@ -65,7 +67,11 @@ class PooledRows:
 
 
 def pool(
-    model: CausalLM, vocabulary: Vocabulary, hidden: torch.Tensor, chunks: Values[PooledChunk]
+    model: CausalLM,
+    vocabulary: Vocabulary,
+    hidden: torch.Tensor,
+    chunks: Values[PooledChunk],
+    adapters: AdapterRows | None = None,
 ) -> list[PooledRows]:
     """Compute what chunks contribute, without waiting for the device.
 
@@ -81,7 +87,9 @@ def pool(
     pooled = []
     for readout, group in groups.items():
         rows = torch.cat([_pooled_row(hidden, chunk) for chunk in group])
-        pooled.append(PooledRows([chunk.place for chunk in group], _read(model, vocabulary, rows, readout).double()))
+        own = None if adapters is None else adapters.of(np.array([chunk.first_row for chunk in group]))
+        values = _read(model, vocabulary, rows, readout, own).double()
+        pooled.append(PooledRows([chunk.place for chunk in group], values))
     return pooled
 
 
@@ -106,10 +114,12 @@ def _on_grid(rows: torch.Tensor) -> torch.Tensor:
     return rows.double().add_(_GRID).sub_(_GRID)
 
 
-def _read(model: CausalLM, vocabulary: Vocabulary, rows: torch.Tensor, readout: Readout) -> torch.Tensor:
+def _read(
+    model: CausalLM, vocabulary: Vocabulary, rows: torch.Tensor, readout: Readout, adapters: AdapterRows | None
+) -> torch.Tensor:
     if readout == "hidden":
         return rows
     rows = rows.float()
     if readout == "classes":
         return model.classify(rows)
-    return vocabulary.columns(model.logits(rows), readout)
+    return vocabulary.columns(model.logits(rows, adapters), readout)

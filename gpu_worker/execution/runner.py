@@ -57,9 +57,11 @@ from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
+from kernels.low_rank import AdapterRows
 
 logger = logging.getLogger(__name__)
 
+StepInputs = tuple[MediaInputs | None, AdapterRows | None]
 ShareDrafts = Callable[[StepPlan, list[Draft] | None], list[Draft] | None]
 
 
@@ -288,7 +290,7 @@ class TorchModelRunner:
             self._encoder.encode(plan)
             media = self._encoder.inputs(plan, step.sequences, step.layout)
         shape = None
-        if graphs is not None and media is None:
+        if graphs is not None and media is None and step.adapters is None:
             shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
@@ -332,7 +334,9 @@ class TorchModelRunner:
         layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
         if self._states is not None:
             copy_states(self._states, sequences, plan.states, upload)
-        return AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts, sequences)
+        step = AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts, sequences)
+        step.adapters = self._rows.adapted(layout.token_rows, self._model.adapters)
+        return step
 
     def _depart(self, departed: list[BatchSequence]) -> None:
         """Forget what is kept for sequences that have left the batch."""
@@ -344,7 +348,8 @@ class TorchModelRunner:
     def _launch(self, step: AssembledStep, staged: StagedStep, media: MediaInputs | None) -> ComputedRows:
         """Launch one kernel after the other, up to the hidden vectors."""
         longest, knows_tokens = step.layout.max_context_len, not self.is_asynchronous
-        return ComputedRows(self._forward(staged.tensors, longest, media, knows_tokens=knows_tokens), None)
+        inputs = (media, step.adapters)
+        return ComputedRows(self._forward(staged.tensors, longest, inputs, knows_tokens=knows_tokens), None)
 
     def _replay(self, step: AssembledStep, shape: GraphShape | None) -> ComputedRows:
         """Launch the graph of a shape, which may go on to the logits."""
@@ -377,7 +382,7 @@ class TorchModelRunner:
         return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
 
     def _forward(
-        self, step: DeviceStep, max_context_len: int, media: MediaInputs | None = None, *, knows_tokens: bool
+        self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None), *, knows_tokens: bool
     ) -> torch.Tensor:
         """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
         token_ids = step.token_ids
@@ -385,7 +390,7 @@ class TorchModelRunner:
             sampled_last = self._head.last_tokens.index_select(0, step.token_rows)
             # A row without a valid last token has failed, which the host does not know yet: any token will do.
             token_ids = torch.where(token_ids < 0, sampled_last, token_ids).clamp_(min=0)
-        context = step_context(step, self._rows, self._cache, self._states, max_context_len, media)
+        context = step_context(step, self._rows, self._cache, self._states, max_context_len, *inputs)
         return self._model.forward(token_ids, step.positions, context)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:

@@ -84,7 +84,7 @@ class StepHead:
         """Compute what the step gives from what was launched; the upload was sent. Logits are overwritten."""
         hidden, vocabulary = computed.hidden, self._sampler.vocabulary
         scores = [
-            (chunk, score_chunk(self._model, vocabulary, hidden, chunk, targets.tensor))
+            (chunk, score_chunk(self._model, vocabulary, hidden, chunk, targets.tensor, step.adapters))
             for chunk, targets in staged.chunks
         ]
         drawn = []
@@ -92,9 +92,12 @@ class StepHead:
             logits = computed.logits
             if logits is None:
                 rows = hidden if tile.tokens is None else hidden.index_select(0, tile.tokens.tensor)
-                logits = self._model.logits(rows)
+                adapters = step.adapters
+                if adapters is not None and tile.tokens is not None:
+                    adapters = adapters.of(tile.tokens.array)
+                logits = self._model.logits(rows, adapters)
             drawn.append(self._draw(step, logits, tile.sampling))
-        pooled = pool(self._model, vocabulary, hidden, staged.pooled)
+        pooled = pool(self._model, vocabulary, hidden, staged.pooled, step.adapters)
         return StepOutputs(step.samples, drawn, scores, step.sampling_drafts, pooled)
 
     def _stage_tile(self, sampled: SampledRows, step: AssembledStep, upload: Upload) -> _Tile:

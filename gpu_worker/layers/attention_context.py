@@ -10,6 +10,7 @@ from msgspec import Struct
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.media_inputs import MediaInputs
 from kernels.layer_cache import LayerCache
+from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows
 
 
@@ -48,6 +49,7 @@ class AttentionContext(Struct, frozen=True):
         states: Of the layers, in order; empty of a model without recurrent layers.
         state_rows: The sequences, as kernels with a state take them; likewise None.
         media: Images of the step; None in a step without.
+        adapters: Which tokens have an adapter; None where none has.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -65,6 +67,12 @@ class AttentionContext(Struct, frozen=True):
     state_rows: StateRows | None = None
     media: MediaInputs | None = None
     observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
+    adapters: AdapterRows | None = None
+
+    @property
+    def may_round(self) -> bool:
+        """Whether the inputs of linear layers may be rounded where they are made: nothing else reads them."""
+        return self.observer is None and self.adapters is None
 
     def blocks_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slot mapping and the block tables that a layer goes by."""

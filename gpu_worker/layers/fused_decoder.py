@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
 
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer import LayerWeights
@@ -15,6 +17,7 @@ from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
 from kernels.collectives import Exchange
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
+from kernels.low_rank.cpu import CpuAdapterTable
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -45,17 +48,23 @@ class FusedDecoder:
         tapped_layers: Sequence[int] = (),
         exchange: Exchange | None = None,
         vocab_size: int | None = None,
+        adapters: AdapterTargets | None = None,
     ) -> None:
         """Make the stack, which computes in `dtype`. Shapes are those of `CpuDecoderStack`.
 
-        Where the model is divided, so are `shape`, `embedding` and `layers`; `StackInputs` has the last two arguments.
+        Where the model is divided, so are `shape`, `embedding` and `layers`; `StackInputs` has
+        `exchange` and `vocab_size`. `adapters` lets adapters be beside the matrices.
         """
-        packed = [LayerPacking(library, dtype).pack(weights) for weights in layers]
+        packed = [LayerPacking(library, dtype, adapters).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
         self._embedding, self._cos_sin = embedding, cos_sin
         self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
         inputs = StackInputs(embedding, dtype, exchange=exchange, vocab_size=vocab_size)
+        if adapters is not None:
+            table = CpuAdapterTable(library, adapters.num_slots, dtype, is_lookup=True)
+            adapters.add_embedding(vocab_size or len(embedding), shape.hidden_size, 1.0, table)
+            inputs = dataclasses.replace(inputs, adapters=table.address)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
@@ -104,4 +113,5 @@ def stack_step(
         context.context_lens,
         context.tree_masks,
         hidden,
+        context.adapters,
     )

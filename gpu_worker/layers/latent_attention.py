@@ -215,7 +215,7 @@ class LatentAttention:
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
         """Return how its input may be rounded."""
-        return self._rounding if context.observer is None else None
+        return self._rounding if context.may_round else None
 
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Write the latent vectors of `x` into the cache, and attend from `x` to the cache.

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.gated_mlp import GatedShape, GatedWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
-from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.linear import Projection, adapter_tables
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
 from gpu_worker.layers.norms import NormWeights
 from kernels.activation.experts import GatedActivation
 from kernels.cpu_library import CpuLibrary
-from kernels.decoder_stack import StackLayer
+from kernels.decoder_stack import LayerAdapters, StackLayer
 from kernels.linear.forms import SplitWeight
 from kernels.linear.panels import PanelMatrix, pack_panels
+from kernels.low_rank.cpu import CpuAdapterTable
 from kernels.moe.cpu import MAX_EXPERTS, CpuMixture, can_route_by, make_cpu_mixture
 
 # Fields whose every value the kernels compute, or that are settled when weights are read. Any other field, such as one
@@ -65,6 +68,7 @@ class LayerPacking:
 
     library: CpuLibrary
     dtype: torch.dtype
+    adapters: AdapterTargets | None = None
 
     def pack(self, weights: LayerWeights) -> StackLayer:
         """Pack the matrices of a layer that `can_pack` lets pass, and make the others float32."""
@@ -72,7 +76,11 @@ class LayerPacking:
         assert isinstance(mixer, AttentionWeights)
         before_feed_forward = _plain(weights.norms.before_feed_forward)
         assert before_feed_forward is not None
-        head_norm = mixer.head_norm
+        head_norm, adapters = mixer.head_norm, LayerAdapters(self._tables(mixer.qkv))
+        if adapters.qkv:
+            adapters = replace(
+                adapters, output=self._tables(mixer.output)[0], **self._feed_forward_tables(feed_forward)
+            )
         return StackLayer(
             attention_norm=_plain(weights.norms.before_mixer),
             qkv=self._parts(mixer.qkv),
@@ -84,7 +92,21 @@ class LayerPacking:
             query_norm=None if head_norm is None else head_norm.query.float(),
             key_norm=None if head_norm is None else head_norm.key.float(),
             sliding_window=mixer.shape.sliding_window,
+            adapters=adapters,
         )
+
+    def _feed_forward_tables(self, weights: object) -> dict[str, Any]:
+        if isinstance(weights, GatedWeights):
+            return {"gate_up": self._tables(weights.gate_up, is_gated=True), "down": self._tables(weights.down)[0]}
+        return {"router": self._tables(weights.router)[0]} if isinstance(weights, MixtureWeights) else {}
+
+    def _tables(self, projection: Projection, *, is_gated: bool = False) -> list[int]:
+        """Return the addresses of the tables of adapters beside the parts that a matrix is packed in."""
+        form = projection.weight
+        is_split = isinstance(form, SplitWeight)
+        rows = tuple(part.shape[0] for part in form.parts) if isinstance(form, SplitWeight) else ()
+        tables = adapter_tables(self.adapters, projection, rows, is_gated=is_gated and not is_split)
+        return [table.address for table in tables if isinstance(table, CpuAdapterTable)]
 
     def _mixture(self, weights: MixtureWeights) -> CpuMixture:
         assert isinstance(weights.activation, GatedActivation)

@@ -223,7 +223,7 @@ class LayerSource:
             scales=shape.scales,
             is_transposed=shape.is_transposed,
         )
-        return replace(taken, shape=shape)
+        return replace(taken, shape=shape, layer=prefix)
 
     def norm(self, name: str, size: int | None = None) -> NormWeights:
         """Take a normalisation of the model's kind, of vectors of `size`, by default those of the stream."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.layers.adapters import EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.embedding import Embedding, NormedEmbedding
 from gpu_worker.layers.expert_loads import ExpertLoads
@@ -96,7 +97,15 @@ def _layer(index: int, weights: LayerWeights, parts: LayerParts) -> DecoderLayer
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
 
-    __slots__ = ("_embedding", "_layer_inputs", "_layers", "_norm", "_positions", "_tapped_layers")
+    __slots__ = (
+        "_embedding",
+        "_embedding_adapters",
+        "_layer_inputs",
+        "_layers",
+        "_norm",
+        "_positions",
+        "_tapped_layers",
+    )
 
     def __init__(
         self,
@@ -107,8 +116,10 @@ class LayeredDecoder:
         tapped_layers: Sequence[int] = (),
         layer_inputs: LayerInputs | None = None,
         positions: Embedding | None = None,
+        embedding_adapters: EmbeddingAdapters | None = None,
     ) -> None:
         """Make the layers by `parts`; the streams before those that are tapped are returned too."""
+        self._embedding_adapters = embedding_adapters
         self._embedding = embedding
         self._layers = [_layer(index, weights, parts) for index, weights in enumerate(layers)]
         self._norm = None if final_norm is None else make_norm(final_norm)
@@ -119,6 +130,8 @@ class LayeredDecoder:
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
         x, residual = self._embedding(token_ids), None
+        if context.adapters is not None and self._embedding_adapters is not None:
+            self._embedding_adapters.add(token_ids, x, context.adapters)
         if self._positions is not None:
             x.add_(self._positions(positions))
         media = context.media

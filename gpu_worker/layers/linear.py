@@ -12,6 +12,7 @@ from enum import Enum
 
 import torch
 
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
@@ -21,6 +22,7 @@ from kernels.linear import Linear as Product
 from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
+from kernels.low_rank import AdapterTable
 from kernels.moe import Experts, ExpertWeights, make_experts
 
 
@@ -78,18 +80,36 @@ class Projection:
         shape: What a block declares of it; None where no block does.
         inputs: `[in_features]` int64, which input features of all ranks it multiplies, of a layer that is divided by
             rows; None is this rank's own.
+        layer: The layer whose block declares it, `model.layers.3`.
     """
 
     weight: WeightForm
     bias: torch.Tensor | None = None
     shape: LinearShape | None = None
     inputs: torch.Tensor | None = None
+    layer: str = ""
+
+
+def adapter_tables(
+    targets: AdapterTargets | None, projection: Projection, parts: tuple[int, ...] = (), *, is_gated: bool = False
+) -> tuple[AdapterTable, ...]:
+    """Let adapters be beside a matrix of a block; return a table for each of its parts, or one, or none at all."""
+    shape = projection.shape
+    if targets is None or shape is None or not projection.layer:
+        return ()
+    factors = None
+    if any(scale != 1 for _, scale in shape.scales):
+        widths, scales = zip(*shape.scales, strict=True)
+        factors = torch.tensor(scales).repeat_interleave(torch.tensor(widths))
+    modules = tuple(f"{projection.layer}.{module}" for module in shape.modules)
+    order, columns = shape.order, shape.columns
+    return targets.add(modules, shape.rows, columns, order=order, scales=factors, parts=parts, is_gated=is_gated)
 
 
 class Linear:
-    """A linear layer of a block: `x @ weight.T + bias`."""
+    """A linear layer of a block: `x @ weight.T + bias`, and what the adapters of rows add."""
 
-    __slots__ = ("_inputs", "_product", "_ranks", "input_rounding", "shape")
+    __slots__ = ("_adapters", "_inputs", "_product", "_ranks", "input_rounding", "shape")
 
     def __init__(
         self,
@@ -97,6 +117,7 @@ class Linear:
         shape: LinearShape | None = None,
         ranks: Ranks = ALONE,
         inputs: torch.Tensor | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         """Multiply by `product`.
 
@@ -105,7 +126,9 @@ class Linear:
             shape: What the block declares.
             ranks: Among which the layer is divided.
             inputs: As `Projection` has it.
+            adapters: Beside the matrix; None where there can be none.
         """
+        self._adapters = adapters
         self._product = product
         self.shape = shape
         is_summed = ranks.size > 1 and shape is not None and shape.partition is Partition.ROW
@@ -116,7 +139,7 @@ class Linear:
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
         """Return how whoever computes the inputs may round them; None where they are wanted as they are."""
-        return self.input_rounding if context.observer is None else None
+        return self.input_rounding if context.may_round else None
 
     def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:
         """Return `[num_tokens, out_features]` for the step's tokens, `[num_tokens, in_features]`, or rounded ones."""
@@ -126,14 +149,20 @@ class Linear:
             return result if self._ranks is None else self._ranks.sum(result)
         if context.observer is not None and self.shape is not None:
             context.observer(self.shape.modules, x)
-        return self._product(x) if self._ranks is None else self._summed(x, self._ranks)
+        result = self._product(x) if self._ranks is None else self._summed(x, self._ranks)
+        if context.adapters is not None and self._adapters is not None:
+            self._adapters.add(x, result, context.adapters)
+        return result
 
     def to_float32(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do the same, in float32, not rounded to the type of `x` where the form of the weights allows it."""
         if context.observer is not None and self.shape is not None:
             context.observer(self.shape.modules, x)
         assert self._ranks is None, "no layer that is divided by rows is asked for float32"
-        return self._product.to_float32(x)
+        result = self._product.to_float32(x)
+        if context.adapters is not None and self._adapters is not None:
+            self._adapters.add(x, result, context.adapters)
+        return result
 
     def _summed(self, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         """Return the sum over all ranks of their input features' products."""
@@ -151,15 +180,23 @@ class LayerParts:
         experts: Makes those of a mixture.
         rotations: The model's rotary tables.
         ranks: Among which blocks are divided.
+        adapters: Lets adapters be beside linear layers; None has none.
     """
 
     linears: LinearFactory
     experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation], Experts]
     rotations: Rotations
     ranks: Ranks = ALONE
+    adapters: AdapterTargets | None = None
 
     @classmethod
-    def made_by(cls, linears: LinearFactory, rotations: Rotations, ranks: Ranks = ALONE) -> LayerParts:
+    def made_by(
+        cls,
+        linears: LinearFactory,
+        rotations: Rotations,
+        ranks: Ranks = ALONE,
+        adapters: AdapterTargets | None = None,
+    ) -> LayerParts:
         """Make the fastest forms of matrices and experts, by `linears`."""
 
         def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
@@ -167,7 +204,7 @@ class LayerParts:
             made = make_experts(linears, gate_up, down, activation, first)
             return made if ranks.size == 1 else SummedExperts(made, ranks)
 
-        return cls(linears, experts, rotations, ranks)
+        return cls(linears, experts, rotations, ranks, adapters)
 
     def vector_norm(self) -> VectorNorm:
         """Make the normalisation of all heads of a token as one vector."""
@@ -175,7 +212,9 @@ class LayerParts:
 
     def linear(self, projection: Projection) -> Linear:
         """Make a linear layer of a block."""
-        return Linear(self.product(projection), projection.shape, self.ranks, projection.inputs)
+        tables = adapter_tables(self.adapters, projection)
+        table = tables[0] if tables else None
+        return Linear(self.product(projection), projection.shape, self.ranks, projection.inputs, table)
 
     def product(self, projection: Projection) -> Product:
         """Make the product of a matrix that belongs to no block."""

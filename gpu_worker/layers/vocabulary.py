@@ -9,12 +9,13 @@ from kernels.linear import Linear
 from kernels.linear.cpu import KernelQuantizedLinear
 from kernels.linear.dense import KernelLinear
 from kernels.linear.panels import PanelMatrix
+from kernels.low_rank import AdapterRows, AdapterTable
 
 
 class LMHead:
     """Scores every token of the vocabulary for each hidden vector."""
 
-    __slots__ = ("_dtype", "_projection", "_ranks", "_scale", "_soft_cap", "_vocab_size")
+    __slots__ = ("_adapters", "_dtype", "_projection", "_ranks", "_scale", "_soft_cap", "_vocab_size")
 
     def __init__(
         self,
@@ -24,6 +25,7 @@ class LMHead:
         soft_cap: float | None = None,
         ranks: Ranks = ALONE,
         vocab_size: int = 0,
+        adapters: AdapterTable | None = None,
     ) -> None:
         """Hold the projection from `hidden_size` to `vocab_size`, or to a rank's tokens.
 
@@ -34,7 +36,9 @@ class LMHead:
             soft_cap: Scores `s` then become `soft_cap * tanh(s / soft_cap)`; None leaves them.
             ranks: Among which the vocabulary is divided.
             vocab_size: Where it is, how many tokens there are.
+            adapters: Beside the projection; None where there can be none.
         """
+        self._adapters = adapters
         self._projection = projection
         self._dtype = dtype
         self._scale = scale
@@ -42,12 +46,15 @@ class LMHead:
         self._ranks = ranks
         self._vocab_size = vocab_size
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]`.
+    def __call__(self, hidden: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """Return float32 logits `[num_rows, vocab_size]` for `hidden: [num_rows, hidden_size]` and their adapters.
 
         Where the vocabulary is divided, those are a rank's, as many on each: minus infinity behind the last token.
         """
-        logits = self._projection.to_float32(hidden if hidden.dtype is self._dtype else hidden.to(self._dtype))
+        hidden = hidden if hidden.dtype is self._dtype else hidden.to(self._dtype)
+        logits = self._projection.to_float32(hidden)
+        if adapters is not None and self._adapters is not None:
+            self._adapters.add(hidden, logits, adapters)
         if self._ranks.size > 1:
             own = self._vocab_size - self._ranks.rank * logits.shape[1]
             if own < logits.shape[1]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.embedding import Embedding, NormedEmbedding
@@ -33,6 +34,7 @@ from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
+from kernels.low_rank import AdapterRows, AdapterTable
 from kernels.state_rows import StateRows
 
 # The names of an encoder's tensors are those that BERT gave them.
@@ -50,6 +52,7 @@ class CausalLM:
         device: Where it runs.
         embedding: `[vocab_size, hidden_size]`; of 16 bits where the checkpoint has it so, even if `dtype` is float32.
         linears: What made its linear layers, and makes those of what drafts for it.
+        adapters: The adapters beside its matrices; None where there can be none.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class CausalLM:
         linears: LinearFactory,
         quantized: QuantizedLayers | None = None,
         ranks: Ranks = ALONE,
+        adapters: AdapterTargets | None = None,
     ) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint.
 
@@ -72,7 +76,9 @@ class CausalLM:
             linears: Makes its linear layers.
             quantized: Where linear layers come from; None takes dense ones from the checkpoint.
             ranks: Among which the model is divided; this one keeps its part of each weight.
+            adapters: Where adapters may be beside its matrices; None where there are none.
         """
+        self.adapters = None if config.encoder is not None else adapters
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -89,7 +95,7 @@ class CausalLM:
         self.embedding = vocabulary
         source = config.layer_source(checkpoint, quantized, is_divided=division is not None)
         self._rotations = Rotations(config.ropes, config.max_model_len, vocabulary.device, is_lazy=True)
-        self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks)
+        self._decoder = _decoder(config, source, vocabulary, dtype, linears, self._rotations, ranks, self.adapters)
         has_bias = config.block.has_head_bias
         self._head_bias: torch.Tensor | None = None
         self._head: LMHead | None = None
@@ -108,7 +114,7 @@ class CausalLM:
             head = source.projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
             head = head if division is None else division.vocabulary(head)
         self._head_bias = head.bias
-        self._head = self._lm_head(head.weight, dtype)
+        self._head = self._lm_head(head.weight, dtype, _head_adapters(config, self.adapters))
         self._classes = take_class_head(config, checkpoint, linears)
         if config.encoder is not None:
             checkpoint.discard(_ENCODER_UNUSED)
@@ -153,12 +159,12 @@ class CausalLM:
             return self._head
         return self._lm_head(DenseWeight(self.embedding.to(dtype)), dtype)
 
-    def _lm_head(self, weight: WeightForm, dtype: torch.dtype) -> LMHead:
+    def _lm_head(self, weight: WeightForm, dtype: torch.dtype, adapters: AdapterTable | None = None) -> LMHead:
         block = self.config.block
         bias = None if self._head_bias is None else self._head_bias.to(dtype)
         projection = self.linears.make(weight, bias)
         vocab_size = self.config.vocab_size
-        return LMHead(projection, dtype, block.logit_scale, block.logit_soft_cap, self._ranks, vocab_size)
+        return LMHead(projection, dtype, block.logit_scale, block.logit_soft_cap, self._ranks, vocab_size, adapters)
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score the classes of a model that has any.
@@ -170,15 +176,15 @@ class CausalLM:
         assert self._classes is not None, "the model has no classes"
         return self._classes(hidden)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Score the vocabulary.
+    def logits(self, hidden: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """Score the vocabulary, by the adapters of rows where any has one.
 
         Shapes:
             hidden: `[num_rows, hidden_size]`, rows of what `forward()` returned
             result: `[num_rows, vocab_size]` float32
         """
         assert self._head is not None, "the head is the last stage's"
-        return self._head(hidden[:, : self.config.hidden_size] if self.config.tapped_layers else hidden)
+        return self._head(hidden[:, : self.config.hidden_size] if self.config.tapped_layers else hidden, adapters)
 
 
 def _decoder(
@@ -189,6 +195,7 @@ def _decoder(
     linears: LinearFactory,
     rotations: Rotations,
     ranks: Ranks,
+    adapters: AdapterTargets | None,
 ) -> DecoderForm:
     """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
     if config.encoder is not None:
@@ -220,13 +227,31 @@ def _decoder(
             taps,
             ranks.exchange,
             config.vocab_size,
+            adapters,
         )
     embed = _embedding(source, embedding, dtype, ranks)
-    parts = LayerParts.made_by(linears, rotations, ranks)
+    parts = LayerParts.made_by(linears, rotations, ranks, adapters)
     inputs = take_layer_inputs(source, config.num_layers, parts, dtype)
     table = take_positions(config, source.checkpoint)
     learned = None if table is None else Embedding(table, dtype)
-    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned)
+    lookups = _embedding_adapters(config, embed, adapters)
+    return LayeredDecoder(embed, layers, final_norm, parts, config.tapped_layers, inputs, learned, lookups)
+
+
+def _embedding_adapters(
+    config: ModelConfig, embedding: object, adapters: AdapterTargets | None
+) -> EmbeddingAdapters | None:
+    """Let adapters be beside a plain embedding."""
+    if adapters is None or not isinstance(embedding, Embedding):
+        return None
+    lookups = EmbeddingAdapters(adapters.num_slots)
+    adapters.add_embedding(config.vocab_size, config.hidden_size, embedding.scale, lookups)
+    return lookups
+
+
+def _head_adapters(config: ModelConfig, adapters: AdapterTargets | None) -> AdapterTable | None:
+    """Let adapters be beside the head."""
+    return None if adapters is None else adapters.add((HEAD,), (config.vocab_size,), config.hidden_size)[0]
 
 
 def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, division: Division | None) -> torch.Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer_source import QuantizedLayers
 from gpu_worker.layers.ranks import ALONE, Ranks
@@ -43,6 +44,7 @@ def load_model(
     progress: Progress | None = None,
     linears: LinearFactory | None = None,
     ranks: Ranks = ALONE,
+    num_adapters: int = 0,
 ) -> CausalLM:
     """Load a model.
 
@@ -56,6 +58,7 @@ def load_model(
         progress: Called after each tensor with the bytes that were taken and that there are, in the files.
         linears: Makes its linear layers; None makes one for this model alone.
         ranks: Among which the model is divided; each loads it at the same time.
+        num_adapters: Adapters that may be beside it at once.
 
     Raises:
         HeadraceError: A file, field or tensor is missing, malformed or not supported.
@@ -70,7 +73,8 @@ def load_model(
         _log_notes(config, checkpoint)
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
         linears = linears or LinearFactory(free_host_bytes)
-        model = CausalLM(config, checkpoint, dtype, device, linears, quantized, ranks)
+        adapters = AdapterTargets(num_adapters, device, dtype) if num_adapters else None
+        model = CausalLM(config, checkpoint, dtype, device, linears, quantized, ranks, adapters)
         checkpoint.discard(_STORED_FREQUENCIES)
         if ranks.has_whole_experts:
             # Those of other ranks.

@@ -7,6 +7,8 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
+from gpu_worker.adapters.loaded import LoadedAdapters
+from gpu_worker.consumer.adapter_orders import AdapterOrders
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
@@ -34,7 +36,7 @@ from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.media.decoder import can_decode
 from gpu_worker.media.prepared_images import PreparedImages
 from gpu_worker.models.vision.processor import MediaProcessor
-from gpu_worker.start.engine_setup import EngineSetup
+from gpu_worker.start.engine_setup import Adapting, EngineSetup
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.model_tasks import ModelTasks
 from gpu_worker.text.prompt_encoder import PromptEncoder
@@ -109,7 +111,7 @@ class Worker:
         self._nats, self._clock = nats, ServerClock()
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
-        sizes, tokenizer = setup.scheduler, model.tokenizer
+        sizes, tokenizer, adapting = setup.scheduler, model.tokenizer, setup.adapting or Adapting(LoadedAdapters())
         self._engine = EngineThread(setup.engine)
         self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._constraints = ConstraintSource(tokenizer)
@@ -119,9 +121,9 @@ class Worker:
         self._service = TokenizerService(*names, self._encoder, self._clock, processor)
         held = HeldRequests(None if observer is None else observer.removed)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
-        sees = self._images is not None
-        reader = RequestReader(identity.model, model.directory, max_len, tokenizer, pooled, self._clock, sees=sees)
+        reader = self._reader(identity, sizes, model, pooled, adapting.adapters)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity, self._images)
+        self._orders = AdapterOrders(nats, identity.worker, self._engine, held, *adapting)
         subscribers = FrameSubscribers(nats, identity.worker)
         batch = self._batch_lane(identity, nats, limits, model, intake, held)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
@@ -131,7 +133,7 @@ class Worker:
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
-            source=self._heartbeat_source(identity, sizes, model, held, affinity),
+            source=self._heartbeat_source(identity, sizes, model, held, affinity, adapting.adapters),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled),
             subscribers=subscribers,
@@ -146,6 +148,18 @@ class Worker:
             ranks=tuple if setup.group is None else setup.group.group.readings,
         )
         self._relay = StepRelay(asyncio.get_running_loop(), self.consumer.accept, interactive.outbox.send_now)
+
+    def _reader(
+        self,
+        identity: Identity,
+        sizes: SchedulerConfig,
+        model: ServedModel,
+        pooled: PooledAnswers,
+        adapters: LoadedAdapters,
+    ) -> RequestReader:
+        longest, tokenizer = sizes.max_model_len, model.tokenizer
+        sees, files = self._images is not None, model.directory
+        return RequestReader(identity.model, files, longest, tokenizer, pooled, self._clock, adapters, sees=sees)
 
     def _follow_group(self) -> None:
         """Withdraw while a rank is missing, also when the engine has nothing to compute."""
@@ -174,6 +188,7 @@ class Worker:
         model: ServedModel,
         held: HeldRequests,
         affinity: PrefixAffinity,
+        adapters: LoadedAdapters,
     ) -> HeartbeatSource:
         return HeartbeatSource(
             identity.worker,
@@ -189,6 +204,7 @@ class Worker:
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
             features=FEATURES if self._images is None else (*FEATURES, IMAGES),
+            adapters=adapters,
         )
 
     def _batch_lane(
@@ -228,6 +244,7 @@ class Worker:
         self._follow_group()
         self._engine.start(self._relay.deliver)
         await self._service.start()
+        await self._orders.start()
         await self._clock.synchronize(self._nats)
         self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self._clock.synchronize, self._nats), "time of NATS")
         await self.consumer.start()

@@ -179,6 +179,18 @@ class WorkerConfig(NatsFiles):
         f"{describe_proposers()}. Not run on a GPU yet.",
         choices=("off", *(recipe.name for recipe in RECIPES)),
     )
+    lora_modules: str | None = setting(
+        None,
+        "Adapters (LoRA) that are served beside the model under names of their own: name=directory, several separated "
+        "by commas or spaces. Directories are as PEFT saves them.",
+    )
+    max_loras: int = setting(
+        0,
+        "Places for adapters beside the model, at least as many as --lora-modules names: adapters can be loaded while "
+        "the worker runs as long as there are some.",
+        minimum=0,
+        maximum=256,
+    )
     draft_model: Path | None = setting(
         None, f"Directory of what makes drafts, for the proposers that have weights. {describe_weights()}."
     )

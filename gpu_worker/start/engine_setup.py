@@ -9,8 +9,10 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from gpu_worker.adapters.loaded import LoadedAdapters, parse_modules
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.media import SharedImages
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
+    from gpu_worker.layers.adapters import AdapterTargets
     from gpu_worker.layers.expert_loads import ExpertLoads
     from gpu_worker.models.config import ModelConfig
     from gpu_worker.models.vision.processor import MediaProcessor
@@ -50,6 +53,14 @@ GPU_BATCHED_TOKENS = 8192
 _log = logging.getLogger(__name__)
 
 
+class Adapting(NamedTuple):
+    """Adapters, the matrices that they may be beside if there are places, and how their modules are renamed."""
+
+    adapters: LoadedAdapters
+    targets: AdapterTargets | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
     """An engine and the sizes it was built with.
@@ -57,6 +68,7 @@ class EngineSetup:
     Attributes:
         gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
         experts: Reads how tokens fall on the model's experts; None where it has none.
+        adapting: Adapters, and where they may be.
         group: Runs a model that is divided among ranks; None where one process has it all.
         tiers: What is kept below the device's memory; None where nothing is.
         media: Prepares images; None where none are taken.
@@ -69,6 +81,7 @@ class EngineSetup:
     group: GroupRunner | None = None
     tiers: BlockTiers | None = None
     media: MediaProcessor | None = None
+    adapting: Adapting | None = None
 
 
 def build_engine(
@@ -82,9 +95,10 @@ def build_engine(
     check_speculation(config, tokenizer)
     _check_ranks(config)
     check_tiers(config)
+    _lora_modules(config)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
-    gpu_uuid = experts = group = tiers = media = None
+    gpu_uuid = experts = group = tiers = media = adapting = None
     constraints, images = SharedConstraints(), SharedImages()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
@@ -100,6 +114,7 @@ def build_engine(
         loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, divided
+        adapting = _load_adapters(config, loaded)
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
         media = _processor(directory, scheduler)
@@ -116,7 +131,7 @@ def build_engine(
         },
     )
     engine = Engine(Scheduler(scheduler, speculation, constraints, tiers, images), runner)
-    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers, media)
+    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers, media, adapting)
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
@@ -131,6 +146,7 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     check_speculation(config, tokenizer)
     _check_ranks(config)
     check_tiers(config)
+    _lora_modules(config)
     if config.simulate is not None:
         _simulated_sizes(config, directory)
         return None
@@ -222,6 +238,39 @@ def _check_ranks(config: WorkerConfig) -> None:
             raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
 
 
+def _load_adapters(config: WorkerConfig, runner: TorchModelRunner) -> Adapting:
+    """Put the adapters that are asked for beside the model.
+
+    Raises:
+        ConfigError: One cannot be served, or the model cannot have any.
+    """
+    from gpu_worker.adapters.modules import load_modules
+
+    modules, targets = _lora_modules(config), runner.model.adapters
+    renamed = runner.model_config.block.names.renamed
+    if targets is not None:
+        return Adapting(load_modules(modules, targets, renamed), targets, renamed)
+    if modules:
+        raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
+    return Adapting(LoadedAdapters())
+
+
+def _lora_modules(config: WorkerConfig) -> dict[str, Path]:
+    """Return the adapters that are asked for, by name.
+
+    Raises:
+        ConfigError: They cannot be beside such a model.
+    """
+    if config.lora_modules is None and not config.max_loras:
+        return {}
+    variable = "HEADRACE_MAX_LORAS" if config.lora_modules is None else "HEADRACE_LORA_MODULES"
+    if config.simulate is not None:
+        raise ConfigError(variable, "is set, but a simulated engine has no model to adapt")
+    if config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1:
+        raise ConfigError(variable, "is set, but adapters go with one rank alone yet, not with several")
+    return {} if config.lora_modules is None else parse_modules(config.lora_modules)
+
+
 def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
     """Return the settings of the model's runner and the sizes to schedule with, without loading anything."""
     from gpu_worker.execution.runner_config import RunnerConfig
@@ -250,6 +299,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         pipeline_parallel_size=config.pipeline_parallel_size,
         nnodes=config.nnodes,
         takes_images=sizes.media is not None,
+        max_loras=max(config.max_loras, len(_lora_modules(config))),
     )
     return runner_config, sizes
 

@@ -172,8 +172,8 @@ void run_chain(const Stack& stack, const ChainRequest& request, Step step, char*
     score(stack, request, scratch, count, found, num_threads);
     count = advance(stack, request, scratch, step, count, found, candidates.num_places);
     step = Step{scratch.token_ids,    scratch.positions, scratch.slots,   scratch.block_tables, scratch.query_starts,
-                scratch.context_lens, nullptr,           scratch.rows,    count,                count,
-                step.max_blocks,      step.block_size};
+                scratch.context_lens, nullptr,           scratch.rows,    nullptr,              count,
+                count,                step.max_blocks,   step.block_size};
     found.token_ids += place_size;
     found.scores += place_size;
   }

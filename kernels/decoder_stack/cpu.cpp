@@ -50,7 +50,9 @@ EXPORT_STRUCTURE(Matrix, FIELD_AT(weight, dense.weight), FIELD_AT(bias, dense.bi
                  FIELD_AT(dtype, dense.dtype), FIELD(quantized))
 EXPORT_STRUCTURE(Layer, FIELD(attention_norm), FIELD(mlp_norm), FIELD(query_norm), FIELD(key_norm), FIELD(qkv),
                  FIELD(gate_up), FIELD(output), FIELD(down), FIELD(key_cache), FIELD(value_cache), FIELD(kv_scales),
-                 FIELD(router), FIELD(routing), FIELD(mixture), FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up))
+                 FIELD(router), FIELD(routing), FIELD(mixture), FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up),
+                 FIELD(qkv_adapters), FIELD(gate_up_adapters), FIELD(output_adapters), FIELD(down_adapters),
+                 FIELD(router_adapters))
 EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FIELD(hidden_norm), FIELD(cos_sin),
                  FIELD(final_norm), FIELD(layers), FIELD(tapped_layers), FIELD(num_tapped), FIELD(is_stream_normed),
                  FIELD(num_layers), FIELD(vocab_size), FIELD(max_positions), FIELD(hidden_size),
@@ -58,9 +60,9 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FI
                  FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
                  FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(embedding_dtype),
                  FIELD(cache_dtype), FIELD(eps), FIELD(scale), FIELD(key_strides), FIELD(value_strides),
-                 FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens))
+                 FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens), FIELD(embedding_adapters))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
-                 FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(num_tokens), FIELD(num_seqs),
-                 FIELD(max_blocks), FIELD(block_size))
+                 FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(adapters), FIELD(num_tokens),
+                 FIELD(num_seqs), FIELD(max_blocks), FIELD(block_size))
 EXPORT_STRUCTURE(ChainRequest, FIELD(head), FIELD(norm), FIELD(token_ids), FIELD(limits), FIELD(num_seqs),
                  FIELD(num_candidates), FIELD(least_score))

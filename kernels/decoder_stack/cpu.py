@@ -25,6 +25,7 @@ from kernels.cpu_structures import (
 )
 from kernels.layer_cache import LayerCache
 from kernels.linear.panels import PanelMatrix, matrix_structure
+from kernels.low_rank import AdapterRows
 from kernels.moe.cpu import CpuMixture
 
 MAX_HEAD_DIM = 256
@@ -50,6 +51,17 @@ class StackShape:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerAdapters:
+    """Addresses of the tables of adapters (`kernels.low_rank`) beside the matrices of a layer; without, none can be."""
+
+    qkv: Sequence[int] = ()
+    gate_up: Sequence[int] = ()
+    output: int | None = None
+    down: int | None = None
+    router: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StackLayer:
     """Weights of a layer; those of normalisations are float32.
 
@@ -60,6 +72,7 @@ class StackLayer:
         mixture: The experts of a layer that has no `down`.
         query_norm: `[head_dim]`, or None, as is `key_norm`, where heads are not normalised.
         sliding_window: Tokens a query sees, itself included; None is unlimited.
+        adapters: Addresses of the tables of adapters beside the matrices.
     """
 
     attention_norm: torch.Tensor | None
@@ -72,6 +85,7 @@ class StackLayer:
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     sliding_window: int | None = None
+    adapters: LayerAdapters = LayerAdapters()
 
 
 class StackStep(NamedTuple):
@@ -81,6 +95,7 @@ class StackStep(NamedTuple):
 
     Attributes:
         hidden: `[num_tokens, hidden_size]`, contiguous, for a stack whose inputs are embeddings and hidden vectors.
+        adapters: Which tokens have an adapter.
     """
 
     token_ids: torch.Tensor
@@ -92,6 +107,7 @@ class StackStep(NamedTuple):
     context_lens: torch.Tensor
     tree_masks: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    adapters: AdapterRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,7 @@ class StackInputs:
             these, and the hidden vector is the stream.
         is_stream_normed: The stream is the normalised one.
         exchange: By which processes sum that divide the layers and the vocabulary among them.
+        adapters: Address of the table of adapters beside the embedding.
         vocab_size: Where they do, how many tokens there are; the embedding is that of as many on each process.
     """
 
@@ -117,6 +134,7 @@ class StackInputs:
     is_stream_normed: bool = False
     exchange: Exchange | None = None
     vocab_size: int | None = None
+    adapters: int | None = None
 
 
 class CpuDecoderStack:
@@ -190,6 +208,7 @@ class CpuDecoderStack:
             exchange=None if exchange is None else exchange.address,
             first_token=0 if exchange is None else exchange.rank * len(embedding),
             num_own_tokens=len(embedding),
+            embedding_adapters=inputs.adapters,
         )
 
     def __call__(self, step: StackStep) -> torch.Tensor:
@@ -259,6 +278,7 @@ class CpuDecoderStack:
             step.context_lens.data_ptr(),
             address_of(step.tree_masks),
             address_of(step.hidden),
+            None if step.adapters is None else step.adapters.cpu.address,
             step.token_ids.shape[0],
             step.context_lens.shape[0],
             step.block_tables.shape[1],
@@ -294,7 +314,7 @@ def check_fault(fault: int) -> None:
 
 
 def _layer_structure(layer: StackLayer) -> LayerStructure:
-    mixture = layer.mixture
+    mixture, adapters = layer.mixture, layer.adapters
     return LayerStructure(
         attention_norm=address_of(layer.attention_norm),
         mlp_norm=layer.mlp_norm.data_ptr(),
@@ -310,4 +330,9 @@ def _layer_structure(layer: StackLayer) -> LayerStructure:
         sliding_window=layer.sliding_window or 0,
         num_qkv=len(layer.qkv),
         num_gate_up=len(layer.gate_up),
+        qkv_adapters=(ctypes.c_void_p * MAX_PARTS)(*adapters.qkv),
+        gate_up_adapters=(ctypes.c_void_p * 2)(*adapters.gate_up),
+        output_adapters=adapters.output,
+        down_adapters=adapters.down,
+        router_adapters=adapters.router,
     )

@@ -10,6 +10,7 @@
 
 #include "../collectives/exchange.h"
 #include "../linear/matrix.h"
+#include "../low_rank/product.h"
 #include "../moe/block.h"
 #include "../paged_attention/attention.h"
 #include "../rope_kv_write/token.h"
@@ -19,8 +20,8 @@ namespace headrace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
-constexpr int kOperationsPerLayer = 22;  // At most: in parts, with experts, quantized throughout, and divided.
-constexpr int kOtherOperations = 5;      // Before and behind the layers, at most.
+constexpr int kOperationsPerLayer = 30;  // At most: in parts, with experts, quantized, divided, and with adapters.
+constexpr int kOtherOperations = 6;      // Before and behind the layers, at most.
 
 struct Layer {
   const float* attention_norm;  // Null, as is the stack's last one, where the stream is taken as it is.
@@ -38,6 +39,9 @@ struct Layer {
   const Mixture* mixture;  // Null where there are none.
   int32_t sliding_window;
   int32_t num_qkv, num_gate_up;
+  LowRankTable qkv_adapters[kMaxParts];  // Null, as are the others, where no adapter can be beside the matrix.
+  LowRankTable gate_up_adapters[2];
+  LowRankTable output_adapters, down_adapters, router_adapters;
 };
 
 struct Stack {
@@ -61,6 +65,7 @@ struct Stack {
   // Where processes divide heads, inner features and the vocabulary: what each adds to the stream is summed. Else null.
   const Exchange* exchange;
   int32_t first_token, num_own_tokens;  // Of the embedding.
+  LowRankTable embedding_adapters;      // Null where none can be.
 
   // Whether the stream that blocks add to is another process', so that the sum has it once.
   bool adds_to_nothing() const { return exchange && exchange->rank > 0; }
@@ -78,6 +83,7 @@ struct Step {
   const int32_t* context_lens;
   const int64_t* tree_masks;  // Null where every token sees all before it.
   const void* hidden;         // A vector of each token, in the stack's type; null where steps have none.
+  const AdapterRows* adapters;  // Null where no token has an adapter.
   int32_t num_tokens, num_seqs, max_blocks, block_size;
 };
 
@@ -172,14 +178,21 @@ struct Walk {
     });
   }
 
-  // Multiplies rows, which have been prepared where the matrix is quantized.
+  // Multiplies rows, which have been prepared where the matrix is quantized, and adds the products of adapters.
   template <Finish kFinish, typename Target>
-  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t target_stride) {
+  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t stride, LowRankTable adapters = nullptr) {
+    if (!step.adapters || !adapters) return multiply_rows<kFinish>(matrix, x, target, stride, NothingMore{});
+    multiply_down(adapters, *step.adapters, x, matrix.num_inputs(), *operation++);
+    multiply_rows<kFinish>(matrix, x, target, stride, AddedAdapters<T>{adapters, *step.adapters, step.num_tokens, matrix.num_panels()});
+  }
+
+  template <Finish kFinish, typename Target, typename More>
+  void multiply_rows(const Matrix& matrix, const T* x, Target* target, int64_t target_stride, More more) {
     if (!matrix.quantized)
       return multiply<T, kFinish>(matrix.dense, x, matrix.dense.num_inputs, target, target_stride, step.num_tokens,
-                                  *operation++);
+                                  *operation++, more);
     const Rows rows = rows_of(*matrix.quantized);
-    multiply_quantized<T, kFinish>(*matrix.quantized, rows, target, target_stride, step.num_tokens, *operation++);
+    multiply_quantized<T, kFinish>(*matrix.quantized, rows, target, target_stride, step.num_tokens, *operation++, more);
   }
 
   template <typename W>
@@ -206,6 +219,25 @@ struct Walk {
     if (stack.embedding_dtype == kBFloat16) return embed_from(static_cast<const bfloat16*>(stack.embedding));
     if (stack.embedding_dtype == kFloat16) return embed_from(static_cast<const _Float16*>(stack.embedding));
     embed_from(static_cast<const float*>(stack.embedding));
+  }
+
+  // Adds to embeddings what the adapters of tokens have for them.
+  void adapt_embedding() {
+    if (!step.adapters || !stack.embedding_adapters) return;
+    const AdapterRows& adapters = *step.adapters;
+    share(*operation++, adapters.num_rows, [&](int64_t place) {
+      const LowRank* adapter = stack.embedding_adapters[adapters.slots[place]];
+      if (!adapter) return;
+      const int32_t row = adapters.rows[place];
+      T* products = adapters.products_at<T>(place);
+      look_up(*adapter, step.token_ids[row], products);
+      for (int panel = 0; panel * kPanel < stack.hidden_size; ++panel) {
+        Floats sums[kPanelVectors] = {};
+        add_up(*adapter, products, panel, sums);
+        float* stream = scratch.residual + int64_t{row} * stack.hidden_size + panel * kPanel;
+        add_to(stream, sums, std::min(kPanel, stack.hidden_size - panel * kPanel));
+      }
+    });
   }
 
   // Multiplies the embedding and the hidden vector of each token, side by side, by `join`.
@@ -266,7 +298,7 @@ struct Walk {
     if (!stack.has_pairs()) normalise_for(layer.qkv[0], layer.attention_norm);
     for (int part = 0; part < layer.num_qkv; ++part) {
       if (part > 0 || stack.has_pairs()) prepare(layer.qkv[part], x);
-      multiply_rows<Finish::kStore>(layer.qkv[part], x, target, stride);
+      multiply_rows<Finish::kStore>(layer.qkv[part], x, target, stride, layer.qkv_adapters[part]);
       target += layer.qkv[part].num_outputs();
     }
   }
@@ -321,10 +353,12 @@ struct Walk {
     const int size = stack.intermediate_size;
     const Matrix* parts = layer.gate_up;
     normalise_for(parts[0], layer.mlp_norm);
-    if (layer.num_gate_up == 1) return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size);
-    multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, scratch.gate_up, 2 * size);
+    const LowRankTable* adapters = layer.gate_up_adapters;
+    if (layer.num_gate_up == 1)
+      return multiply_rows<Finish::kGate>(parts[0], scratch.normed, scratch.gated, size, adapters[0]);
+    multiply_rows<Finish::kStoreFloat>(parts[0], scratch.normed, scratch.gate_up, 2 * size, adapters[0]);
     prepare(parts[1], scratch.normed);
-    multiply_rows<Finish::kStoreFloat>(parts[1], scratch.normed, scratch.gate_up + size, 2 * size);
+    multiply_rows<Finish::kStoreFloat>(parts[1], scratch.normed, scratch.gate_up + size, 2 * size, adapters[1]);
     each_token([&](int64_t token) {
       silu_mul_row(scratch.gate_up + 2 * token * size, scratch.gated + token * size, size);
     });
@@ -336,7 +370,7 @@ struct Walk {
     const int count = routing.num_experts, top_k = routing.top_k, size = stack.hidden_size;
     const MixtureMemory<T> memory(routing, *layer.mixture, step.num_tokens, scratch.experts);
     normalise_for(layer.router, layer.mlp_norm);
-    multiply_rows<Finish::kStoreFloat>(layer.router, scratch.normed, memory.logits, count);
+    multiply_rows<Finish::kStoreFloat>(layer.router, scratch.normed, memory.logits, count, layer.router_adapters);
     each_token([&](int64_t token) {
       route_row(routing, memory.logits + token * count, memory.ids + token * top_k, memory.weights + token * top_k);
     });
@@ -361,7 +395,8 @@ struct Walk {
     }
     attend(layer);
     prepare(layer.output, scratch.attended);
-    multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size);
+    multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size,
+                                  layer.output_adapters);
     if (!sum_stream()) return false;
     if (layer.mixture) {
       mix(layer);
@@ -369,7 +404,7 @@ struct Walk {
     }
     gate(layer);
     prepare(layer.down, scratch.gated);
-    multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size);
+    multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size, layer.down_adapters);
     return sum_stream();
   }
 
@@ -392,6 +427,7 @@ struct Walk {
       pair();
     else
       embed();
+    adapt_embedding();
     if (!sum_stream()) return;
     for (int i = 0; i < stack.num_layers; ++i) {
       tap(i, result);

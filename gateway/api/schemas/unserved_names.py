@@ -86,7 +86,9 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
             "negative_prompt": ("a", ""),
             "watermark": (True, False),
         },
-        "Name the model that has the adapter merged into its weights.": {"lora": ([{"id": 0, "scale": 1.0}], [])},
+        "Name the adapter as the model: `--lora-modules` of the worker gives it a name.": {
+            "lora": ([{"id": 0, "scale": 1.0}], [])
+        },
         "Name one model in 'model'.": {"models": (["a", "b"], [])},
         "Use 'guided_regex'.": {"regex": ("a+",)},
         "Use 'guided_grammar'.": {"ebnf": ('root ::= "a"',)},

@@ -13,6 +13,7 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s
+from kernels.low_rank import AdapterRows
 
 
 class SampledRows(Struct, frozen=True, gc=False):
@@ -69,9 +70,20 @@ class AssembledStep:
         sequences: Those that the plan schedules.
         shares: Of each sequence; of a step that only decodes, made only where they are wanted.
         departed: Sequences that have left the batch since the step was submitted.
+        adapters: Which tokens have an adapter; None where none has.
     """
 
-    __slots__ = ("_do_all_sample", "_prompt_lens", "departed", "drafts", "layout", "samples", "sequences", "shares")
+    __slots__ = (
+        "_do_all_sample",
+        "_prompt_lens",
+        "adapters",
+        "departed",
+        "drafts",
+        "layout",
+        "samples",
+        "sequences",
+        "shares",
+    )
 
     def __init__(
         self,
@@ -84,6 +96,7 @@ class AssembledStep:
     ) -> None:
         """Describe the step; `prompt_lens` are the prompt tokens of each sequence."""
         self.layout = layout
+        self.adapters: AdapterRows | None = None
         self.shares = shares
         self.drafts = drafts
         self.sequences = sequences

@@ -15,6 +15,8 @@ import torch
 
 from gpu_worker.core.plan import StepPlan, Written
 from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, StagedArray, Upload
+from gpu_worker.layers.adapters import AdapterTargets
+from kernels.low_rank import AdapterRows
 
 
 class BlockTables:
@@ -70,6 +72,8 @@ class BatchRows:
         spare: The row of padding.
         windows: Block tables of the groups of layers that keep the last tokens.
         prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence.
+        adapters: `[max_num_seqs + 1]`, the slot of each row's adapter; below zero without.
+        has_adapters: Whether any row has one.
     """
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device, num_windows: int = 0) -> None:
@@ -78,6 +82,8 @@ class BatchRows:
         self._whole = BlockTables(max_num_seqs + 1, width, device)
         self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]
         self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
+        self.adapters: Int32s = np.full(max_num_seqs + 1, -1, dtype=np.int32)
+        self.has_adapters = False
 
     @property
     def num_rows(self) -> int:
@@ -98,10 +104,22 @@ class BatchRows:
         """
         return self._whole.of(rows)
 
+    def adapted(self, token_rows: Int64s, targets: AdapterTargets | None) -> AdapterRows | None:
+        """Return which tokens of a step, of these rows, have one of the adapters; None where none has."""
+        if targets is None or not self.has_adapters:
+            return None
+        slots = self.adapters[token_rows]
+        return AdapterRows(slots, targets.max_rank) if slots.max() >= 0 else None
+
     def follow(self, plan: StepPlan, upload: Upload) -> None:
         """Bring block tables up to date with a plan."""
+        if plan.departed and self.has_adapters:
+            self.adapters[plan.departed] = -1
         for item in plan.new:
             self.prompt_lens[item.row] = item.num_prompt_tokens
+            self.adapters[item.row] = -1 if item.adapter is None else item.adapter
+        if plan.new or (plan.departed and self.has_adapters):
+            self.has_adapters = bool((self.adapters >= 0).any())
         if plan.blocks:
             for group, tables in enumerate((self._whole, *self.windows)):
                 if written := [item for item in plan.blocks if item.group == group]:

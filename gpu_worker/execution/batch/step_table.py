@@ -27,6 +27,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.layers.attention_context import AttentionContext, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
+from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows, StateSaves
 
 Array = TypeVar("Array")
@@ -264,6 +265,7 @@ def step_context(
     states: StatePool | None,
     max_context_len: int,
     media: MediaInputs | None = None,
+    adapters: AdapterRows | None = None,
 ) -> AttentionContext:
     """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most."""
     state_rows = None
@@ -291,6 +293,7 @@ def step_context(
         states=() if states is None else states.layers,
         state_rows=state_rows,
         media=media,
+        adapters=adapters,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import Share
@@ -14,6 +15,7 @@ from gpu_worker.execution.batch.transfers import Int32s
 from gpu_worker.execution.sampling.logprobs import entries
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.models.decoder import CausalLM
+from kernels.low_rank import AdapterRows
 from kernels.sampling import TokenScores
 
 # Rows of logits at a time: bounds their memory for large vocabularies.
@@ -52,7 +54,12 @@ def prompt_chunks(shares: Values[Share], query_starts: Int32s) -> list[PromptChu
 
 
 def score_chunk(
-    model: CausalLM, vocabulary: Vocabulary, hidden: torch.Tensor, chunk: PromptChunk, targets: torch.Tensor
+    model: CausalLM,
+    vocabulary: Vocabulary,
+    hidden: torch.Tensor,
+    chunk: PromptChunk,
+    targets: torch.Tensor,
+    adapters: AdapterRows | None = None,
 ) -> list[TokenScores]:
     """Compute them, without waiting for the device.
 
@@ -64,7 +71,9 @@ def score_chunk(
     scores = []
     for first in range(0, len(targets), _ROWS):
         part = slice(first, first + _ROWS)
-        scores.append(vocabulary.score(model.logits(hidden[part]), targets[part], chunk.num_top))
+        rows = hidden[part]
+        own = None if adapters is None else adapters.of(np.arange(len(rows)) + chunk.first_row + first)
+        scores.append(vocabulary.score(model.logits(rows, own), targets[part], chunk.num_top))
     return scores
 
 

@@ -62,15 +62,16 @@ inline void multiply_quantized_rows(const QuantizedLinear& linear, const Rows& r
   }
 }
 
-// Multiplies prepared rows; every thread of the team calls it.
-template <typename T, Finish kFinish>
+// Multiplies prepared rows, and adds `more`; every thread of the team calls it.
+template <typename T, Finish kFinish, typename More = NothingMore>
 void multiply_quantized(const QuantizedLinear& linear, const Rows& rows, void* target, int64_t target_stride,
-                        int num_rows, Operation& operation) {
+                        int num_rows, Operation& operation, More more = {}) {
   const int panels = linear.num_panels(), parts = (num_rows + kItemRows - 1) / kItemRows;
   share(operation, int64_t{panels} * parts, [&](int64_t item) {
     const int panel = static_cast<int>(item / parts), row = static_cast<int>(item % parts) * kItemRows;
     multiply_quantized_rows(linear, rows, panel, row, std::min(row + kItemRows, num_rows),
                             [&](int64_t of, Floats* sums) {
+                              more(of, panel, sums);
                               finish_row<T, kFinish>(target, of * target_stride, panel, linear.num_outputs, sums);
                             });
   });

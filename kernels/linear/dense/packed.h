@@ -26,6 +26,11 @@ struct PackedLinear {
   int64_t panel_bytes(int element_size) const { return int64_t{kPanel} * num_inputs * element_size; }
 };
 
+// What a multiplication adds to the sums of a row and panel before they are finished: nothing.
+struct NothingMore {
+  void operator()(int64_t, int, Floats*) const {}
+};
+
 // What becomes of a tile's sums.
 enum class Finish { kStore, kStoreFloat, kAddTo, kGate };
 
@@ -143,10 +148,10 @@ inline void multiply_rows(const PanelProduct<T>& product, int row, int end, cons
   }
 }
 
-// Multiplies `num_rows` rows by weights of type W; every thread of the team calls it.
-template <typename W, typename T, Finish kFinish>
+// Multiplies `num_rows` rows by weights of type W, and adds `more`; every thread of the team calls it.
+template <typename W, typename T, Finish kFinish, typename More>
 void multiply_by(const PackedLinear& linear, const T* x, int64_t x_stride, void* target, int64_t target_stride,
-                 int num_rows, Operation& operation) {
+                 int num_rows, Operation& operation, More more) {
   const int panels = linear.num_panels(), num_threads = omp_get_num_threads();
   const int parts = (num_rows + kItemRows - 1) / kItemRows;
   share(operation, int64_t{panels} * parts, [&](int64_t item) {
@@ -157,22 +162,23 @@ void multiply_by(const PackedLinear& linear, const T* x, int64_t x_stride, void*
     const PanelProduct<T> product{linear, panel, x, x_stride};
     multiply_rows<W>(product, row, std::min(row + kItemRows, num_rows), can_ask ? next_panel : nullptr,
                      [&](int64_t of, Floats* sums) {
+                       more(of, panel, sums);
                        finish_row<T, kFinish>(target, of * target_stride, panel, linear.num_outputs, sums);
                      });
   });
 }
 
 // Does the same with weights of the type that the matrix has.
-template <typename T, Finish kFinish>
+template <typename T, Finish kFinish, typename More = NothingMore>
 void multiply(const PackedLinear& linear, const T* x, int64_t x_stride, void* target, int64_t target_stride,
-              int num_rows, Operation& operation) {
+              int num_rows, Operation& operation, More more = {}) {
   if constexpr (std::is_same_v<T, float>) {
     if (linear.dtype == kBFloat16)
-      return multiply_by<bfloat16, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation);
+      return multiply_by<bfloat16, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation, more);
     if (linear.dtype == kFloat16)
-      return multiply_by<_Float16, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation);
+      return multiply_by<_Float16, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation, more);
   }
-  multiply_by<T, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation);
+  multiply_by<T, T, kFinish>(linear, x, x_stride, target, target_stride, num_rows, operation, more);
 }
 
 }  // namespace headrace

@@ -76,7 +76,8 @@ class Requests:
         )
         repeated = SimpleNamespace(find=lambda *name: None, keep=lambda name, *of: self.kept.append(name))
         watch = SimpleNamespace(owes_answer=False, is_connected=True)
-        dispatcher = SimpleNamespace(nats_watch=watch, fleet=SimpleNamespace(reported_load=lambda model: self.load))
+        fleet = SimpleNamespace(reported_load=lambda model: self.load, find_adapter=lambda model: None)
+        dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
         record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
         observer = SimpleNamespace(begin=lambda *of: record)
         parts: list[Any] = [services, dispatcher, None, None, repeated, observer, None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from gateway.api.operator_app import OperatorServices, create_operator_app
@@ -16,7 +17,9 @@ from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
+from shared.adapter_calls import AdapterOrder, AdapterReply
 from shared.errors import ConfigError
+from shared.messages import FEATURES, encode
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
 
 KEY = "operator-key-of-32-characters-xx"
@@ -24,15 +27,26 @@ PATHS = ("/health/live", "/health/ready", "/metrics")
 
 
 @dataclass
+class Reply:
+    data: bytes
+
+
+@dataclass
 class Queue:
     is_connected: bool = True
+
+    async def request(self, subject: str, payload: bytes = b"", timeout: float = 0.5) -> Reply:
+        """Answer orders as the only worker would; there is one adapter that it refuses."""
+        order = msgspec.msgpack.decode(payload, type=AdapterOrder)
+        return Reply(encode(AdapterReply("it is broken" if order.path == "/broken" else None)))
 
 
 def client(
     key: str | None, metrics: GatewayMetrics | None = None, *, shown: str | None = None
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
-    fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
+    beat = msgspec.structs.replace(heartbeat("org/demo"), worker="w", features=FEATURES)
+    fleet.note_heartbeat(beat, time.monotonic())
     metrics = metrics or GatewayMetrics()
     services = OperatorServices(key, fleet, Queue(), None, metrics, make_registry(MetricsCollector(metrics, 0)))
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
@@ -139,3 +153,33 @@ def test_port_without_a_key_is_refused_unless_chosen_on_loopback(settings: dict[
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
     check_operator_settings(GatewayConfig(operator_port=0, operator_without_key=True, operator_host=host))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("load", {"lora_name": "a", "lora_path": "/a"}, 200, "'a' added successfully"),
+        (
+            "load",
+            {"lora_name": "a", "lora_path": "/a", "base_model_name": "org/demo", "load_inplace": True},
+            200,
+            "added",
+        ),
+        ("unload", {"lora_name": "a"}, 200, "'a' removed successfully"),
+        ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "1 of 1 workers could not do it. w: it is broken"),
+        ("load", {"lora_name": "a"}, 400, "lora_path"),
+        ("load", {"lora_name": "org/demo", "lora_path": "/a"}, 400, "is the name of a model"),
+        ("load", {"lora_name": "a", "lora_path": "/a", "other": 1}, 400, "other"),
+        ("load", {"lora_name": "a", "lora_path": "/a", "base_model_name": "no"}, 404, "no worker serves this model"),
+        ("unload", {"lora_name": "a" * 129}, 400, "128"),
+    ],
+)
+async def test_adapters_are_loaded_by_the_operator_alone(
+    path: str, body: dict[str, object], status: int, said: str
+) -> None:
+    url = f"/v1/{path}_lora_adapter"
+    async with client(KEY, shown=KEY) as http:
+        answer = await http.post(url, json=body)
+    async with client(KEY, shown="another-key") as http:
+        assert (await http.post(url, json=body)).status_code == 401
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text

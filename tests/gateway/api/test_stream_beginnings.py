@@ -74,7 +74,8 @@ def _service(watch: SimpleNamespace) -> GenerationService:
         body_rules=lambda principal, model: None,
     )
     load = SimpleNamespace(fingerprint=None)
-    dispatcher = SimpleNamespace(nats_watch=watch, fleet=SimpleNamespace(reported_load=lambda model: load))
+    fleet = SimpleNamespace(reported_load=lambda model: load, find_adapter=lambda model: None)
+    dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
     record = SimpleNamespace(traceparent=None, parsed=lambda *read: None)
     observer = SimpleNamespace(begin=lambda *of: record)
     parts: list[Any] = [services, dispatcher, None, None, None, observer, None]

@@ -65,6 +65,7 @@ def _sampling(**changes: object) -> Sampling:
     "changes",
     [
         {"model": "other"},
+        {"base": "base", "adapter": "1" * 64},
         {"n": 2},
         {"echo": True},
         {"cache_salt": "salt"},

@@ -41,13 +41,15 @@ SETTINGS: dict[str, Any] = {
     "pipeline_parallel_size": 2,
     "nnodes": 2,
 }
+# Places for adapters go with one rank alone, and with as many as are named at least.
+OWN = {"max_loras"}
 
 
 def test_every_setting_of_the_runner_is_the_workers() -> None:
     config = WorkerConfig(model=DEMO_MODEL, **SETTINGS)
     runner_config, _ = engine_setup._runner_config(config, read_model_directory(DEMO_MODEL))
     shared = {field.name for field in dataclasses.fields(RunnerConfig)} & set(WorkerConfig.__annotations__)
-    assert shared == {"model", *SETTINGS}
+    assert shared == {"model", *SETTINGS, *OWN}
     assert {name: getattr(runner_config, name) for name in SETTINGS} == SETTINGS
 
 

@@ -20,6 +20,7 @@ SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
 """Prompts as long as a step's budget: those prefilled first decode for as many steps as there are others."""
 
 COMMANDS = {
+    "adapters": "--batch 2 --rounds 1",
     "affinity": "--conversations 4 --turns 4 --blocks 1024",
     "batch_lane": "--concurrency 1 --turns 1 --requests 1 --tokens 8 --alone-s 1",
     "engine_compare": f"{SMALL} --peers transformers",

@@ -18,6 +18,7 @@ from tests.architecture.source import ROOT
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "ops" / "docs").rglob("*.md")])
 COMMAND_LANGUAGES = {"sh", "bash", "console", "python"}
 REASONS = {
+    "needs adapters of your own",
     "needs a GPU",
     "needs a Kubernetes cluster",
     "needs a Docker engine",

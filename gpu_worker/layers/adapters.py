@@ -1,0 +1,151 @@
+"""Which matrices of a model an adapter may be beside, and what the adapters that are here add to each.
+
+Blocks know nothing of it: a linear layer gets its table when it is made (`LayerParts.linear`), and adds the products of
+the step's rows when it is called. Slots are numbers that whoever loads adapters gives out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
+
+HEAD = "lm_head"
+EMBEDDING = "model.embed_tokens"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedMatrix:
+    """A matrix of the model.
+
+    Attributes:
+        modules: Of the checkpoint, by their whole names, whose features stand one after another.
+        rows: Output features of each.
+        columns: Input features.
+        order: `[sum(rows)]` int64, which of the modules' features each feature is; None is in order.
+        scales: `[sum(rows)]` float32, what the modules' features are multiplied by; None is by one.
+        tables: What multiplies by it in parts: of which features each part is, and its adapters.
+        is_gated: It is packed as gates and what they are for.
+    """
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    order: torch.Tensor | None
+    scales: torch.Tensor | None
+    tables: tuple[tuple[int, int, AdapterTable], ...]
+    is_gated: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Output features and input features."""
+        return sum(self.rows), self.columns
+
+
+Packed = Mapping[str, list[Any]]
+"""An adapter as the kernels read it: by matrix, a value for each of its tables."""
+
+
+class AdapterTargets:
+    """All matrices, and the adapters in their slots. One thread computes steps and places adapters.
+
+    Attributes:
+        matrices: By the name of the first module.
+        num_slots: For adapters.
+        max_rank: Largest rank that an adapter has had beside any matrix.
+    """
+
+    def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Know no matrix yet; inputs of all are of type `dtype`."""
+        self.num_slots = num_slots
+        self.max_rank = 1
+        self.matrices: dict[str, AdaptedMatrix] = {}
+        self._device = device
+        self._dtype = dtype
+
+    def add(
+        self,
+        modules: tuple[str, ...],
+        rows: tuple[int, ...],
+        columns: int,
+        *,
+        order: torch.Tensor | None = None,
+        scales: torch.Tensor | None = None,
+        parts: tuple[int, ...] = (),
+        is_gated: bool = False,
+    ) -> tuple[AdapterTable, ...]:
+        """Let adapters be beside a matrix; return a table for each of the parts, `parts` features wide, or for all."""
+        ends = np.cumsum(parts or (sum(rows),)).tolist()
+        tables = tuple(make_adapter_table(self.num_slots, self._device, self._dtype) for _ in ends)
+        placed = tuple(zip([0, *ends[:-1]], ends, tables, strict=True))
+        self.matrices[modules[0]] = AdaptedMatrix(modules, rows, columns, order, scales, placed, is_gated)
+        return tables
+
+    def add_embedding(self, vocab_size: int, size: int, scale: float, table: AdapterTable) -> None:
+        """Let adapters change the tokens' embeddings, which are multiplied by `scale`."""
+        scales = None if scale == 1 else torch.full((size,), scale)
+        placed = ((0, size, table),)
+        self.matrices[EMBEDDING] = AdaptedMatrix((EMBEDDING,), (size,), vocab_size, None, scales, placed)
+
+    def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
+        """Lay an adapter out as the kernels read it; any thread may do so.
+
+        Args:
+            adapter: By matrix, those among `matrices` that it changes.
+        """
+        packed = {}
+        for name, low_rank in adapter.items():
+            matrix = self.matrices[name]
+            is_whole = len(matrix.tables) == 1
+            parts = [low_rank if is_whole else low_rank.of_rows(first, end) for first, end, _ in matrix.tables]
+            pairs = zip(parts, matrix.tables, strict=True)
+            packed[name] = [None if part is None else table.pack(part) for part, (_, _, table) in pairs]
+        join(part for parts in packed.values() for part in parts)
+        return packed
+
+    def place(self, slot: int, packed: Packed | None, max_rank: int = 1) -> None:
+        """Put an adapter into a slot that no step reads, or clear it.
+
+        Args:
+            slot: Below `num_slots`.
+            packed: What `pack` made; None clears the slot.
+            max_rank: Its largest rank beside any matrix.
+        """
+        self.max_rank = max(self.max_rank, max_rank)
+        for name, matrix in self.matrices.items():
+            own = None if packed is None else packed.get(name)
+            for index, (_, _, table) in enumerate(matrix.tables):
+                table.place(slot, None if own is None else own[index])
+
+
+class EmbeddingAdapters:
+    """Changes embeddings: an adapter's first matrix has a column for each token, which is looked up."""
+
+    def __init__(self, num_slots: int) -> None:
+        """Hold nothing yet."""
+        self._adapters: list[LowRank | None] = [None] * num_slots
+
+    def pack(self, adapter: LowRank) -> LowRank:
+        """Return the adapter as it is."""
+        return adapter
+
+    def place(self, slot: int, packed: Any) -> None:
+        """Put an adapter's part into a slot, or clear it."""
+        self._adapters[slot] = packed
+
+    def add(self, x: torch.Tensor, result: torch.Tensor, rows: AdapterRows) -> None:
+        """Add to `result`, `[num_tokens, size]`, what each token's adapter has for the token ids `x`."""
+        for slot in np.unique(rows.slots[rows.slots >= 0]).tolist():
+            adapter = self._adapters[slot]
+            if adapter is None:
+                continue
+            own = torch.from_numpy(np.flatnonzero(rows.slots == slot)).to(result.device)
+            added = result[own].float()
+            for part in adapter.to(result.device).parts:
+                added += part.down.float().T[x[own]] * part.scale @ part.up.float().T
+            result[own] = added.to(result.dtype)

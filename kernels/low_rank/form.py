@@ -1,0 +1,72 @@
+"""An adapter's part beside one matrix: pairs of thin matrices, each for some of its output features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankPart:
+    """What an adapter adds to some features: `scale * up @ down @ x`.
+
+    Attributes:
+        down: `[rank, in_features]`.
+        up: `[num_features, rank]`, of the type of `down`.
+        scale: What the product is multiplied by.
+        features: `[num_features]` int64, which features of the matrix these are, each at most once.
+
+    Source: Hu et al., LoRA, arXiv 2106.09685, equation 3.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+    features: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        """Features between the two matrices."""
+        return len(self.down)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What an adapter adds to the product of a matrix; parts may share features.
+
+    Attributes:
+        shape: Of the matrix: `(out_features, in_features)`.
+        is_gated: The first half of the features are gates of the second half, and the matrix is packed so.
+    """
+
+    parts: tuple[LowRankPart, ...]
+    shape: tuple[int, int]
+    is_gated: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Features between the matrices of all parts."""
+        return sum(part.rank for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all matrices."""
+        return sum(part.down.nbytes + part.up.nbytes for part in self.parts)
+
+    def to(self, device: torch.device) -> LowRank:
+        """Return the same on another device."""
+        parts = [
+            LowRankPart(part.down.to(device), part.up.to(device), part.scale, part.features.to(device))
+            for part in self.parts
+        ]
+        return LowRank(tuple(parts), self.shape, self.is_gated)
+
+    def of_rows(self, first: int, end: int) -> LowRank | None:
+        """Return what is added to some neighbouring features; None where nothing is."""
+        parts = []
+        for part in self.parts:
+            is_here = (part.features >= first) & (part.features < end)
+            if is_here.any():
+                parts.append(LowRankPart(part.down, part.up[is_here], part.scale, part.features[is_here] - first))
+        return LowRank(tuple(parts), (end - first, self.shape[1])) if parts else None

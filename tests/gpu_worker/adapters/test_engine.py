@@ -1,0 +1,167 @@
+"""Sequences with several adapters and without share steps, blocks and drafts; each gets its own model's answer."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.adapters.reader import read_adapter
+from gpu_worker.core.scheduler import Scheduler
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.layers.fused_decoder import FusedDecoder
+from gpu_worker.speculative.ngram.proposer import NgramProposer
+from kernels.cpu_library import cpu_library
+from ops.bench.spec.fixed_depth import FixedDepth
+from shared.grammar import Grammar
+from shared.sampling import Sampling
+from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.gpu_worker.execution.engine_run import make_runner, random_prompt, run, save_tiny_model
+from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.structured_output.tiny_tokenizer import CHARACTERS, EOS, constraint_of
+
+NUM_ADAPTERS = 3
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+# All begin alike: with blocks of one for another an answer would differ.
+_SHARED = random_prompt(24, seed=1)
+PROMPTS = [[*_SHARED, *random_prompt(length, seed=length)] for length in (0, 3, 9)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], list[Path]]:
+    """A model, it and what it is with each adapter, and the adapters."""
+    root = tmp_path_factory.mktemp("models")
+    oracle = save_tiny_model(root / "model")
+    sizes = linear_sizes(oracle)
+    sizes.pop("lm_head")
+    adapters = [write_adapter(root / str(i), sizes, rank=2 + 5 * i, seed=i) for i in range(NUM_ADAPTERS)]
+    merged = []
+    for adapter in adapters:
+        merged.append(copy.deepcopy(oracle))
+        merge(merged[-1], adapter)
+    return root / "model", [oracle, *merged], adapters
+
+
+def _runner(models: tuple[Path, list[Any], list[Path]], **settings: Any) -> TorchModelRunner:
+    directory, _, adapters = models
+    runner = make_runner(directory, max_model_len=96, dtype="float32", max_loras=NUM_ADAPTERS, **settings)
+    targets = runner.model.adapters
+    assert targets is not None
+    for slot, adapter in enumerate(adapters):
+        read = read_adapter(adapter, targets)
+        targets.place(slot, targets.pack(read.low_ranks), read.max_rank)
+    return runner
+
+
+def _sequences(sampling: Sampling = GREEDY) -> list[Sequence]:
+    found = []
+    for i in range(12):
+        slot = i % (NUM_ADAPTERS + 1)
+        prompt = PROMPTS[i // 4]
+        adapter, salt = (None, b"") if slot == 0 else (slot - 1, bytes([slot]))
+        found.append(Sequence(str(i), list(prompt), len(prompt), sampling, max_tokens=12, adapter=adapter, salt=salt))
+    return found
+
+
+def _assert_greedy(tokens: dict[str, list[int]], oracles: list[Any]) -> None:
+    for i in range(12):
+        prompt, answer = PROMPTS[i // 4], tokens[str(i)]
+        expected = oracle_logits(oracles[i % (NUM_ADAPTERS + 1)], torch.tensor([*prompt, *answer]))
+        assert answer == expected[len(prompt) - 1 : -1].argmax(1).tolist()
+
+
+def test_answers_are_those_of_merged_models_beside_preemptions_and_hits(
+    models: tuple[Path, list[Any], list[Path]],
+) -> None:
+    runner = _runner(models)
+    if cpu_library() is not None:
+        assert isinstance(runner.model._decoder, FusedDecoder)
+    outcome = run(runner, _sequences(), num_blocks=40, token_budget=24, arrivals_per_step=1, headroom_tokens=1)
+    assert outcome.num_preemptions > 0
+    assert outcome.num_prefix_hits > 0
+    _assert_greedy(outcome.tokens, models[1])
+
+
+def test_drafts_are_verified_by_the_adapter(models: tuple[Path, list[Any], list[Path]]) -> None:
+    sequences, answers = _sequences(), run(_runner(models), _sequences()).tokens
+    for i, sequence in enumerate(sequences):
+        # The right answer, and from its middle on that of another model.
+        sequence.prediction = (*answers[str(i)][:6], *answers[str((i + 1) % 12)][6:])
+    runner = _runner(models, max_draft_tokens=4, proposer=NgramProposer(96))
+    outcome = run(runner, sequences, policy=FixedDepth(4))
+    assert outcome.speculation is not None
+    assert outcome.speculation.num_accepted_tokens >= 12 * 3
+    _assert_greedy(outcome.tokens, models[1])
+
+
+def test_grammars_bind_answers_of_adapters(models: tuple[Path, list[Any], list[Path]]) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=12, grammar=Grammar(kind="regex", source="[a-f]+;"))
+    sequences = _sequences(sampling)
+    for sequence in sequences:
+        sequence.constraint = constraint_of(sampling)
+    answers = run(_runner(models), sequences).tokens
+    # Of so many letters each model takes its own likeliest: the oracle's among those that are allowed.
+    allowed = [CHARACTERS.index(letter) for letter in "abcdef"]
+    for i in range(4):
+        first = oracle_logits(models[1][i], torch.tensor(PROMPTS[0]))[-1]
+        assert answers[str(i)][0] == allowed[int(first[allowed].argmax())]
+        assert set(answers[str(i)]) <= {*allowed, CHARACTERS.index(";"), EOS}
+
+
+def test_rows_without_an_adapter_have_the_bits_of_an_engine_without_adapters(
+    models: tuple[Path, list[Any], list[Path]],
+) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=12, logprobs=4, prompt_logprobs=2)
+    mixed = run(_runner(models), _sequences(sampling))
+    plain = run(make_runner(models[0], max_model_len=96, dtype="float32"), _sequences_without_adapters(sampling))
+    for i in range(0, 12, NUM_ADAPTERS + 1):
+        assert mixed.logprobs[str(i)] == plain.logprobs[str(i)]
+        assert mixed.prompt_logprobs[str(i)] == plain.prompt_logprobs[str(i)]
+
+
+def _sequences_without_adapters(sampling: Sampling) -> list[Sequence]:
+    sequences = _sequences(sampling)
+    for sequence in sequences:
+        sequence.adapter = None
+    return sequences
+
+
+@pytest.mark.parametrize("num_swaps", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_other_content_in_a_slot_serves_no_stale_prefix(
+    models: tuple[Path, list[Any], list[Path]], num_swaps: int
+) -> None:
+    runner = _runner(models)
+    targets = runner.model.adapters
+    assert targets is not None
+    adapters = [read_adapter(adapter, targets) for adapter in models[2]]
+    packed = [targets.pack(adapter.low_ranks) for adapter in adapters]
+    scheduler = Scheduler(
+        SchedulerConfig(block_size=4, num_blocks=400, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=96)
+    )
+    engine, answers, expected = Engine(scheduler, runner), {}, {}
+    for i in range(NUM_ADAPTERS + 1):
+        # Alone in an engine of its own.
+        slot, salt = (None, b"") if i == 0 else (i - 1, bytes([i]))
+        sequence = Sequence("0", list(_SHARED), len(_SHARED), GREEDY, max_tokens=12, adapter=slot, salt=salt)
+        expected[i] = run(runner, [sequence]).tokens["0"]
+    for number in range(num_swaps):
+        content = number % NUM_ADAPTERS
+        # The same slot, as if the same name had been loaded again; requests without an adapter run on.
+        targets.place(0, packed[content], adapters[content].max_rank)
+        for name, slot, salt in (("base", None, b""), ("adapted", 0, bytes([content + 1]))):
+            engine.add(
+                Sequence(f"{name}{number}", list(_SHARED), len(_SHARED), GREEDY, max_tokens=12, adapter=slot, salt=salt)
+            )
+        while engine.has_work():
+            for event in engine.step():
+                answers.setdefault(event.sequence.id, []).extend(event.token_ids)
+        assert answers.pop(f"base{number}") == expected[0]
+        assert answers.pop(f"adapted{number}") == expected[content + 1]
+    assert scheduler.stats.num_prefix_hits > num_swaps
+    runner.clear()

@@ -1,0 +1,134 @@
+"""Logits with an adapter are those of a model that it was merged into; those of rows without are as they were."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from gpu_worker.adapters.reader import read_adapter
+from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.models.decoder import CausalLM
+from gpu_worker.models.loader import load_model
+from kernels.low_rank import AdapterRows
+from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.gpu_worker.models.families.composed_cases import CASES as COMPOSED
+from tests.gpu_worker.models.families.random_models import case, save_case
+from tests.gpu_worker.models.paged_run import PagedRun
+from tests.gpu_worker.models.variants import oracle_logits, random_tokens
+from tests.gpu_worker.quantization.checkpoints import make_checkpoint
+from tests.gpu_worker.quantization.test_generation import CHECKPOINTS
+
+_LAYERS = (
+    r".*\.(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|qkv_proj|gate_up_proj|c_attn|c_proj|c_fc|in_proj)"
+)
+CASES = {
+    # Fused kernels: heads in another order, an embedding and a head of its own.
+    "llama": case("Llama", num_key_value_heads=2, tie_word_embeddings=False),
+    "qwen2-biases": case("Qwen2", tie_word_embeddings=True),
+    # One matrix for queries, keys and values, and one for gates and up projections.
+    "phi3": case("Phi3"),
+    # Layer by layer: norms behind blocks, a soft cap, embeddings that are scaled.
+    "gemma2": case("Gemma2", head_dim=12, sliding_window=9, query_pre_attn_scalar=12),
+    # Transposed matrices and learned positions.
+    "gpt2": COMPOSED["gpt2"],
+    "granite": case("Granite", attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.8),
+}
+
+
+class _Run(PagedRun):
+    """Sequences of which some have an adapter, by their number."""
+
+    slots: dict[int, int]
+
+    def context(self, positions: dict[int, torch.Tensor]) -> AttentionContext:
+        slots = [self.slots.get(s, -1) for s, where in positions.items() for _ in where]
+        assert self.model.adapters is not None
+        self.rows = AdapterRows(np.array(slots, dtype=np.int32), self.model.adapters.max_rank)
+        return replace(super().context(positions), adapters=self.rows if max(slots) >= 0 else None)
+
+    def step(self, num_tokens: dict[int, int]) -> dict[int, torch.Tensor]:
+        positions = {s: torch.arange(self.computed[s], self.computed[s] + count) for s, count in num_tokens.items()}
+        for s, count in num_tokens.items():
+            self.computed[s] += count
+        tokens = torch.cat([self.sequences[s][positions[s]] for s in num_tokens])
+        with torch.inference_mode():
+            hidden = self.model.forward(tokens, torch.cat(list(positions.values())), self.context(positions))
+            logits = self.model.logits(hidden, self.rows)
+        return dict(zip(num_tokens, logits.split(list(num_tokens.values())), strict=True))
+
+
+def _computed(model: CausalLM, slots: dict[int, int]) -> list[torch.Tensor]:
+    run = _Run(model, [random_tokens(18) % model.config.vocab_size for _ in range(3)])
+    run.slots = slots
+    rows: list[list[torch.Tensor]] = [[], [], []]
+    for step in ({0: 9, 1: 14}, {1: 1, 2: 17}, {0: 8, 1: 2}, {0: 1, 1: 1, 2: 1}):
+        for s, logits in run.step(step).items():
+            rows[s].append(logits)
+    return [torch.cat(row) for row in rows]
+
+
+def _place(model: CausalLM, slot: int, directory: Path) -> None:
+    assert model.adapters is not None
+    adapter = read_adapter(directory, model.adapters, model.config.block.names.renamed)
+    model.adapters.place(slot, model.adapters.pack(adapter.low_ranks), adapter.max_rank)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_merged_weights_and_base_rows_do_not_change(name: str, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    oracle = save_case(CASES[name], directory)
+    sizes = linear_sizes(oracle, _LAYERS)
+    assert sizes
+    last = list(sizes)[-1]
+    embedding = next(name for name, module in oracle.named_modules() if isinstance(module, torch.nn.Embedding))
+    is_tied = oracle.config.tie_word_embeddings
+    words = {} if is_tied or name != "llama" else {"model.embed_tokens": (48, 97), "lm_head": (97, 48)}
+    first = write_adapter(
+        tmp_path / "first", {**sizes, **words}, rank=3, seed=1, embedding=embedding, rank_pattern={last: 17}
+    )
+    # Only some modules, and another scale.
+    few = dict(list(sizes.items())[::2])
+    second = write_adapter(
+        tmp_path / "second", few, rank=8, seed=2, use_rslora=True, alpha_pattern={next(iter(few)): 5}
+    )
+    model = load_model(directory, torch.float32, torch.device("cpu"), num_adapters=3)
+    plain = load_model(directory, torch.float32, torch.device("cpu"))
+    _place(model, 2, first)
+    _place(model, 0, second)
+    rows = _computed(model, {0: 2, 2: 0})
+    for s, adapter in ((0, first), (2, second)):
+        merged = copy.deepcopy(oracle)
+        merge(merged, adapter)
+        expected = oracle_logits(merged, random_tokens(18))
+        assert (expected - oracle_logits(oracle, random_tokens(18))).abs().max() > 0.1
+        torch.testing.assert_close(rows[s], expected, atol=1e-3, rtol=0)
+    assert torch.equal(rows[1], _plain_rows(plain))
+
+
+def _plain_rows(model: Any) -> torch.Tensor:
+    run = PagedRun(model, [random_tokens(18) for _ in range(3)])
+    rows = [run.step(step)[1] for step in ({0: 9, 1: 14}, {1: 1, 2: 17}, {0: 8, 1: 2}, {0: 1, 1: 1, 2: 1})]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("name", ["gptq with act-order", "awq", "compressed-tensors"])
+def test_adapters_are_beside_quantized_weights(name: str, tmp_path: Path) -> None:
+    fields, pack = CHECKPOINTS[name]
+    made = make_checkpoint(tmp_path / "model", fields, pack, eos_token_id=None)
+    sizes = linear_sizes(made.oracle, _LAYERS)
+    adapter = write_adapter(tmp_path / "adapter", sizes, rank=6, seed=3)
+    model = load_model(made.directory, torch.float32, torch.device("cpu"), num_adapters=1)
+    _place(model, 0, adapter)
+    rows = _computed(model, {0: 0})
+    base = oracle_logits(made.oracle, random_tokens(18) % 96)
+    torch.testing.assert_close(rows[1], base, atol=1e-3, rtol=0)
+    merge(made.oracle, adapter)
+    expected = oracle_logits(made.oracle, random_tokens(18) % 96)
+    assert (expected - base).abs().max() > 0.1
+    torch.testing.assert_close(rows[0], expected, atol=1e-3, rtol=0)

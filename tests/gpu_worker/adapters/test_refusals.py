@@ -1,0 +1,143 @@
+"""Adapters that are broken, hostile, of another kind or another model are refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpu_worker.adapters.loaded import LoadedAdapters, parse_modules
+from gpu_worker.adapters.modules import content_digest, load_modules
+from gpu_worker.layers.adapters import AdapterTargets
+from shared.errors import BadRequestError, ConfigError
+from tests.gpu_worker.adapters.peft_files import write_adapter
+
+_MODULE = "model.layers.0.mlp.down_proj"
+_A = f"base_model.model.{_MODULE}.lora_A.weight"
+
+
+@pytest.fixture
+def targets() -> AdapterTargets:
+    targets = AdapterTargets(4, torch.device("cpu"), torch.float32)
+    targets.add((_MODULE,), (8,), 12)
+    return targets
+
+
+def _set(**fields: Any) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return change
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def changed(directory: Path) -> None:
+        tensors = load_file(directory / "adapter_model.safetensors")
+        change(tensors)
+        save_file(tensors, directory / "adapter_model.safetensors")
+
+    return changed
+
+
+def _rename(directory: Path) -> None:
+    _tensors(lambda tensors: tensors.update({_A.replace("lora_A", "lora_C"): tensors.pop(_A)}))(directory)
+
+
+def _file(content: bytes) -> Callable[[Path], object]:
+    return lambda directory: (directory / "adapter_model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (_set(peft_type="LOHA"), "only LORA is served"),
+        (_set(use_dora=True), "DoRA"),
+        (_set(bias="all"), "biases"),
+        (_set(modules_to_save=["lm_head"]), "whole modules"),
+        (_set(target_parameters=["mlp.experts.down_proj"]), "train experts as modules"),
+        (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
+        (_set(r=257), "from 1 to 256"),
+        (_set(r=True), "from 1 to 256"),
+        (_set(lora_alpha=-1), "above 0"),
+        (_set(rank_pattern={"(a+)+$": 3}), "only names of modules are read"),
+        (_set(rank_pattern={"down_proj": 2.5}), "whole number"),
+        (_set(r=8), "has to be [8, 12]"),
+        (_file(b""), "not a whole safetensors file"),
+        (_file(struct.pack("<Q", 2**62) + b"{}"), "not a whole safetensors file"),
+        (_file(struct.pack("<Q", 10) + b'{"a":[[[[['), "not a whole safetensors file"),
+        (_rename, "neither lora_A nor lora_B"),
+        (_tensors(lambda tensors: tensors.pop(_A)), "no lora_A"),
+        (_tensors(lambda tensors: tensors[_A].fill_(float("nan"))), "not finite"),
+        (_tensors(lambda tensors: tensors.update({_A: tensors[_A].double()})), "float32, float16 and bfloat16"),
+        (_tensors(lambda tensors: tensors.clear()), "has no matrices"),
+        (lambda directory: (directory / "adapter_model.safetensors").unlink(), "is missing"),
+        (lambda directory: (directory / "adapter_config.json").write_text("["), "not valid JSON"),
+    ],
+)
+def test_adapter_is_refused(
+    change: Callable[[Path], object], problem: str, targets: AdapterTargets, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
+    change(tmp_path / "adapter")
+    with pytest.raises(ConfigError) as raised:
+        load_modules({"mine": tmp_path / "adapter"}, targets, ())
+    assert problem in str(raised.value)
+    assert "'mine'" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("sizes", [{"model.layers.7.mlp.down_proj": (8, 12)}, {_MODULE: (9, 12)}, {_MODULE: (8, 11)}])
+def test_adapter_of_another_model_is_refused(
+    sizes: dict[str, tuple[int, int]], targets: AdapterTargets, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "adapter", sizes)
+    with pytest.raises(ConfigError, match=r"no such linear layer|has to be"):
+        load_modules({"mine": tmp_path / "adapter"}, targets, ())
+
+
+def test_names_of_equal_content_share_a_slot(targets: AdapterTargets, tmp_path: Path) -> None:
+    one, other = (write_adapter(tmp_path / name, {_MODULE: (8, 12)}, seed=1) for name in ("one", "other"))
+    third = write_adapter(tmp_path / "third", {_MODULE: (8, 12)}, seed=2)
+    loaded = load_modules({"a": one, "b": other, "c": third}, targets, ())
+    first, second, last = loaded.all
+    assert (first.digest, first.slot) == (second.digest, second.slot)
+    assert first.digest != last.digest
+    assert first.slot != last.slot
+    assert loaded.find("b") is second
+    found = loaded.find(last.digest)
+    assert found is not None
+    assert found.slot == last.slot
+    assert loaded.find(None) is None
+
+
+@pytest.mark.parametrize("part", ["adapter_config.json", "adapter_model.safetensors"])
+def test_any_change_of_content_changes_the_digest(part: str, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path, {_MODULE: (8, 12)})
+    before = content_digest(adapter)
+    (adapter / part).write_bytes((adapter / part).read_bytes() + b" ")
+    assert content_digest(adapter) != before
+
+
+def test_unknown_adapter_is_the_requests_fault() -> None:
+    loaded = LoadedAdapters(1)
+    loaded.add("0" * 64, 0)
+    loaded.put("mine", "0" * 64)
+    with pytest.raises(BadRequestError, match="no adapter 'yours'; it has: mine"):
+        loaded.find("yours")
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c", f"{'0' * 64}=b", f"{'n' * 129}=b"])
+def test_malformed_modules_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_LORA_MODULES"):
+        parse_modules(text)
+
+
+def test_modules_are_separated_by_commas_or_spaces() -> None:
+    assert parse_modules("a=/x b=/y,c=/z/=") == {"a": Path("/x"), "b": Path("/y"), "c": Path("/z/=")}

@@ -1,0 +1,109 @@
+"""Adapters behind the whole system: their names as models, answers of merged weights, keys, caches, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+
+from ops.stack.config import DEMO_MODEL
+from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
+from tests.integration.system import System, running_system
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [11, 305, 42, 7, 900, 1200, 33, 58, 60, 1001, 17, 18, 500, 501, 502, 77, 78, 3000, 12]
+
+
+def _answer(system: System, model: str) -> tuple[list[int], str]:
+    answer = httpx2.post(
+        f"{system.url}/v1/completions",
+        headers=system.headers(),
+        json={"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+        | {"ignore_eos": True},
+        timeout=60,
+    )
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body["choices"][0]["token_ids"], body["model"]
+
+
+def _expected(adapter: Path | None) -> list[int]:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    if adapter is not None:
+        merge(model, adapter)
+    tokens = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(8):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(PROMPT) :]
+
+
+def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
+    one, other = (write_adapter(tmp_path / name, sizes, rank=4, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    modules = f"pirate={one},clerk={other}"
+    with running_system(tmp_path, "--model", str(DEMO_MODEL), "--lora-modules", modules) as system:
+        base = system.model
+        models = {entry.id: entry.model_extra for entry in system.client().models.list()}
+        # Twice: computed, and from what is cached of it. None gets what belongs to another.
+        for _ in range(2):
+            for name, adapter in ((base, None), ("pirate", one), ("clerk", other)):
+                assert _answer(system, name) == (_expected(adapter), name)
+        chat = system.client().chat.completions.create(
+            model="clerk", messages=[{"role": "user", "content": "hello"}], max_tokens=3
+        )
+        tokens = httpx2.post(
+            f"{system.url}/tokenize", headers=system.headers(), json={"model": "clerk", "prompt": "hello"}, timeout=60
+        )
+        unknown = httpx2.post(
+            f"{system.url}/v1/completions", headers=system.headers(), json={"model": "cook", "prompt": "hello"}
+        )
+    assert [models[name]["parent"] for name in (base, "pirate", "clerk")] == [None, base, base]
+    assert chat.model == "clerk"
+    assert tokens.json()["count"] > 0
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
+    one, other = (write_adapter(tmp_path / name, sizes, rank=4, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    expected = {one: _expected(one), other: _expected(other)}
+    with running_system(tmp_path, "--model", str(DEMO_MODEL), "--max-loras", "3") as system:
+        info = system.info
+        operator = info["metrics_url"].removesuffix("/metrics")
+
+        def order(verb: str, **body: str) -> httpx2.Response:
+            headers = {"Authorization": f"Bearer {info['operator_key']}"}
+            return httpx2.post(f"{operator}/v1/{verb}_lora_adapter", headers=headers, json=body, timeout=120)
+
+        def names() -> set[str]:
+            return {entry.id for entry in system.client().models.list()}
+
+        for number in range(6):
+            content = (one, other)[number % 2]
+            loaded = order("load", lora_name="pirate", lora_path=str(content))
+            assert (loaded.status_code, "added successfully" in loaded.text) == (200, True), loaded.text
+            wait_for(lambda: "pirate" in names())
+            # As soon as a heartbeat tells; from then on never what the content before had.
+            wait_for(lambda content=content: _answer(system, "pirate")[0] == expected[content])
+            assert [_answer(system, "pirate")[0] for _ in range(3)] == [expected[content]] * 3
+        broken = order("load", lora_name="pirate", lora_path=str(tmp_path))
+        unnamed = order("load", lora_path=str(one))
+        assert order("unload", lora_name="pirate").status_code == 200
+        assert order("unload", lora_name="pirate").status_code == 400
+        wait_for(lambda: "pirate" not in names())
+        keyless = httpx2.post(f"{operator}/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/"})
+    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "adapter_refused")
+    assert "adapter_config.json" in broken.json()["error"]["message"]
+    assert (unnamed.status_code, keyless.status_code) == (400, 401)

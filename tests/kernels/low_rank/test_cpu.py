@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu_library import cpu_library
+from kernels.low_rank import AdapterRows
+from kernels.low_rank.cpu import CpuAdapterTable
+from kernels.low_rank.reference import low_rank_reference
+from tests.kernels.low_rank.adapters import make_adapter, slots_of
+
+_SLOTS = slots_of(2, -1, 0, 0, 3, -1, 0, 2, 0, 0, 1, 0)
+
+
+def new_table(dtype: torch.dtype) -> CpuAdapterTable:
+    library = cpu_library()
+    if library is None:
+        pytest.skip("there is no compiler")
+    return CpuAdapterTable(library, 4, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "num_inputs"), [([70, 9, 30], 37), ([64, 64], 128), ([1], 3)], ids=str)
+def test_sums_equal_reference(rows: list[int], num_inputs: int, dtype: torch.dtype) -> None:
+    table, generator = new_table(dtype), torch.Generator().manual_seed(num_inputs)
+    stored = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+    # The slot of one row leaves the matrix as it is.
+    adapters = [
+        make_adapter([5, 0, 17][: len(rows)], rows, num_inputs, generator, stored),
+        None,
+        make_adapter([1, 256, 3][: len(rows)], rows, num_inputs, generator, stored),
+        make_adapter([4] * len(rows), rows, num_inputs, generator, stored),
+    ]
+    for slot, adapter in enumerate(adapters):
+        table.place(slot, None if adapter is None else table.pack(adapter))
+    # Rows lie apart, and what is between them must stay.
+    memory = torch.randn(len(_SLOTS), sum(rows) + 5, generator=generator).to(dtype)
+    x = torch.randn(len(_SLOTS), num_inputs + 2, generator=generator).to(dtype)[:, :num_inputs]
+    expected = memory.clone()
+    low_rank_reference(x, expected[:, : sum(rows)], _SLOTS.tolist(), adapters)
+    table.add(x, memory[:, : sum(rows)], AdapterRows(_SLOTS, 260))
+    # In bfloat16 the products between the matrices are rounded too, of 256 ranks here.
+    tolerance = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.2}[dtype]
+    torch.testing.assert_close(memory, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(memory[:, sum(rows) :], expected[:, sum(rows) :])
+    assert torch.equal(memory[_SLOTS < 0], expected[_SLOTS < 0])
+
+
+def test_bits_of_a_row_do_not_depend_on_others() -> None:
+    table, generator = new_table(torch.float32), torch.Generator().manual_seed(0)
+    for slot in range(4):
+        table.place(slot, table.pack(make_adapter([3 + slot, 9], [40, 50], 45, generator)))
+    x, before = torch.randn(len(_SLOTS), 45, generator=generator), torch.randn(len(_SLOTS), 90, generator=generator)
+    together = before.clone()
+    table.add(x, together, AdapterRows(_SLOTS, 16))
+    for row, slot in enumerate(_SLOTS):
+        alone = before[row : row + 1].clone()
+        table.add(x[row : row + 1], alone, AdapterRows(slots_of(slot), 16))
+        assert torch.equal(alone, together[row : row + 1])
+
+
+def test_cleared_slot_adds_nothing() -> None:
+    table = new_table(torch.float32)
+    table.place(0, table.pack(make_adapter([4], [8], 8, torch.Generator().manual_seed(1))))
+    table.place(0, None)
+    result = torch.ones(1, 8)
+    table.add(torch.ones(1, 8), result, AdapterRows(slots_of(0), 4))
+    assert torch.equal(result, torch.ones(1, 8))
