@@ -54,7 +54,7 @@ from shared.worker_metrics import WorkerMetrics
 PROTOCOL_VERSION = 1
 POOLING_OPTIONS, TEXT_PARTS = "pooling_options", "text_parts"
 BACKGROUND, LOGPROB_TOKENS, ADAPTERS, IMAGES = "background", "logprob_token_ids", "adapters", "images"
-# What a worker of this version understands beyond the first one: the queue `resumed`, options of pooling, drains, ends of
+# What a worker of this version understands beyond the first: the queue `resumed`, options of pooling, drains, ends of
 # content parts, queues `background`, listed log probabilities, adapters; and `IMAGES` where its model sees.
 FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS)
 BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
