@@ -227,4 +227,8 @@ def cache_salt(request: Request, adapter: str | None = None) -> bytes:
     """
     digest = adapter or request.adapter or ""
     root = b"\0" + bytes.fromhex(digest) if is_digest(digest) else b""
-    return root + f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()
+    return root + _own_salt(request)
+
+
+def _own_salt(request: Request) -> bytes:
+    return f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()
