@@ -44,7 +44,9 @@ Queue = Lane | Literal["resumed", "background"]
 """Where requests wait: those of people twice, since what had its turn before goes before what has not. So do batch
 requests: people wait for background responses, so these do not wait behind jobs."""
 
-_PLAIN = re.compile(r"[A-Za-z0-9-]")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9-]{1,128}")
+# Of each byte of a name.
+_ENCODED = [chr(b) if _PLAIN_NAME.fullmatch(chr(b)) else f"_{b:02x}" for b in range(256)]
 # Up to sixteen tokens of ordinary characters.
 _REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}")
 
@@ -58,7 +60,9 @@ def encode_name(name: str) -> str:
     Raises:
         InvalidNameError: As `check_name`.
     """
-    return "".join(chr(b) if _PLAIN.match(chr(b)) else f"_{b:02x}" for b in check_name(name))
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    return "".join(map(_ENCODED.__getitem__, check_name(name)))
 
 
 def check_setting(variable: str, name: str) -> None:

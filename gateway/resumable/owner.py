@@ -111,7 +111,8 @@ class StreamOwner:
         stream.seq = seq
         stream.caught_up.set()
         stream.ended.add_done_callback(lambda _: self._ended(stream))
-        self.writer.note(stream)
+        if stream.entries:
+            self.writer.note(stream)
 
     def give_up(self, stream: LiveStream) -> None:
         """Own a stream no longer that was never opened."""

@@ -205,8 +205,7 @@ class PieceWriter:
         """Add entries; return the messages that changed, with their numbers."""
         changed: list[tuple[int, bytes]] = []
         self.has_begun = True
-        for entry in entries:
-            encoded = encode(entry)
+        for encoded in map(encode, entries):
             is_full = len(self._content) + len(encoded) > PIECE_BYTES or self._num_in_piece == MAX_PIECE_ENTRIES
             if is_full and self._num_in_piece:
                 self._close([self._piece()], changed)

@@ -1,6 +1,7 @@
 """Writes the logs of the streams that this process generates, in rounds: pieces and journal first, then the fence.
 
 A round takes what came since the one before, so that one acknowledgement stands for the tokens of all streams. The
+first entries of a stream have a round of their own when the next one is not due yet. The
 fence is a message that names this writer, written only if it is still the last one of its subject. Whoever takes
 streams over writes to it first. Then no round of the old owner ends well, and it shows nothing that the new owner has
 not read.
@@ -26,8 +27,11 @@ from gateway.resumable.record import PieceWriter
 from shared.background_tasks import BackgroundTasks
 from shared.log_limit import LogLimit
 
-# Rounds begin this far apart.
+# Rounds begin this far apart, and those of many streams further: a round then takes several tokens of each, which costs
+# little more than one. The first entries of a stream do not wait for that.
 MIN_ROUND_S = 0.005
+MAX_ROUND_S = 0.02
+_ROUND_OF_EACH_S = 0.001
 # A round with more pieces than that is followed by a pause as long as it took, up to a bound.
 _MANY_PIECES = 64
 MAX_PAUSE_S = 0.05
@@ -82,6 +86,11 @@ class LogWriter:
         self._on_large = on_large
         self._seq = 0
         self._dirty: dict[LiveStream, None] = {}
+        # Those of them that do not wait until the next round is due.
+        self._urgent: dict[LiveStream, None] = {}
+        # A time of `time.monotonic()`.
+        self._due_at = 0.0
+        self._waker: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._tasks = BackgroundTasks()
         self._failing_since: float | None = None
@@ -96,12 +105,15 @@ class LogWriter:
         """Write nothing more of a stream."""
         self.owned.pop(stream, None)
         self._dirty.pop(stream, None)
+        self._urgent.pop(stream, None)
         self._journal.forget(stream)
         self._settled(stream, False)
 
     def note(self, stream: LiveStream) -> None:
         """Write the new entries of a stream in the next round. This runs once per token."""
         self._dirty[stream] = None
+        if not stream.num_shown and stream.entries:
+            self._hurry(stream)
         if self._task is None and not self.is_revoked:
             self._task = self._tasks.spawn(self._run(), "log of streams")
 
@@ -109,7 +121,12 @@ class LogWriter:
         """Wait until the log has the entries that a stream has now; False if that does not become true."""
         waiting = self._waiting.setdefault(stream, asyncio.get_running_loop().create_future())
         self.note(stream)
+        self._hurry(stream)
         return await waiting
+
+    def _hurry(self, stream: LiveStream) -> None:
+        self._urgent[stream] = None
+        self._wake()
 
     async def close(self) -> None:
         """Write nothing more."""
@@ -123,17 +140,51 @@ class LogWriter:
     async def _run(self) -> None:
         try:
             while self._dirty and not self.is_revoked:
+                await self._wait_until_due()
                 began = time.monotonic()
-                streams, self._dirty = list(self._dirty), {}
-                is_done = await self._round(streams)
-                if not is_done:
+                streams = self._take(began)
+                if not await self._round(streams):
                     self._dirty.update({stream: None for stream in streams if stream in self.owned})
+                    self._due_at = 0.0
                     self._give_up_silent()
+                    await asyncio.sleep(_RETRY_S)
+                    continue
                 took = time.monotonic() - began
-                pause_s = min(MAX_PAUSE_S, took) if self._num_pieces > _MANY_PIECES else MIN_ROUND_S - took
-                await asyncio.sleep(max(0.0, pause_s) if is_done else _RETRY_S)
+                if self._num_pieces > _MANY_PIECES:
+                    self._due_at = max(self._due_at, began + took + min(MAX_PAUSE_S, took))
+                await asyncio.sleep(max(0.0, MIN_ROUND_S - took))
         finally:
             self._task = None
+
+    def _take(self, now: float) -> list[LiveStream]:
+        """Return the streams of the next round: all that have something new, or before it is due the urgent ones."""
+        if self._urgent and now < self._due_at:
+            streams = list(self._urgent)
+            for stream in streams:
+                self._dirty.pop(stream, None)
+        else:
+            streams, self._dirty = list(self._dirty), {}
+            self._due_at = now + min(MAX_ROUND_S, len(streams) * _ROUND_OF_EACH_S)
+        self._urgent.clear()
+        return streams
+
+    async def _wait_until_due(self) -> None:
+        """Wait until a round is due, or a stream is urgent."""
+        delay_s = self._due_at - time.monotonic()
+        if self._urgent or delay_s <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._waker = loop.create_future()
+        timer = loop.call_later(delay_s, self._wake)
+        try:
+            await self._waker
+        finally:
+            timer.cancel()
+            self._waker = None
+
+    def _wake(self) -> None:
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
 
     async def _round(self, streams: Iterable[LiveStream]) -> bool:
         """Write the new entries of streams, and show them when the log has them; False if it does not answer."""

@@ -19,6 +19,7 @@ from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, Entry, 
 from gateway.resumable.writer import LogWriter
 from shared.messages import Delta, Finish
 from tests.gateway.resumable.test_writer import head_and_generation
+from tests.waiting import until
 
 
 class Log:
@@ -29,7 +30,7 @@ class Log:
         self.slots: dict[int, tuple[int, bytes]] = {}
         self.span: Span = (0, 0)
         self.failures: list[Exception] = []
-        self.num_messages = 0
+        self.num_messages = self.num_rounds = 0
         self.fences = self
 
     def send(self, tenant: str, stream_id: str, owner: str, number: int, *, payload: bytes) -> None:
@@ -44,6 +45,7 @@ class Log:
         if self.failures:
             raise self.failures.pop()
         self.span = span
+        self.num_rounds += 1
         return seq + 1
 
     def together(self) -> contextlib.AbstractContextManager[None]:
@@ -69,12 +71,15 @@ class Log:
             entries += decode_piece(message)[1]
         return entries
 
-    async def taken_over(self, stream: LiveStream) -> list[Entry]:
-        """Return the entries that another process would read now."""
+    def tail(self) -> JournalTail:
+        """Return the end of the journal, as whoever revokes the fence reads it."""
+        return JournalTail(self.slots[number % SLOTS] for number in range(*self.span))
+
+    async def taken_over(self, stream: LiveStream, tail: JournalTail) -> list[Entry]:
+        """Return the entries that another process would have after reading pieces."""
         other = LiveStream(stream.head, stream.generation, 0.0)
         await LogReader(cast("Any", self), other).read()
-        found = (self.slots[number % SLOTS] for number in range(*self.span))
-        JournalTail(found).extend(other.head, other.entries)
+        tail.extend(other.head, other.entries)
         return other.entries
 
 
@@ -105,12 +110,13 @@ class Case:
 
     async def check(self) -> None:
         """Compare what another process would have now with what was shown."""
+        tail = self.log.tail()
         for stream in self.streams:
             if stream.has_last_entry:
                 # Followers, and readers of a stream that has ended, read no journal.
                 assert [entry[1] for entry in stream.entries] == [entry[1] for entry in self.log.in_pieces(stream)]
             if stream.pieces is not None and stream.pieces.has_begun:
-                found = await self.log.taken_over(stream)
+                found = await self.log.taken_over(stream, tail)
                 assert found == stream.entries[: len(found)]
                 assert len(found) >= stream.num_shown
 
@@ -125,6 +131,7 @@ _STEPS = st.one_of(
     st.tuples(
         st.just("say"), st.lists(st.tuples(st.integers(0, 5), st.sampled_from([1, 1, 1, 70_000, 300_000])), max_size=6)
     ),
+    st.tuples(st.just("note"), st.integers(0, 5)),
     st.tuples(st.just("end"), st.integers(0, 5)),
     st.tuples(st.just("follow"), st.integers(0, 5)),
     st.tuples(st.just("switch"), st.booleans()),
@@ -144,6 +151,11 @@ async def test_pieces_and_journal_have_what_was_shown(steps: list[tuple[str, Any
             case.log.failures.append(OSError())
         elif kind == "follow":
             case.streams[value].is_followed = True
+        elif kind == "note":
+            # It waits until a round is due, while others do not.
+            if case.streams[value] not in ended:
+                case.say(case.streams[value], "n")
+                case.writer.note(case.streams[value])
         else:
             places = [(value, 1)] if kind == "end" else value
             said = {case.streams[place]: size for place, size in places if case.streams[place] not in ended}
@@ -156,6 +168,23 @@ async def test_pieces_and_journal_have_what_was_shown(steps: list[tuple[str, Any
     case.uses_journal = False
     await case.round(case.streams)
     case.log.span = (0, 0)
+    await case.check()
+    await case.writer.close()
+
+
+async def test_first_entries_do_not_wait_until_the_round_of_all_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(3)
+    for name in ("MAX_ROUND_S", "_ROUND_OF_EACH_S"):
+        monkeypatch.setattr(writing, name, 3600.0)
+    old, *new = case.streams
+    for stream in (old, old, *new):
+        case.say(stream, "a")
+        case.writer.note(stream)
+        await until(lambda: case.log.num_rounds and all(each.num_shown for each in new if each.entries))
+    assert [stream.num_shown for stream in case.streams] == [1, 1, 1]
+    assert case.log.num_rounds <= 3
+    await case.round([old])
+    assert old.num_shown == 2
     await case.check()
     await case.writer.close()
 
