@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.background_tasks import BackgroundTasks
+from shared.errors import HeadraceError
 from shared.limited_process import HEAD, READY, Outcome
 
 START_TIMEOUT_S = 20.0
@@ -25,7 +26,7 @@ _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
 _logger = logging.getLogger(__name__)
 
 
-class LimitedProcessError(Exception):
+class LimitedProcessError(HeadraceError):
     """The process does not start, or does not answer."""
 
 
@@ -86,7 +87,7 @@ class LimitedLink:
             await self._started()
         except (OSError, EOFError, TimeoutError):
             _logger.warning("%s does not start", self._what, exc_info=True)
-            raise LimitedProcessError from None
+            raise LimitedProcessError(f"{self._what} does not start") from None
 
     async def ask(self, message: bytes, niceness: int) -> Outcome:
         """Return what becomes of a piece of work. If the process dies, it is started and asked once more.
@@ -103,7 +104,7 @@ class LimitedLink:
                 return await self._exchange(message, niceness)
             except (OSError, EOFError, TimeoutError):
                 _logger.warning("%s does not answer", self._what, exc_info=True)
-        raise LimitedProcessError
+        raise LimitedProcessError(f"{self._what} does not answer")
 
     async def _exchange(self, message: bytes, niceness: int) -> Outcome:
         running = await self._started()
@@ -125,7 +126,7 @@ class LimitedLink:
     async def _started(self) -> _Running:
         async with self._starting:
             if self._is_closed:
-                raise LimitedProcessError
+                raise LimitedProcessError(f"{self._what} is closed")
             if self._running is None or self._running.has_ended:
                 self._running = await self._start()
             return self._running

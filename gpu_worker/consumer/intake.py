@@ -21,6 +21,7 @@ from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError
+from shared.limited_link import LimitedProcessError
 from shared.media_store import MediaStoreError
 
 _log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class Intake:
         if isinstance(error, BadRequestError):
             lane.refuse(held, error)
             return
-        if isinstance(error, CompilerBusyError | MediaStoreError):
+        if isinstance(error, CompilerBusyError | LimitedProcessError | MediaStoreError):
             _log.warning("request given back: %s", error, extra=log_fields(held.request))
             lane.give_back(held)
             return

@@ -20,7 +20,7 @@ from typing import Protocol
 from gpu_worker.core.media import PreparedImage
 from gpu_worker.media.decoder import Decoder, Pixels
 from shared.background_tasks import BackgroundTasks
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, HeadraceError
 from shared.media import IMAGE_NOT_FOUND, MediaRef
 from shared.media_store import MediaStore, MissingMediaError
 
@@ -54,7 +54,7 @@ class PreparedImages:
         self._used_bytes = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._kept: OrderedDict[_Key, PreparedImage] = OrderedDict()
-        self._running: dict[_Key, asyncio.Task[PreparedImage]] = {}
+        self._running: dict[_Key, asyncio.Task[PreparedImage | HeadraceError]] = {}
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
         self._tasks = BackgroundTasks()
@@ -84,7 +84,7 @@ class PreparedImages:
             tasks = {ref: self._begin((tenant, ref.digest, ref.detail), ref) for ref in refs}
             # None who goes away breaks off what others wait for.
             await asyncio.wait(set(tasks.values()))
-            return [tasks[ref].result() for ref in refs]
+            return [_prepared(tasks[ref].result(), number, len(refs)) for number, ref in enumerate(refs, 1)]
         finally:
             self._give_room(num_bytes)
 
@@ -95,13 +95,20 @@ class PreparedImages:
         await self._decoder.close()
         await self._tasks.wait()
 
-    def _begin(self, key: _Key, ref: MediaRef) -> asyncio.Task[PreparedImage]:
+    def _begin(self, key: _Key, ref: MediaRef) -> asyncio.Task[PreparedImage | HeadraceError]:
         task = self._running.get(key)
         if task is None:
-            task = self._running[key] = self._tasks.spawn(self._prepared(key, ref), "prepare an image")
+            task = self._running[key] = self._tasks.spawn(self._outcome(key, ref), "prepare an image")
         return task
 
-    async def _prepared(self, key: _Key, ref: MediaRef) -> PreparedImage:
+    async def _outcome(self, key: _Key, ref: MediaRef) -> PreparedImage | HeadraceError:
+        """Return an image, or why there is none: that is no failure of the task, and concerns who asked."""
+        try:
+            return await self._prepare(key, ref)
+        except HeadraceError as error:
+            return error
+
+    async def _prepare(self, key: _Key, ref: MediaRef) -> PreparedImage:
         try:
             kept = self._kept.get(key)
             if kept is not None:
@@ -172,6 +179,16 @@ class PreparedImages:
         """Drop what was prepared longest ago while there is less room than `num_bytes`."""
         while self._kept and self._used_bytes + num_bytes > self._max_bytes:
             self._kept.popitem(last=False)
+
+
+def _prepared(outcome: PreparedImage | HeadraceError, number: int, num_images: int) -> PreparedImage:
+    """Return an image; raise why there is none, under its number among the images of its request."""
+    if isinstance(outcome, BadRequestError) and num_images > 1:
+        message = f"Image {number} of {num_images}: {outcome}"
+        raise BadRequestError(message, outcome.param, outcome.code) from outcome
+    if isinstance(outcome, HeadraceError):
+        raise outcome
+    return outcome
 
 
 def _released(loop: asyncio.AbstractEventLoop, own: int, give_room: Callable[[], None]) -> None:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from gpu_worker.consumer import intake
+from gpu_worker.media.decoder import Decoder
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
+from shared.limited_link import LimitedProcessError
 from shared.media import ContentImage, MediaRef
 from shared.media_store import MediaStore
 from shared.messages import IMAGES, Request, encode, encode_request
@@ -151,6 +153,23 @@ async def test_stranger_that_lies_about_an_image_is_refused_with_the_reason(
     answer = await ask(gateway, asking(gateway, (msgspec.structs.replace(ref, **change),), 0))
     assert (answer.finish.reason, answer.finish.error_param) == ("failed", param)
     assert problem in answer.finish.error
+
+
+async def test_request_whose_images_cannot_be_decoded_now_is_given_back(
+    gateway: TestGateway, worker: RunningWorker, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, failures = Decoder.decode, iter("f")
+
+    async def fail_once(self: Decoder, ref: MediaRef, data: bytes) -> Any:
+        if next(failures, None) is not None:
+            raise LimitedProcessError("the process that decodes images does not answer")
+        return await decode(self, ref, data)
+
+    monkeypatch.setattr(Decoder, "decode", fail_once)
+    media = await stored(gateway, PNG)
+    # Its gateway queues it once more.
+    reasons = [(await ask(gateway, asking(gateway, media, 0))).finish.reason for _ in range(2)]
+    assert (reasons, len(given)) == (["handoff", "length"], 1)
 
 
 async def test_images_of_another_tenant_are_not_there(gateway: TestGateway, worker: RunningWorker) -> None:

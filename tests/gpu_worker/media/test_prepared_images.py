@@ -86,9 +86,12 @@ async def test_images_come_in_their_order_each_fetched_once(images: PreparedImag
     assert sorted(parts.fetched) == [("other", 2), ("t", 1), ("t", 2)]
 
 
-async def test_image_that_is_missing_is_the_fault_of_the_request(images: PreparedImages) -> None:
-    with pytest.raises(BadRequestError, match="no longer stored") as e:
+async def test_image_that_is_missing_is_the_fault_of_the_request(
+    images: PreparedImages, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(BadRequestError, match=r"^Image 2 of 2: .*no longer stored") as e:
         await images.images("t", [ref(1), ref(0)])
+    assert not caplog.records, "what is wrong with a request is no error of the worker"
     assert (e.value.param, e.value.code) == ("media", "image_not_found")
 
 
