@@ -21,6 +21,7 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.errors import APIError
 
 from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.systems import address_of, headrace_up
@@ -172,10 +173,18 @@ class Backlog:
             # A cancellation that meets the answer of a publication is lost (`asyncio.wait_for` of Python 3.11).
             self._is_kept = False
             await asyncio.gather(keeping, return_exceptions=True)
-            await self._admin.jetstream().purge_stream(batch_stream(_TENANT))
+            await self._drop_waiting()
             self._last_done = time.monotonic()
             while (left := self._last_done + _QUIET_S - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(left)
+
+    async def _drop_waiting(self) -> None:
+        """Delete the jobs one by one: a purge of the queue is closed in the shipped configuration of NATS."""
+        js, stream = self._admin.jetstream(), batch_stream(_TENANT)
+        state = (await js.stream_info(stream)).state
+        for seq in range(state.first_seq, state.last_seq + 1):
+            with contextlib.suppress(APIError):
+                await js.delete_msg(stream, seq)
 
     async def rate(self, duration_s: float) -> float:
         """Return the tokens per second of the next seconds."""

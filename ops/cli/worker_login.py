@@ -67,9 +67,9 @@ def run(config: NatsUserConfig, model: str) -> None:
     the name that is served. Workers with this login pull requests of this model alone, and hear no prompts of others.
     Four things remain: it writes results, replies and progress of any job whose tenant and id it knows, and can purge
     results; it sends frames of any request whose gateway and id it knows; it can read the images of all requests while
-    they are stored; and it can name any subject as a reply, so that NATS's own acknowledgements, never a text of its
-    choice, land there and are discarded. Jobs that no worker
-    takes in time are expired by workers with the login `worker` alone.
+    they are stored; and it can have NATS's empty answers, and requests that wait, sent to any subject. Calls of
+    JetStream's API that this could misuse are closed in the account SYS, but for purges of four streams.
+    Jobs that no worker takes in time are expired by workers with the login `worker` alone.
     """
     print(user_block(model, login(config, f"worker-{encode_name(model)}")), end="")
     if sys.stdout.isatty():

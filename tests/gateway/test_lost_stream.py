@@ -41,7 +41,7 @@ async def test_number_in_a_lost_stream_is_forgotten(own_bench: Bench) -> None:
 
 
 async def test_server_that_lost_its_disk_queues_requests_of_people_again(tmp_path: Path) -> None:
-    with secured_server(tmp_path) as server:
+    with secured_server(tmp_path, is_closed=False) as server:
         async with AsyncExitStack() as stack:
             admin = await connect(_url(server, "admin"), role="admin", name="admin")
             stack.push_async_callback(admin.close)

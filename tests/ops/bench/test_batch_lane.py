@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from nats.js.api import StreamConfig, StreamInfo, StreamState
+
 from ops.bench.batch_lane import Backlog
 
 
@@ -11,7 +13,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.delay_s = 0.0
-        self.was_purged = False
+        self.deleted: list[int] = []
 
     def jetstream(self) -> Queue:
         return self
@@ -22,8 +24,11 @@ class Queue:
         except asyncio.CancelledError:
             return
 
-    async def purge_stream(self, _: str) -> None:
-        self.was_purged = True
+    async def stream_info(self, _: str) -> StreamInfo:
+        return StreamInfo(StreamConfig(), StreamState(messages=2, bytes=2, first_seq=7, last_seq=8, consumer_count=1))
+
+    async def delete_msg(self, _: str, seq: int) -> None:
+        self.deleted.append(seq)
 
 
 async def test_backlog_ends_though_a_cancellation_would_be_lost() -> None:
@@ -34,4 +39,4 @@ async def test_backlog_ends_though_a_cancellation_would_be_lost() -> None:
             queue.delay_s = 0.1
             backlog._num_done = 1
             await asyncio.sleep(0.06)
-        assert queue.was_purged
+        assert queue.deleted == [7, 8]

@@ -71,8 +71,11 @@ async def connect_as(url: str, user: str, role: Role | None = None, **options: A
 
 
 @contextmanager
-def secured_server(directory: Path, users: str = "") -> Iterator[NatsServer]:
-    """Run nats-server with the shipped configuration, one tenant more, and more `users` of the main account."""
+def secured_server(directory: Path, users: str = "", *, is_closed: bool = True) -> Iterator[NatsServer]:
+    """Run nats-server with the shipped configuration, one tenant more, and more `users` of the main account.
+
+    Unless `is_closed`, the lines are taken out that keep the administrator from deleting streams and consumers.
+    """
     configuration = directory / "configuration"
     shutil.copytree(NATS_CONFIG.parent, configuration, ignore=shutil.ignore_patterns("__pycache__"))
     with (configuration / "tenants.conf").open("a") as file:
@@ -81,7 +84,8 @@ def secured_server(directory: Path, users: str = "") -> Iterator[NatsServer]:
     main = configuration / NATS_CONFIG.name
     place = "{ user: gateway,"
     assert main.read_text().count(place) == 1
-    main.write_text(main.read_text().replace(place, f"{users}\n      {place}"))
+    lines = main.read_text().replace(place, f"{users}\n      {place}").splitlines()
+    main.write_text("\n".join(line for line in lines if is_closed or not line.endswith('": "headrace.closed"')))
     server = NatsServer(directory / "server", ("-c", str(configuration / NATS_CONFIG.name)))
     with pytest.MonkeyPatch.context() as patch:
         for role in NATS_ROLES:

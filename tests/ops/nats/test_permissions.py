@@ -14,7 +14,7 @@ from ops.stack.commands import NATS_ROLES
 from shared.errors import DependencyError
 from shared.nats_connection import connect, inbox_prefix
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from tests.ops.nats.secured import Connection
+from tests.ops.nats.secured import Connection, connect_as, secured_server
 from tests.servers import NatsServer
 
 Connect = Callable[[str], Awaitable[Connection]]
@@ -253,13 +253,16 @@ async def test_interactive_request_travels_from_gateway_to_worker(as_role: Conne
     assert not await worker.is_refused()
 
 
-async def test_lost_interactive_stream_is_made_again_by_a_gateway_or_a_worker(as_role: Connect) -> None:
-    admin = await as_role("admin")
-    for role in ("gateway", "worker"):
-        await admin.client.jetstream().delete_stream(INTERACTIVE_STREAM)
-        connection = await as_role(role)
-        await ensure_streams(connection.client.jetstream(), LIMITS)
-        assert await admin.client.jetstream().stream_info(INTERACTIVE_STREAM)
+async def test_lost_interactive_stream_is_made_again_by_a_gateway_or_a_worker(tmp_path: Path) -> None:
+    with secured_server(tmp_path, is_closed=False) as server:
+        admin, *roles = [await connect_as(server.url, role) for role in ("admin", "gateway", "worker")]
+        await ensure_streams(admin.client.jetstream(), LIMITS)
+        for connection in roles:
+            await admin.client.jetstream().delete_stream(INTERACTIVE_STREAM)
+            await ensure_streams(connection.client.jetstream(), LIMITS)
+            assert await admin.client.jetstream().stream_info(INTERACTIVE_STREAM)
+        for connection in (admin, *roles):
+            await connection.client.close()
 
 
 async def test_worker_answers_tokenizer_calls_though_it_may_not_publish_to_inboxes(as_role: Connect) -> None:
