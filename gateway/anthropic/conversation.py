@@ -25,6 +25,7 @@ _REASONS = MappingProxyType(
         "compaction": "It stands for earlier turns at Anthropic's server alone: send them, or their summary as text.",
         "container_upload": "The file lies at Anthropic's server: send its text in a document.",
         "tool_result": "It may stand in a turn of the user alone.",
+        "image": "It may stand in a turn of the user and in the result of a tool alone.",
         **dict.fromkeys(
             (*_HOSTED, "tool_use", "thinking", "redacted_thinking"), "It may stand in a turn of the assistant alone."
         ),

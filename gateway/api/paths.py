@@ -69,7 +69,7 @@ _INSTEAD = {
     "threads": "Go on from a response with 'previous_response_id' of /v1/responses, or send the whole conversation.",
     "chat": "Use /v1/chat/completions or /v1/completions. Chats are not kept, as /v1/responses are.",
     "embed": "Use /v1/embeddings.",
-    "images": "This server reads and writes text only.",
+    "images": "This server writes text only; images are read, as parts of a conversation.",
     "metrics": "The operator's port has the metrics.",
     "healthz": "Use /health/live or /health/ready.",
     "api": "Ollama's own API is not served: choose an OpenAI-compatible server, with a base URL ending in /v1.",

@@ -30,18 +30,26 @@ from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import model_not_found
+from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.readiness import FleetView, QueueConnection, Status, readiness
 from gateway.generation import ImageSource
 from gateway.media.intake import ImageIntake
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import Dialect
+from shared.messages import IMAGES
 from shared.tokenizer_calls import TokenizeCall, TokenizerCall, TokenizerReply
+
+
+class ModelArchitecture(Struct, forbid_unknown_fields=True):
+    """What a model reads, as OpenRouter's clients look for it."""
+
+    input_modalities: list[Literal["text", "image"]]
 
 
 class ModelAnswer(Struct, forbid_unknown_fields=True):
     """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names.
 
-    `parent` is the model that an adapter is beside.
+    `parent` is the model that an adapter is beside. `architecture` is null while no worker has said it.
     """
 
     id: str
@@ -56,6 +64,7 @@ class ModelAnswer(Struct, forbid_unknown_fields=True):
     created_at: str
     lifecycle: Literal["active"]
     max_input_tokens: int | None
+    architecture: ModelArchitecture | None
 
 
 class ModelList(Struct, forbid_unknown_fields=True):
@@ -218,6 +227,12 @@ class KeyRoute:
     dialect: Dialect | None = None
 
 
+def _architecture(load: FleetLoad | None) -> ModelArchitecture | None:
+    if load is None or not load.num_workers:
+        return None
+    return ModelArchitecture(["text", "image"] if IMAGES in load.features else ["text"])
+
+
 def json_response(content: Any, status: int = 200) -> Response:
     """Return an answer in JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
@@ -326,6 +341,7 @@ class Routes:
             created_at=datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             lifecycle="active",
             max_input_tokens=max_model_len,
+            architecture=_architecture(load),
         )
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:

@@ -48,6 +48,10 @@ MIN_BYTES_PER_S = 16 << 10
 """A client that sends a streamed body more slowly than that, over all, is given up."""
 # Window bits of zlib for a stream with gzip's head.
 _GZIP = 16 + zlib.MAX_WBITS
+_SMALLER = (
+    " Name large images by URL, or, in /v1/responses and /v1/messages, by the `file_id` of an upload to /v1/files. "
+    "The gateway's operator can raise the limit with --max-body-bytes."
+)
 
 
 class BodyBudget:
@@ -183,7 +187,7 @@ class RequestBody:
             self._clear()
             self.num_taken += len(piece)
             if self.num_taken > max_bytes:
-                raise too_large(max_bytes)
+                raise too_large(max_bytes, is_streamed=True)
             if piece:
                 yield piece
             elif self._is_complete:
@@ -198,7 +202,7 @@ class RequestBody:
         if self._is_dropped:
             return
         if self.num_taken + len(self._data) + len(piece) > self._max_bytes:
-            self.fail(too_large(self._max_bytes))
+            self.fail(too_large(self._max_bytes, is_streamed=self.is_streamed))
         elif piece:
             refusal = self._budget.take_bytes(self._owner, len(piece))
             if refusal is not None:
@@ -304,6 +308,7 @@ def _broken_gzip() -> ApiError:
     return ApiError(400, message, code="invalid_content_encoding")
 
 
-def too_large(max_bytes: int) -> ApiError:
-    """Return the answer to a body that is too large."""
-    return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="request_too_large")
+def too_large(max_bytes: int, *, is_streamed: bool = False) -> ApiError:
+    """Return the answer to a body that is too large; one that is streamed has a limit of its own."""
+    advice = "" if is_streamed else _SMALLER
+    return ApiError(413, f"The body is larger than {max_bytes} bytes.{advice}", code="request_too_large")

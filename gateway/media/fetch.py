@@ -155,9 +155,9 @@ class ImageFetcher:
             raise FetchError("must be fetched with https, from a URL without user or spaces.")
         if not self._hosts.allow(host, port):
             if not self._hosts.hosts:
-                raise FetchError("is elsewhere, and this server fetches nothing. Send it as a data URL.")
+                raise FetchError("is elsewhere, and this server fetches nothing. Send its bytes in base64.")
             shown = host[:100] if port == _HTTPS else f"{host[:100]}:{port}"
-            raise FetchError(f"is at '{shown}', from which this server does not fetch. Send it as a data URL.")
+            raise FetchError(f"is at '{shown}', from which this server does not fetch. Send its bytes in base64.")
         return place
 
     async def _address(self, host: str, port: int) -> str:

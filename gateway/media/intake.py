@@ -130,7 +130,7 @@ class ImageIntake:
             return await self._fetcher.fetch(tenant, image.url, image.where)
         assert image.file_id is not None
         if self.read_file is None:
-            problem = "is a file, and this gateway has no store of files. Send it as a data URL."
+            problem = "is a file, and this gateway has no store of files. Send its bytes in base64."
             raise _refused(image, problem, "files_not_served")
         data = await self.read_file(tenant, image.file_id, self._limits.max_bytes)
         if data is None:

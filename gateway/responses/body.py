@@ -93,9 +93,9 @@ class PartBody(Struct, kw_only=True, omit_defaults=True, gc=False):
         str | None, described("Of an `input_image`: a data URL, or an https URL of a host that the operator allows.")
     ] = None
     file_id: Annotated[Name | None, described("Of an `input_image`: an uploaded file, instead of `image_url`.")] = None
-    detail: Annotated[Name | None, described("Of an `input_image`: how finely to look, `auto`, `low` or `high`.")] = (
-        None
-    )
+    detail: Annotated[
+        Name | None, described("Of an `input_image`: how finely to look, `auto`, `low`, `high` or `original`.")
+    ] = None
 
 
 Parts = Annotated[Sequence[PartBody], Meta(max_length=MAX_MESSAGES)]

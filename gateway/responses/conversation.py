@@ -19,13 +19,12 @@ from msgspec.structs import replace
 
 from gateway.api.schemas.checks import invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.conversation import AssistantTurn
-from gateway.api.schemas.images import Images, MixedContent, image_at
+from gateway.api.schemas.images import AskedDetail, Images, MixedContent, image_at, served_detail
 from gateway.generation import ImageSource
 from gateway.responses.body import InputItemBody, ItemBody, PartBody, ResponseBody
 from gateway.responses.items import HOSTED_ITEMS, HostedItem, is_left_out
 from gateway.responses.tools import NamespacedName
 from shared.conversation import ChatMessage, ToolCall
-from shared.media import Detail
 
 COMPACTION, TRIGGER = "compaction", "compaction_trigger"
 
@@ -249,14 +248,14 @@ def _mixed(content: str | Sequence[PartBody] | None, where: str, images: Images 
 
 
 def _image(part: PartBody, where: str) -> ImageSource:
-    if part.detail not in (None, *get_args(Detail)):
-        raise invalid_value(f"{where}.detail", f"'{where}.detail' must be one of {', '.join(get_args(Detail))}.")
+    if part.detail not in (None, *get_args(AskedDetail)):
+        raise invalid_value(f"{where}.detail", f"'{where}.detail' must be one of {', '.join(get_args(AskedDetail))}.")
     if (part.image_url is None) == (part.file_id is None):
         raise invalid_value(where, f"'{where}' needs either 'image_url' or 'file_id'.")
-    detail = cast("Detail | None", part.detail)
+    detail = cast("AskedDetail | None", part.detail)
     if part.image_url is not None:
         return image_at(part.image_url, detail, f"{where}.image_url")
-    return ImageSource(f"{where}.file_id", detail or "auto", file_id=part.file_id)
+    return ImageSource(f"{where}.file_id", served_detail(detail), file_id=part.file_id)
 
 
 def _part_text(part: PartBody, where: str) -> str:

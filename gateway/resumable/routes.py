@@ -118,6 +118,7 @@ class StreamRoutes:
         ]
 
     async def _list(self, request: Request, principal: Principal) -> Response:
+        self._check_query(request, frozenset())
         lease, num_read = await self._limiter.admit_read(principal), 0
         try:
             heads, num_read, has_more = await self._hub.running(principal)
@@ -131,9 +132,7 @@ class StreamRoutes:
         return json_response(StreamList("list", streams, has_more))
 
     async def _read(self, request: Request, principal: Principal) -> Response:
-        for name in request.query_params:
-            if name != "from" and not self._allow_unknown:
-                raise unknown_parameter(name)
+        self._check_query(request, frozenset({"from"}))
         first_event = _first_event(request)
         head = await self._found(request, principal)
         if isinstance(head, str):
@@ -142,6 +141,11 @@ class StreamRoutes:
             return Response(media_type="text/event-stream")
         endpoint = self._endpoints[head.form.endpoint]
         return _StreamResponse(self._service, endpoint, self._hub, head, principal, first_event)
+
+    def _check_query(self, request: Request, known: frozenset[str]) -> None:
+        for name in request.query_params:
+            if name not in known and not self._allow_unknown:
+                raise unknown_parameter(name)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
         (await self._limiter.admit_read(principal)).release(1)

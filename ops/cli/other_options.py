@@ -22,7 +22,8 @@ _FILES = "the model's files say it themselves: leave it out"
 _ALWAYS = "this is always on: leave it out"
 _CHOSEN = "this is chosen by itself: leave it out"
 _HOST = "`headrace up` serves this machine alone; `headrace gateway` has --host: see ops/docs/two-hosts.md"
-_ADAPTERS = "adapters are not served: merge it into the model's weights"
+_ADAPTERS = "--lora-modules, with NAME=DIRECTORY"
+_OFFLOADING = "--kv-transfer-config --kv-offloading-size --kv-offloading-backend"
 
 # The server that has the options (None: none has, but users type them), the advice, and the options.
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
@@ -43,7 +44,13 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", "--cuda-graphs off", "--enforce-eager"),
     ("vLLM", "--sampling-defaults model, or none for vLLM's `vllm`", "--generation-config"),
     ("vLLM", "--speculative, --draft-model and --num-speculative-tokens", "--speculative-config"),
-    ("vLLM", _ADAPTERS, "--enable-lora --lora-modules --max-loras"),
+    ("vLLM", _ADAPTERS, "--enable-lora"),
+    ("vLLM", "--max-images, of images in a request", "--limit-mm-per-prompt"),
+    ("vLLM", "--image-hosts", "--allowed-media-domains"),
+    ("vLLM", "files of the server are never shown to clients: leave it out", "--allowed-local-media-path"),
+    ("vLLM", "--kv-host-bytes and --kv-disk-path", _OFFLOADING),
+    ("vLLM", "--image-memory-bytes", "--mm-processor-cache-gb"),
+    ("vLLM", _FILES, "--mm-processor-kwargs --media-io-kwargs"),
     ("vLLM", "--request-log-per-s 0", "--disable-log-requests --disable-log-stats"),
     ("vLLM", "--tls-cert-file and --tls-key-file of `headrace gateway`", "--ssl-certfile --ssl-keyfile"),
     ("SGLang", "--model", "--model-path"),
@@ -67,7 +74,7 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("llama.cpp", _CHOSEN, "--mlock --no-mmap"),
     ("llama.cpp", _REQUEST, "--temp --top-k --top-p -n --grammar"),
     ("llama.cpp", _ADAPTERS, "--lora"),
-    ("llama.cpp", "text alone is served: leave it out", "--mmproj"),
+    ("llama.cpp", "the model's folder has its vision part: leave it out", "--mmproj"),
     ("llama.cpp", "--log-level debug, of the worker", "-v --verbose"),
     ("TGI", "--model", "--model-id"),
     ("TGI", _RANKS, "--num-shard --sharded"),

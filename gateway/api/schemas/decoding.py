@@ -139,9 +139,11 @@ def _from_validation(error: msgspec.ValidationError, body: object) -> ApiError:
     if problem.text.startswith("invalid enum value") and problem.field is not None:
         allowed = ", ".join(allowed_values(body, problem.field))
         return invalid_value(problem.field, f"'{problem.field}' must be one of {allowed}.")
-    return invalid_value(problem.field, f"{problem.subject('The body')} is invalid: {problem.text}.")
+    advice = _URL_ITSELF if (problem.field or "").endswith(".image_url") and "got object" in problem.text else ""
+    return invalid_value(problem.field, f"{problem.subject('The body')} is invalid: {problem.text}.{advice}")
 
 
+_URL_ITSELF = " Give the URL itself, and `detail` beside it."
 _INDEX = re.compile(r"\[\d+\]")
 
 

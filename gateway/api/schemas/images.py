@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
@@ -30,7 +30,11 @@ _MOST_TOKENS = 4096
 _DATA_URL = re.compile(r"data:[\w.+/-]{0,100}(?:;[\w=.+-]{1,100})*;base64,", re.IGNORECASE)
 _SHOWN_CHARACTERS = 64
 
-DetailField = Annotated[Detail | None, described("How finely to look: `auto`, `low` or `high`.", "low")]
+AskedDetail = Literal["auto", "low", "high", "original"]
+"""As clients ask for it. `original` is `high`: images are made no smaller than the model's processor makes them."""
+DetailField = Annotated[
+    AskedDetail | None, described("How finely to look: `auto`, `low`, `high` or `original`.", "low")
+]
 
 
 class ImageUrlBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +112,7 @@ class MixedContent:
         return {"part_lengths": self.part_lengths, "images": tuple(self.shown)} if self.shown else {}
 
 
-def image_at(url: str, detail: Detail | None, where: str) -> ImageSource:
+def image_at(url: str, detail: AskedDetail | None, where: str) -> ImageSource:
     """Return the image that a URL names or is.
 
     Raises:
@@ -119,14 +123,14 @@ def image_at(url: str, detail: Detail | None, where: str) -> ImageSource:
             shown = url[:_SHOWN_CHARACTERS]
             message = f"'{where}' must be a data URL or an https URL of at most {MAX_URL_CHARACTERS} characters"
             raise invalid_value(where, f"{message}; it is '{shown}'.")
-        return ImageSource(where, detail or "auto", url=url)
+        return ImageSource(where, served_detail(detail), url=url)
     head = _DATA_URL.match(url)
     if head is None:
         raise invalid_value(where, f"'{where}' must be a data URL in base64: data:image/png;base64,...")
     return image_of(url[head.end() :], detail, where)
 
 
-def image_of(text: str, detail: Detail | None, where: str) -> ImageSource:
+def image_of(text: str, detail: AskedDetail | None, where: str) -> ImageSource:
     """Return the image that a text in base64 holds.
 
     Raises:
@@ -140,7 +144,12 @@ def image_of(text: str, detail: Detail | None, where: str) -> ImageSource:
         header = read_header(data)
     except ImageProblemError as error:
         raise bad_image(where, str(error)) from None
-    return ImageSource(where, detail or "auto", data=data, num_pixels=header.width * header.height)
+    return ImageSource(where, served_detail(detail), data=data, num_pixels=header.width * header.height)
+
+
+def served_detail(detail: AskedDetail | None) -> Detail:
+    """Return the detail that workers know."""
+    return "high" if detail == "original" else detail or "auto"
 
 
 def bad_image(where: str, problem: str) -> ApiError:

@@ -38,6 +38,7 @@ _GENERATION: tuple[Kind, ...] = (OpenAi.CHAT, OpenAi.COMPLETION)
 _CHAT, _MESSAGE, _PART, _TOOL = (OpenAi.CHAT,), (OpenAi.MESSAGE,), (OpenAi.CONTENT_PART,), (OpenAi.TOOL,)
 _STRUCTURED = (OpenAi.STRUCTURED_OUTPUTS,)
 _TEXT_ONLY = "Send text; this server reads nothing else, except images as parts `image_url`."
+_AS_IMAGE_URL = "Send an image as {type: image_url, image_url: {url: ...}}, with a data URL or an https URL."
 _THINKING = "Use 'reasoning_effort', or the variables of the model's template in 'chat_template_kwargs'."
 _CACHED = "Prompts are always cached."
 
@@ -106,6 +107,9 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
     },
     _CHAT: {
         _TEXT_ONLY: {"audio": ({"voice": "a"},), "modalities": (["audio"], ["text"])},
+        "Leave it out: the model's files say how images are prepared; `detail: low` of an image makes fewer tokens.": {
+            "mm_processor_kwargs": ({"max_pixels": 100}, {})
+        },
         "Put the found text into a message.": {
             "web_search_options": ({"a": 1},),
             "web_search": (True, False),
@@ -140,6 +144,18 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
             "input_audio": ({"data": ""},),
             "file": ({"file_id": "a"},),
             "video_url": ({"url": "https://example.com/a.mp4"},),
+        },
+        _AS_IMAGE_URL: {
+            "source": ({"type": "base64", "data": ""},),
+            "image_file": ({"file_id": "a"},),
+            "image_embeds": ("AAAA",),
+            "input_image": ({"data": ""},),
+            "image": ("AAAA",),
+        },
+    },
+    (OpenAi.IMAGE_URL,): {
+        "Send a data URL or an https URL as 'url'; /v1/responses and /v1/messages take a `file_id`.": {
+            "file_id": ("file-1",)
         },
     },
     _TOOL: {
@@ -183,7 +199,6 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
         "Times are in the metrics.": {"timings_per_token": True, "return_progress": True},
         "Send the header `x-request-id`: it names the request everywhere.": {"request_id": "mine", "rid": "mine"},
         "There is one implementation of structured output.": {"guided_decoding_backend": "auto"},
-        "How images are prepared is the model's own.": {"mm_processor_kwargs": {"fps": 1}},
         "There is one provider.": {"provider": {"order": ["a"]}},
         "Whole answers always count tokens; `stream_options` asks a stream to.": {"usage": {"include": True}},
         "It is LiteLLM's own.": {"caching": True},
@@ -203,6 +218,7 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
     },
     _CHAT: {"Names the answer in the client.": {"id": "a"}},
     (OpenAi.COMPLETION,): {
+        "A completion has no images.": {"mm_processor_kwargs": {"fps": 1}},
         "A completion has no chat template that could think.": {
             "chat_template_kwargs": {"enable_thinking": False},
             "enable_thinking": False,
@@ -234,6 +250,7 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
         "Whether the thought was complete.": {"closed": True},
         "Notes of an earlier answer about its sources.": {"annotations": []},
         _CACHED: {"prompt_cache_breakpoint": {"mode": "explicit"}},
+        "Images are known by their content.": {"uuid": "a"},
     },
     (OpenAi.TOOL_CALL,): {
         "Calls stand in their order.": {"index": 0},

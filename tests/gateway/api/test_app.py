@@ -38,7 +38,7 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.http1.handlers import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
-from shared.messages import Heartbeat, encode
+from shared.messages import IMAGES, Heartbeat, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply
@@ -167,6 +167,7 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         "created_at": created.isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "max_input_tokens": 512,
+        "architecture": {"input_modalities": ["text"]},
     }
     assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, "org/demo", "other")
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
@@ -177,6 +178,12 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["other"]
         assert_error(await client.get("/v1/models/org/demo"), 404, "model_not_found")
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
+
+
+async def test_a_model_says_whether_it_reads_images(http: httpx2.AsyncClient, fleet: Fleet) -> None:
+    fleet.note_heartbeat(msgspec.structs.replace(heartbeat("seer"), worker="s", features=(IMAGES,)), time.monotonic())
+    seer = (await http.get("/v1/models/seer")).json()
+    assert seer["architecture"] == {"input_modalities": ["text", "image"]}
 
 
 async def test_id_of_a_request_has_the_name_that_anthropics_clients_read(services: RouteServices) -> None:

@@ -117,6 +117,21 @@ def test_announced_length_is_refused_before_a_byte_is_read() -> None:
     assert (caught.value.status, caught.value.code) == (413, "request_too_large")
 
 
+async def test_a_body_that_is_too_large_is_refused_with_what_to_do_about_it() -> None:
+    with pytest.raises(ApiError) as announced:
+        check_body_headers([(b"content-length", b"11")], 10)
+    body = RequestBody(lambda: None, BodyBudget(1 << 20, 10))
+    reading = asyncio.create_task(body.read(10))
+    await asyncio.sleep(0)
+    body.feed(bytearray(11))
+    with pytest.raises(ApiError) as arrived:
+        await reading
+    for error in (announced.value, arrived.value):
+        assert "larger than 10 bytes. Name large images by URL" in error.message
+        assert "`file_id`" in error.message
+        assert "--max-body-bytes" in error.message
+
+
 @pytest.mark.parametrize("encodings", [[b"br"], [b"deflate"], [b"gzip, gzip"], [b"gzip", b"gzip"], [b""]])
 def test_compression_other_than_gzip_is_refused(encodings: list[bytes]) -> None:
     assert not check_body_headers([(b"content-encoding", b"identity")], 10)

@@ -205,5 +205,5 @@ async def test_urls_that_are_none_are_refused(url: str) -> None:
 
 
 async def test_server_that_fetches_nothing_says_so() -> None:
-    with pytest.raises(ApiError, match=r"this server fetches nothing\. Send it as a data URL"):
+    with pytest.raises(ApiError, match=r"this server fetches nothing\. Send its bytes in base64"):
         await ImageFetcher(AllowedHosts(), 10).fetch("t", "https://images.test/x", WHERE)

@@ -143,6 +143,8 @@ async def test_running_streams_are_listed_until_they_end(serving: WireWorker, on
             _, listed = await client.ask("GET", "/v1/streams")
             (info,) = [each for each in listed["data"] if each["id"] == reading.stream_id]
             assert (info["object"], info["model"], info["endpoint"]) == ("stream", serving.model, "/v1/completions")
+        status, refused = await one.ask("GET", "/v1/streams?limit=1")
+        assert (status, refused["error"]["param"]) == (400, "limit")
         await reading.read()
     for _ in range(100):
         _, listed = await two.ask("GET", "/v1/streams")

@@ -21,8 +21,9 @@ NAMES = [name for _, name, _ in rows()]
 PAGES = Path(ops.__file__).parent / "docs"
 # What the documentation of the others names first; none of it may be without an answer.
 WELL_KNOWN = """
--tp -pp --trust-remote-code --enforce-eager --swap-space --max-loras --api-server-count
+-tp -pp --trust-remote-code --enforce-eager --swap-space --api-server-count
 --mem-fraction-static --context-length --disable-radix-cache --speculative-config --enable-lora
+--limit-mm-per-prompt --allowed-media-domains --kv-transfer-config --kv-offloading-size
 -ngl -c --ctx-size -np -fa -hf -ctk --mlock --n-gpu-layers --jinja --temp --lora --mmproj -t -v
 --num-shard --max-input-tokens --max-total-tokens --quantize --model-id --keepalive --gpu --cpu --debug
 """

@@ -99,6 +99,57 @@ def test_images_stand_where_the_client_wrote_them(generation: Generation, expect
     assert prompt.estimated_tokens > 16
 
 
+@pytest.mark.parametrize("detail", ["high", "original"])
+def test_an_image_in_its_original_detail_is_read_as_finely_as_possible(detail: str) -> None:
+    chats = chat({"type": "image_url", "image_url": {"url": URL, "detail": detail}})
+    by_url = response({"type": "input_image", "image_url": URL, "detail": detail})
+    by_file = response({"type": "input_image", "file_id": "file-1", "detail": detail})
+    assert [only(each)[0].images[0].detail for each in (chats, by_url, by_file)] == ["high"] * 3
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
+        {"type": "image_file", "image_file": {"file_id": "file-1"}},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+    ],
+)
+def test_images_as_other_apis_write_them_are_refused_with_the_form_of_a_chat(part: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match=r"\{type: image_url, image_url: \{url: \.\.\.\}\}"):
+        chat(part)
+
+
+def test_a_file_in_a_chat_is_refused_with_the_endpoints_that_take_one() -> None:
+    with pytest.raises(ApiError, match="/v1/responses and /v1/messages take a `file_id`"):
+        chat({"type": "image_url", "image_url": {"file_id": "file-1"}})
+
+
+def test_the_url_of_a_response_as_a_chat_writes_it_is_refused_with_its_own_form() -> None:
+    with pytest.raises(ApiError, match=r"got object\. Give the URL itself") as e:
+        response({"type": "input_image", "image_url": {"url": URL}})
+    assert e.value.param == "input.[0].content.[0].image_url"
+
+
+def test_vllms_name_of_an_image_changes_nothing() -> None:
+    named = chat({"type": "image_url", "image_url": {"url": URL}, "uuid": "a"})
+    assert only(named)[0].images == only(chat({"type": "image_url", "image_url": {"url": URL}}))[0].images
+
+
+def test_how_images_are_prepared_cannot_be_asked_for() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    parse_chat(json.dumps({**body, "mm_processor_kwargs": {}}).encode())
+    with pytest.raises(ApiError, match="'mm_processor_kwargs' is not supported") as e:
+        parse_chat(json.dumps({**body, "mm_processor_kwargs": {"max_pixels": 100}}).encode())
+    assert e.value.param == "mm_processor_kwargs"
+
+
+def test_an_image_of_the_assistant_is_refused_with_where_it_may_stand() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [IMAGE_BLOCK]}]
+    with pytest.raises(ApiError, match="It may stand in a turn of the user and in the result of a tool alone"):
+        parse_messages(json.dumps({"model": "m", "max_tokens": 5, "messages": turns}).encode())
+
+
 def test_images_of_several_messages_are_counted_on() -> None:
     turns = [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL, "detail": "low"}}]},
@@ -163,7 +214,7 @@ def test_wrong_images_are_refused_with_their_place(url: str, problem: str) -> No
         (
             lambda: response({"type": "input_image", "file_id": "f", "detail": "best"}),
             "input.[0].content.[0].detail",
-            "auto, low, high",
+            "auto, low, high, original",
         ),
         (lambda: response({"type": "input_text", "text": "a", "file_id": "f"}), None, "no such field"),
         (lambda: message({"type": "image", "source": {"type": "pdf"}}), "messages.[0].content.[0].source", "must be"),
