@@ -136,11 +136,6 @@ class Restores:
         """Return the blocks of a group that are held, each as often as it is."""
         return [block for restore in self._by_sequence.values() for block in restore.held.get(group, ())]
 
-    @property
-    def held_states(self) -> list[int]:
-        """The slots of states that are held."""
-        return self.held(self._state_group)
-
     def _extent(self, sequence: Sequence) -> _Extent:
         """Return the longest prefix that can be had."""
         tiers, pool, digest_of = self._tiers, self._blocks.pool, self._blocks.digest_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.file_format import Maker
+
+_log = logging.getLogger(__name__)
 
 STAGING_BYTES = 256_000_000
 """Of the host's memory where files alone are asked for: contents lie there until they are written."""
@@ -54,6 +57,7 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     """
     if config.kv_host_bytes is None and config.kv_disk_path is None:
         return None
+    from gpu_worker.execution.memory.budget import shown_bytes
     from gpu_worker.execution.tiers.block_files import BlockFiles
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.host_tier import HostTier
@@ -68,6 +72,7 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
         tokens = [runner.block_size] * (1 + len(runner.windows)) + [CHECKPOINT_TOKENS]
         store = open_store(config.kv_disk_path)
         files = BlockFiles(store, groups, tokens[: len(groups)], config.kv_disk_bytes, host, make_maker)
+    _log.info("KV blocks are kept in the host's memory: %s", shown_bytes(host.num_bytes))
     return BlockTiers(groups, runner.block_size, host, files)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,9 @@ from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpu_worker.execution.tiers.directory import FileStore
+
+_MOST_BYTES = 1 << 30
+"""No content is larger; what is, is damaged, and not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +58,19 @@ class _File(NamedTuple):
 def list_makers(config: CacheConfig) -> int:
     """List who made files, with one line for each kind of blocks.
 
-    A maker is a model's weights with all that decides the bits of its KV: workers of equal makers share files.
+    A maker is a model's weights with all that decides the bits of its KV: workers of equal makers share files. The log
+    of a worker names its maker.
     """
     from gpu_worker.execution.tiers.file_format import read_facts
 
-    store = _open(config)
     kinds: dict[tuple[str, str], list[_File]] = {}
-    for file in _files(store):
-        kinds.setdefault((file.maker, file.group), []).append(file)
     rows = []
+    with _opened(config) as store:
+        for file in _files(store):
+            kinds.setdefault((file.maker, file.group), []).append(file)
+        firsts = {kind: _read(store, files[0].key) for kind, files in kinds.items()}
     for (maker, group), files in sorted(kinds.items()):
-        facts = read_facts(store.read(files[0].key))
+        facts = read_facts(firsts[maker, group] or b"")
         rows.append(
             {
                 "maker": maker,
@@ -88,8 +94,12 @@ def show_stats(config: StatsConfig) -> int:
     """Count files and bytes; verify all of them if asked to."""
     from gpu_worker.execution.tiers.file_format import is_whole
 
-    store = _open(config)
-    files = list(_files(store))
+    with _opened(config) as store:
+        files = list(_files(store))
+        num_damaged = 0
+        for file in files if config.verify else ():
+            data = _read(store, file.key)
+            num_damaged += data is not None and not is_whole(data, file.key)
     totals: dict[str, int | str] = {
         "files": len(files),
         "bytes": sum(file.num_bytes for file in files),
@@ -98,7 +108,7 @@ def show_stats(config: StatsConfig) -> int:
     if files:
         totals["least_recently_used"] = _time(min(file.modified for file in files))
     if config.verify:
-        totals["damaged"] = sum(not is_whole(store.read(file.key), file.key) for file in files)
+        totals["damaged"] = num_damaged
     if config.json:
         click.echo(json.dumps(totals))
     else:
@@ -108,17 +118,35 @@ def show_stats(config: StatsConfig) -> int:
 
 def clear(config: ClearConfig) -> int:
     """Delete files. Workers that use them compute what they miss."""
-    store = _open(config)
     num_files = num_bytes = 0
-    for file in list(_files(store)):
-        if config.maker is None or file.maker == config.maker:
+    with _opened(config) as store:
+        files = list(_files(store))
+        if config.maker is not None:
+            files = [file for file in files if file.maker == config.maker]
+            if not files:
+                problem = f"is {config.maker}, which has no files there; `headrace cache ls` names the makers that have"
+                raise ConfigError("HEADRACE_MAKER", problem)
+        for file in files:
             store.delete(file.key)
             num_files, num_bytes = num_files + 1, num_bytes + file.num_bytes
+        for folder in {file.key.rpartition("/")[0] for file in files}:
+            store.prune(folder)
     if config.json:
         click.echo(json.dumps({"files": num_files, "bytes": num_bytes}))
     else:
         click.echo(f"deleted {num_files} files, {num_bytes} bytes")
     return 0
+
+
+@contextmanager
+def _opened(config: CacheConfig) -> Iterator[FileStore]:
+    """Give the store; its errors are those of the setting that names it."""
+    store = _open(config)
+    try:
+        yield store
+    except OSError as error:
+        advice = "" if store.name == "disk" else "; does AWS_ACCESS_KEY_ID name credentials that may use it?"
+        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{store.place} cannot be used: {error}{advice}") from None
 
 
 def _open(config: CacheConfig) -> FileStore:
@@ -131,6 +159,20 @@ def _open(config: CacheConfig) -> FileStore:
     from gpu_worker.execution.tiers.open_store import open_store
 
     return open_store(place)
+
+
+def _read(store: FileStore, key: str) -> bytes | None:
+    """Return a file, None where it was deleted meanwhile; b"" where it alone cannot be read."""
+    from gpu_worker.execution.tiers.block_files import OF_ONE_FILE
+
+    try:
+        return store.read(key, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in OF_ONE_FILE:
+            return b""
+        raise
 
 
 def _files(store: FileStore) -> Iterator[_File]:

@@ -2,11 +2,12 @@
 
 Nothing here is waited for by the engine. Writers have a queue that is bounded, and drop what is too much. A disk that
 is full, fails or hangs costs hits: after an error of a write nothing is written for a while, and after a read that
-hangs the tier has nothing for a while.
+hangs, or an error that is not of one file alone, the tier has nothing for a while.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from gpu_worker.execution.tiers.directory import FileStore
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, KEY, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
 from gpu_worker.execution.tiers.host_tier import Kept
+from shared.log_limit import LogLimit
 from shared.worker_metrics import KvTierReading
 
 _log = logging.getLogger(__name__)
@@ -31,6 +33,10 @@ _MAX_WAITING = 65_536
 _NUM_WRITERS = 4
 SUSPENDED_S = 30.0
 WRITE_PAUSE_S = 10.0
+_MAX_PAUSE_S = 60.0
+OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.EIO)
+"""A bad sector, or a file of another user: others can be read, unless so many in a row cannot."""
+_MAX_FAILED_READS = 8
 _OTHER_TOKENS = 16
 
 
@@ -88,6 +94,8 @@ class BlockFiles:
         self._suspended_until = self._paused_until = -1.0
         self._stamps: dict[str, int | None] = {}
         self._forgetting: set[bytes] = set()
+        self._num_failed_reads = 0
+        self._log_limit, self._log_lock = LogLimit(_log), threading.Lock()
         self.stored_bytes = self.num_dropped = self.num_evicted = self.num_refused = self.num_failed = 0
         threading.Thread(target=self._watch, name="kv-files", daemon=True).start()
         for number in range(_NUM_WRITERS):
@@ -105,14 +113,14 @@ class BlockFiles:
         if digest in self._forgetting:
             return None
         try:
-            data = self._store.read(key)
+            data = self._store.read(key, HEADER_BYTES + self._groups[group].row_bytes)
         except FileNotFoundError:
             self._index.remove(key)
             return None
         except OSError as error:
-            self._failed("read", error)
-            self.suspend()
+            self._read_failed(key, error)
             return None
+        self._num_failed_reads = 0
         payload = self._maker.payload(data, group, digest, salt, self._groups[group].row_bytes)
         if payload is None:
             self.num_refused += 1
@@ -176,14 +184,19 @@ class BlockFiles:
         except Exception:
             _log.exception("the weights cannot be read; %s is not used", self._store.place)
             return
+        _log.info("KV blocks are kept in %s by the maker %s", self._store.place, self._maker.folder)
+        pause_s = self._store.refresh_s
         while True:
             try:
                 self._look()
                 self.is_ready.set()
                 self._make_room()
                 self._delete_forgotten()
-            except OSError as error:
+                pause_s = self._store.refresh_s
+            except Exception as error:
                 self._failed("listed", error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _look(self) -> None:
         """Take over what is in the store."""
@@ -248,7 +261,7 @@ class BlockFiles:
     def _make_room(self) -> None:
         """Delete what is too much."""
         while self._index.num_bytes > self._max_bytes and (cheapest := self._index.pop_cheapest()) is not None:
-            self._store.delete(cheapest[0])
+            self._store.delete(cheapest)
             self.num_evicted += 1
 
     def _delete(self, key: str) -> None:
@@ -263,7 +276,18 @@ class BlockFiles:
         is_own = folder == self._maker.folder and int(group) < len(self._tokens)
         return self._tokens[int(group)] if is_own else _OTHER_TOKENS
 
+    def _read_failed(self, key: str, error: OSError) -> None:
+        """Have nothing for a while, unless the error is of one file, which is looked for no more."""
+        self._failed("read", error)
+        self._num_failed_reads += 1
+        if error.errno in OF_ONE_FILE and self._num_failed_reads < _MAX_FAILED_READS:
+            self._index.remove(key)
+        else:
+            self._num_failed_reads = 0
+            self.suspend()
+
     def _failed(self, what: str, error: Exception) -> None:
-        self.num_failed += 1
-        if self.num_failed == 1 or self.num_failed % 1000 == 0:
-            _log.warning("%s cannot be %s (%s); the KV cache goes on without", self._store.place, what, error)
+        with self._log_lock:
+            self.num_failed += 1
+            message = "%s cannot be %s (%s); the KV cache goes on without"
+            self._log_limit.warning(what, message, self._store.place, what, error)

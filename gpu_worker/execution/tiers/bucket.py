@@ -32,10 +32,11 @@ class BucketStore:
         with _Errors():
             self._client.put(self._bucket, key, b"".join(parts), use_multipart=False)
 
-    def read(self, key: str) -> bytes:
-        """Get an object."""
+    def read(self, key: str, most_bytes: int) -> bytes:
+        """Get an object, whose size comes before its bytes."""
         with _Errors():
-            return bytes(self._client.get(self._bucket, key).bytes())
+            found = self._client.get(self._bucket, key)
+            return bytes(found.bytes()) if found.meta["size"] <= most_bytes else b""
 
     def delete(self, key: str) -> None:
         """Delete an object."""
@@ -59,6 +60,9 @@ class BucketStore:
     def files(self, folder: str) -> dict[str, StoredFile]:
         """Return what was listed of a folder."""
         return self._listed.pop(folder, {})
+
+    def prune(self, folder: str) -> None:
+        """Do nothing: a bucket has no folders."""
 
 
 class _Errors:

@@ -7,8 +7,10 @@ loss of power. What a process that was killed leaves behind is swept by the next
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
@@ -20,6 +22,9 @@ from shared.errors import ConfigError
 _WRITING = ".writing-"
 ABANDONED_S = 300.0
 """Nothing takes so long to write."""
+
+_NOT_FILES = (errno.ELOOP, errno.ENXIO)
+"""What opening a symbolic link and a socket ends with."""
 
 
 class StoredFile(NamedTuple):
@@ -53,8 +58,8 @@ class FileStore(Protocol):
         """Write a file; nobody sees it before it is whole and safe."""
         ...
 
-    def read(self, key: str) -> bytes:
-        """Return a file; `FileNotFoundError` where there is none."""
+    def read(self, key: str, most_bytes: int) -> bytes:
+        """Return a file; `FileNotFoundError` where there is none. What is longer, or not a file, is not read: b""."""
         ...
 
     def delete(self, key: str) -> None:
@@ -67,6 +72,10 @@ class FileStore(Protocol):
 
     def files(self, folder: str) -> dict[str, StoredFile]:
         """List the files of a folder by key, and sweep what was left behind there."""
+        ...
+
+    def prune(self, folder: str) -> None:
+        """Remove a folder, and those above it, as far as nothing is in them."""
         ...
 
 
@@ -112,11 +121,22 @@ class DirectoryStore:
                 temporary.unlink()
             raise
 
-    def read(self, key: str) -> bytes:
-        """Read all of a file, and make it the most recently used."""
+    def read(self, key: str, most_bytes: int) -> bytes:
+        """Read all of a file, and make it the most recently used. Links are not followed, pipes not waited for."""
         path = self._root / key
-        with path.open("rb", buffering=0) as file:
-            data = file.read()
+        try:
+            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _NOT_FILES:
+                return b""
+            raise
+        try:
+            state = os.fstat(opened)
+            if not stat.S_ISREG(state.st_mode) or state.st_size > most_bytes:
+                return b""
+            data = _read_all(opened, state.st_size)
+        finally:
+            os.close(opened)
         with contextlib.suppress(OSError):
             os.utime(path)
         return data
@@ -141,11 +161,23 @@ class DirectoryStore:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     state = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(state.st_mode):
+                        continue
                     if not entry.name.startswith("."):
                         found[f"{folder}/{entry.name}"] = StoredFile(state.st_size, state.st_mtime)
                     elif entry.name.startswith(_WRITING) and state.st_mtime < abandoned:
                         os.unlink(entry.path)
         return found
+
+    def prune(self, folder: str) -> None:
+        """Remove empty folders, up to the directory itself."""
+        path = self._root / folder
+        while path != self._root:
+            try:
+                path.rmdir()
+            except OSError:
+                return
+            path = path.parent
 
 
 def _create(path: Path) -> int:
@@ -155,6 +187,15 @@ def _create(path: Path) -> int:
 def _write_all(file: int, data: memoryview) -> None:
     while data:
         data = data[os.write(file, data) :]
+
+
+def _read_all(file: int, num_bytes: int) -> bytes:
+    """Read so many bytes, fewer where the file ends before."""
+    parts: list[bytes] = []
+    while num_bytes and (part := os.read(file, num_bytes)):
+        parts.append(part)
+        num_bytes -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _subfolders(folder: Path) -> list[Path]:

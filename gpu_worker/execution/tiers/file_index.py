@@ -75,22 +75,26 @@ class FileIndex:
             for key in known - files.keys():
                 if self._kinds[_kind(key)][key].added_at < listed_at:
                     self._remove(key)
+            for key in known & files.keys():
+                entry = self._kinds[_kind(key)][key]
+                self.num_bytes += files[key].num_bytes - entry.num_bytes
+                entry.num_bytes = files[key].num_bytes
             for key in sorted(files.keys() - known, key=lambda new: files[new].modified):
                 self._add(key, files[key].num_bytes)
 
-    def pop_cheapest(self) -> tuple[str, int] | None:
-        """Take out the file that is missed least; return it with its size, None where there is none."""
+    def pop_cheapest(self) -> str | None:
+        """Take out the file that is missed least, and return its key; None where there is none."""
         with self._lock:
             heads = []
             for kind, entries in self._kinds.items():
                 if entries:
                     key, entry = next(iter(entries.items()))
-                    heads.append((entry.base + self._tokens_of(kind) / max(1, entry.num_bytes), key, entry.num_bytes))
+                    heads.append((entry.base + self._tokens_of(kind) / max(1, entry.num_bytes), key))
             if not heads:
                 return None
-            self._last_priority, key, num_bytes = min(heads)
+            self._last_priority, key = min(heads)
             self._remove(key)
-            return key, num_bytes
+            return key
 
     def _add(self, key: str, num_bytes: int) -> None:
         entries = self._kinds.setdefault(_kind(key), OrderedDict())

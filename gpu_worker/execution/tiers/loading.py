@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -18,14 +17,12 @@ class BlockLoad:
     Attributes:
         salt: Of the sequences that the contents belong to.
         marks: By group, behind what blocks may be written to.
-        started: Monotonic seconds.
     """
 
     def __init__(self, salt: bytes, wanted: list[Wanted], marks: list[object]) -> None:
         """Load nothing yet."""
         self.salt = salt
         self.marks = marks
-        self.started = time.monotonic()
         self._wanted = wanted
         self._arrived = [False] * len(wanted)
         self._num_taken = 0
@@ -55,11 +52,10 @@ class BlockLoad:
             self._arrived[number] = True
             return True
 
-    def note_ended(self) -> bool:
-        """Take note that a content has arrived, or does not come; say whether that was the last."""
+    def note_ended(self) -> None:
+        """Take note that a content has arrived, or does not come."""
         with self._lock:
             self._num_ended += 1
-            return self._num_ended == len(self._wanted)
 
     def end(self) -> list[bool]:
         """Stop, and say of each wanted content whether it arrived whole. No block is written to from now on."""

@@ -51,7 +51,7 @@ class OracleTiers:
         self.prefill_rate = 0.0
         self.random = random.Random(seed)
         self.kept: dict[tuple[int, bytes], Content] = {}
-        self.num_loaded = 0
+        self.num_loaded = self.num_suspensions = 0
         self.loads: list[OracleLoad] = []
         self.runner: OracleRunner
         self._state_group = num_windows + 1
@@ -111,7 +111,7 @@ class OracleTiers:
                 self._pending.pop((group, digest), None)
 
     def suspend(self) -> None:
-        return
+        self.num_suspensions += 1
 
     def tick(self) -> None:
         for load in self.loads:

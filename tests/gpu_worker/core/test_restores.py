@@ -121,6 +121,26 @@ def test_a_prefix_that_was_overwritten_is_loaded() -> None:
     assert tiers.num_loaded == 7
 
 
+def test_a_load_that_is_stuck_suspends_the_tiers_once() -> None:
+    tiers = OracleTiers(1, 0)
+    tiers.random.random = lambda: 0.5  # type: ignore[method-assign]
+    harness = Harness(num_blocks=12, tiers=tiers)
+    tiers.runner = harness.runner
+    sequences = [make_sequence([number] * 30, max_tokens=2) for number in (3, 7, 8)]
+    for sequence in sequences:
+        harness.add(sequence)
+        harness.run()
+    tiers.random.random = lambda: 0.12  # type: ignore[method-assign]
+    again = make_sequence([3] * 30, max_tokens=2)
+    harness.add(again)
+    while harness.scheduler.has_work():
+        harness.now += 0.4
+        harness.step()
+    harness.assert_reference(*sequences, again)
+    assert (len(tiers.loads), tiers.num_loaded, again.num_cached_tokens) == (1, 0, 0)
+    assert tiers.num_suspensions == 1
+
+
 def test_what_a_sequence_with_an_error_has_left_is_dropped_everywhere() -> None:
     tiers = OracleTiers(1, 0)
     harness = Harness(tiers=tiers)

@@ -6,12 +6,13 @@ import errno
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +23,13 @@ import pytest
 from gpu_worker.execution.memory.block_bytes import Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.bucket import BucketStore
-from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore, FileStore
+from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore, FileStore, Folder, StoredFile
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gateway.files.small_s3 import small_s3
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, Served, open_model, sequence
+from tests.waiting import wait_for
 
 MAKER = Maker(b"w" * 32, (b"a" * 32, b"b" * 32))
 ROW_BYTES = 300
@@ -37,13 +39,6 @@ SALT = b"tenant"
 @pytest.fixture(scope="module")
 def directories() -> dict[str, Path]:
     return {}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def serve_with(
@@ -63,7 +58,7 @@ def serve_with(
         return BlockFiles(store, groups, [BLOCK] * len(groups), 1 << 30, host, lambda: maker)
 
     served = Served(runner, host_bytes, make)
-    wait_until(files_of(served).is_ready.is_set)
+    wait_for(files_of(served).is_ready.is_set)
     return served
 
 
@@ -76,11 +71,8 @@ def files_of(served: Served) -> BlockFiles:
 
 def settle(served: Served) -> None:
     """Wait until all is written that is to be."""
-    files = files_of(served)
-    previous = -1
-    while files.stored_bytes != previous or not files._to_write.empty():
-        previous = files.stored_bytes
-        time.sleep(0.05)
+    assert served.tiers is not None
+    served.tiers.drain(30)
 
 
 @pytest.fixture(params=["directory", "bucket"])
@@ -114,9 +106,10 @@ def test_a_bucket_and_a_directory_keep_the_same_promises(store: FileStore) -> No
     store.write("m/0/ab/x.kv", [b"head", memoryview(b"content")])
     store.write("m/0/ab/x.kv", [b"head", memoryview(b"other")])
     store.write("m/1/cd/y.kv", [b""])
-    assert store.read("m/0/ab/x.kv") == b"headother"
+    assert store.read("m/0/ab/x.kv", 9) == b"headother"
+    assert store.read("m/0/ab/x.kv", 8) == b"", "what is too long is not read"
     with pytest.raises(FileNotFoundError):
-        store.read("m/0/ab/none.kv")
+        store.read("m/0/ab/none.kv", 9)
     listed = {key: file.num_bytes for folder in store.folders() for key, file in store.files(folder.name).items()}
     assert listed == {"m/0/ab/x.kv": 9, "m/1/cd/y.kv": 0}
     store.delete("m/0/ab/x.kv")
@@ -136,7 +129,7 @@ def test_another_worker_that_shares_the_store_finds_what_one_has_written(
     written = sequence("one", prompt)
     expected = one.serve(written)
     settle(one)
-    wait_until(lambda: all(files_of(other).has(0, digest) for digest in written.block_digests[:15]))
+    wait_for(lambda: all(files_of(other).has(0, digest) for digest in written.block_digests[:15]))
     assert other.serve(sequence("two", prompt)) == expected
     assert other.hit_tokens(store.name) == 60
     stranger.serve(sequence("three", prompt))
@@ -144,7 +137,7 @@ def test_another_worker_that_shares_the_store_finds_what_one_has_written(
 
 
 class Rows:
-    """Contents of one kind, from their digests."""
+    """Contents of which none is written."""
 
     def pinned(self, group: int, digest: bytes) -> object:
         raise AssertionError("nothing is written here")
@@ -157,10 +150,13 @@ def content(digest: bytes) -> bytes:
     return np.random.default_rng(list(digest)).bytes(ROW_BYTES)
 
 
-def open_files(directory: Path, maker: Maker = MAKER, max_bytes: int = 1 << 30, rows: object = None) -> BlockFiles:
+def open_files(
+    directory: Path, max_bytes: int = 1 << 30, rows: object = None, store: FileStore | None = None
+) -> BlockFiles:
     groups = [SimpleNamespace(row_bytes=ROW_BYTES)] * 2
-    files = BlockFiles(DirectoryStore(directory), groups, [16, 16], max_bytes, rows or Rows(), lambda: maker)  # type: ignore[arg-type]
-    wait_until(files.is_ready.is_set)
+    used = store or DirectoryStore(directory)
+    files = BlockFiles(used, groups, [16, 16], max_bytes, rows or Rows(), lambda: MAKER)  # type: ignore[arg-type]
+    wait_for(files.is_ready.is_set)
     return files
 
 
@@ -236,7 +232,12 @@ def test_files_that_were_damaged_are_computed_again_and_answers_stay(
 
 
 class BrokenStore(DirectoryStore):
-    """A disk that is full, or whose reads hang."""
+    """A disk that is full, whose reads hang or fail, or that cannot be listed."""
+
+    ending = "nothing"
+    error = errno.EIO
+    is_listed = True
+    watcher = 0
 
     def __init__(self, root: Path, *, is_full: bool = False, hangs: bool = False) -> None:
         super().__init__(root)
@@ -249,10 +250,18 @@ class BrokenStore(DirectoryStore):
             raise OSError(errno.ENOSPC, "No space left on device")
         super().write(key, parts)  # type: ignore[arg-type]
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most_bytes: int) -> bytes:
         if self.hangs:
             self.never.wait()
-        return super().read(key)
+        if key.endswith(self.ending):
+            raise OSError(self.error, os.strerror(self.error))
+        return super().read(key, most_bytes)
+
+    def folders(self) -> Iterable[Folder]:
+        self.watcher = threading.get_ident()
+        if not self.is_listed:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return super().folders()
 
 
 def test_a_full_disk_costs_hits_only(
@@ -261,7 +270,7 @@ def test_a_full_disk_costs_hits_only(
     prompt = random_prompt(61, seed=6)
     served = serve_with(BrokenStore(tmp_path, is_full=True), "llama", tmp_path_factory, directories)
     expected = served.serve(sequence("first", prompt))
-    wait_until(lambda: files_of(served).num_failed > 0)
+    wait_for(lambda: files_of(served).num_failed > 0)
     served.fill()
     assert served.serve(sequence("again", prompt)) == expected
     assert served.hit_tokens("host") > 0
@@ -282,6 +291,101 @@ def test_a_disk_that_hangs_costs_a_second_once(
     assert again.serve(sequence("1", prompts[1])) == expected[1]
     assert again.hit_tokens("disk") == 0
     store.never.set()
+
+
+def broken_files(tmp_path: Path, count: int = 0) -> tuple[BrokenStore, BlockFiles, list[bytes]]:
+    """Give files in a store that can be broken, with so many contents in it."""
+    store, digests = BrokenStore(tmp_path), [bytes([number]) * 32 for number in range(count)]
+    for digest in digests:
+        DirectoryStore.write(store, MAKER.key(0, digest), [stored(MAKER, 0, digest)])
+    store.refresh_s = 0.01
+    return store, open_files(tmp_path, store=store), digests
+
+
+def test_a_directory_that_cannot_be_listed_is_asked_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, files, (digest,) = broken_files(tmp_path, 1)
+    pauses: list[float] = []
+    sleep = time.sleep
+
+    def note(seconds: float) -> None:
+        if threading.get_ident() == store.watcher and seconds:
+            pauses.append(seconds)
+            seconds = 0.0
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", note)
+    store.is_listed = False
+    wait_for(lambda: len(pauses) >= 20)
+    store.is_listed = True
+    assert pauses[:3] == [0.01, 0.02, 0.04]
+    assert pauses[19] == 60
+    assert sum("cannot be listed" in record.message for record in caplog.records) == 1
+    # It goes on once the directory is back.
+    other = b"o" * 32
+    DirectoryStore.write(store, MAKER.key(0, other), [stored(MAKER, 0, other)])
+    wait_for(lambda: files.has(0, other))
+    assert files.has(0, digest)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_read_costs_itself_alone(tmp_path: Path, error: int) -> None:
+    store, files, digests = broken_files(tmp_path, 20)
+    store.ending, store.error = MAKER.key(0, digests[3]), error
+    for _ in range(20):
+        assert files.read(0, digests[3], SALT) is None
+        assert files.read(0, digests[4], SALT) is not None
+    assert [files.has(0, digest) for digest in digests] == [number != 3 for number in range(20)]
+    assert files.num_failed == 20
+
+
+@pytest.mark.parametrize(("error", "count"), [(errno.ESTALE, 1), (errno.EIO, 8)])
+def test_a_disk_that_cannot_be_read_is_left_alone_for_a_while(tmp_path: Path, error: int, count: int) -> None:
+    store, files, digests = broken_files(tmp_path, 20)
+    store.ending, store.error = ".kv", error
+    for digest in digests[:count]:
+        assert files.has(0, digest)
+        assert files.read(0, digest, SALT) is None
+    assert not any(files.has(0, digest) for digest in digests)
+
+
+@pytest.mark.parametrize("kind", ["long", "pipe", "link", "socket", "directory"])
+def test_what_is_not_a_file_of_the_right_length_is_neither_read_nor_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    _, files, (digest,) = broken_files(tmp_path, 1)
+    path = tmp_path / MAKER.key(0, digest)
+    path.unlink()
+    if kind == "long":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        whole = tmp_path / "elsewhere"
+        whole.write_bytes(stored(MAKER, 0, digest))
+        path.symlink_to(whole)
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    else:
+        path.mkdir()
+    monkeypatch.setattr(os, "read", lambda *_: pytest.fail("it is read"))
+    assert files.read(0, digest, SALT) is None
+    assert files.num_refused == 1
+    assert path.is_dir() if kind == "directory" else not path.is_symlink() and not path.exists()
+    assert MAKER.key(0, digest) not in DirectoryStore(tmp_path).files(str(path.parent.relative_to(tmp_path)))
+
+
+def test_a_file_that_grew_counts_with_its_bytes() -> None:
+    from gpu_worker.execution.tiers.file_index import FileIndex
+
+    index = FileIndex(lambda kind: 16)
+    index.renew("m/0/00", {"m/0/00/a.kv": StoredFile(1000, 0.0)}, time.monotonic())
+    index.renew("m/0/00", {"m/0/00/a.kv": StoredFile(5000, 0.0)}, time.monotonic())
+    assert index.num_bytes == 5000
+    assert index.pop_cheapest() == "m/0/00/a.kv"
+    assert index.num_bytes == 0
 
 
 def sequence_digest(served: Served, prompt: list[int]) -> bytes:
@@ -320,6 +424,8 @@ def test_what_a_process_was_writing_when_it_was_killed_is_never_seen(tmp_path: P
 
 
 class OneRow(Rows):
+    """Contents from their digests."""
+
     def __init__(self) -> None:
         self.forgotten: set[bytes] = set()
         self.during: Callable[[], None] = lambda: None
@@ -340,10 +446,10 @@ def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
     digests = [bytes([number]) * 32 for number in range(30)]
     for number, digest in enumerate(digests):
         files.add(Kept(0, digest, SALT))
-        wait_until(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
+        wait_for(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
         if number:
             assert files.read(0, digests[0], SALT) is not None
-    wait_until(lambda: len(list(tmp_path.rglob("*.kv"))) == 10)
+    wait_for(lambda: len(list(tmp_path.rglob("*.kv"))) == 10)
     assert files.has(0, digests[0])
     assert files.has(0, digests[-1])
     assert not files.has(0, digests[1])
@@ -358,7 +464,7 @@ def test_content_that_costs_more_to_compute_for_its_bytes_stays_longer(tmp_path:
     for number in range(4):
         index.add(f"m/1/00/{number}.kv", 1000)
         index.add(f"m/0/00/{number}.kv", 1000)
-    assert [index.pop_cheapest() for _ in range(4)] == [(f"m/0/00/{number}.kv", 1000) for number in range(4)]
+    assert [index.pop_cheapest() for _ in range(4)] == [f"m/0/00/{number}.kv" for number in range(4)]
     assert index.num_bytes == 4000
     # Those that are not used grow old beside cheap ones that are.
     for number in range(4, 400):
@@ -372,9 +478,9 @@ def test_what_is_forgotten_while_it_is_written_does_not_stay(tmp_path: Path) -> 
     files, digest = open_files(tmp_path, rows=rows), b"d" * 32
     rows.during = lambda: (rows.forgotten.add(digest), files.forget([digest]))[0]
     files.add(Kept(0, digest, SALT))
-    wait_until(lambda: files.stored_bytes > 0)
+    wait_for(lambda: files.stored_bytes > 0)
     assert not files.has(0, digest)
-    wait_until(lambda: not list(tmp_path.rglob("*.kv")))
+    wait_for(lambda: not list(tmp_path.rglob("*.kv")))
 
 
 def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,8 +64,55 @@ def test_files_of_one_maker_or_all_are_deleted(place: str) -> None:
     (done,) = lines("clear", "--kv-disk-path", place, "--maker", MAKERS[0].folder)
     assert done["files"] == 6
     assert {each["maker"] for each in lines("ls", "--kv-disk-path", place)} == {MAKERS[1].folder}
+    assert [path.name for path in Path(place).iterdir()] == [MAKERS[1].folder], "an empty folder stays"
     assert headrace("cache", "clear", "--kv-disk-path", place).stdout.startswith("deleted 6 files, ")
+    assert list(Path(place).iterdir()) == []
     assert lines("stats", "--kv-disk-path", place) == [{"files": 0, "bytes": 0, "makers": 0}]
+
+
+def test_a_maker_that_has_no_files_is_named(place: str) -> None:
+    done = headrace("cache", "clear", "--kv-disk-path", place, "--maker", "zzz")
+    assert done.returncode == 2
+    assert "is zzz, which has no files there; `headrace cache ls` names the makers that have" in done.stderr
+    assert lines("stats", "--kv-disk-path", place)[0]["files"] == 12
+
+
+def test_what_is_no_file_or_of_no_length_is_not_read(place: str) -> None:
+    folder = Path(place) / MAKERS[0].key(0, bytes([1]) * 32)
+    os.mkfifo(folder.with_name("ab" * 32 + ".kv"))
+    folder.with_name("cd" * 32 + ".kv").symlink_to("/dev/zero")
+    with folder.with_name("00" * 32 + ".kv").open("wb") as file:
+        file.truncate(1 << 40)
+    (total,) = lines("stats", "--kv-disk-path", place, "--verify")
+    assert (total["files"], total["damaged"]) == (13, 1)
+    assert "?" in {each["weights"] for each in lines("ls", "--kv-disk-path", place)}
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "clear"])
+def test_a_bucket_that_refuses_is_a_sentence(command: str) -> None:
+    pytest.importorskip("obstore")
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environ = {"ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "REGION": "r"}
+    environ |= {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+    try:
+        named = {f"AWS_{name}": value for name, value in environ.items()}
+        done = headrace("cache", command, "--kv-disk-path", "s3://bucket/kv", **named)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 2
+    assert "the bucket s3://bucket/kv cannot be used: " in done.stderr
+    assert "AWS_ACCESS_KEY_ID" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
