@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
-from gpu_worker.core.sequence import Sequence, SequenceStatus
+from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.oracle_tiers import OracleTiers
@@ -77,19 +77,22 @@ class TieredMachine(SchedulerMachine):
             assert not is_idle, "nothing is in flight that could land first"
             return False
         self._check_budget(plan)
+        self._check_people_first(plan)
+        self._check_lanes(plan)
         has_work = self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
         if has_work and not self.scheduler._live.num_restoring:
             assert plan.scheduled, "there is work, and nothing is scheduled"
         return bool(plan.scheduled)
 
-    def _check_order(self, waiting: list[Sequence]) -> None:
-        """Those whose prefixes are loaded let others pass."""
-
     def _check_people_first(self, plan: ScheduledStep) -> None:
         """Nor is it so with people whose prefixes are loaded."""
+        if not self.scheduler._live.num_restoring:
+            super()._check_people_first(plan)
 
     def _check_lanes(self, plan: ScheduledStep) -> None:
         """Blocks that are being loaded into are held beside."""
+        if not self.scheduler._live.num_restoring:
+            super()._check_lanes(plan)
 
 
 class TestTieredMachine(TieredMachine.TestCase):

@@ -15,6 +15,7 @@ from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import Served, greedy, open_model, sequence
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,10 @@ def test_another_salt_finds_nothing(served: Served) -> None:
     served.serve(other)
     assert other.num_cached_tokens == 0
     assert served.hit_tokens() == 0
+    served.fill()
+    same = sequence("three", prompt, salt=b"tenant")
+    served.serve(same)
+    assert same.num_cached_tokens == 60
 
 
 def test_a_preempted_sequence_goes_on_from_what_was_kept(
@@ -152,6 +157,8 @@ def test_memory_for_few_blocks_keeps_what_was_used_last(
     served.serve(again)
     assert again.num_cached_tokens == 0
     assert served.tiers is not None
+    served.tiers.flush()
+    wait_for(lambda: all(served.tiers.has(0, digest) for digest in again.block_digests[:15]))  # type: ignore[union-attr]
     (reading,) = served.tiers.readings()
     assert reading.used_bytes == reading.total_bytes == 20 * row_bytes
     assert reading.evicted > 0

@@ -85,7 +85,7 @@ def test_what_is_no_file_or_of_no_length_is_not_read(place: str) -> None:
         file.truncate(1 << 40)
     (total,) = lines("stats", "--kv-disk-path", place, "--verify")
     assert (total["files"], total["damaged"]) == (13, 1)
-    assert "?" in {each["weights"] for each in lines("ls", "--kv-disk-path", place)}
+    assert sum(each["files"] for each in lines("ls", "--kv-disk-path", place)) == 13  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "clear"])
