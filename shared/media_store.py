@@ -12,9 +12,11 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
 from nats.js.errors import APIError, NotFoundError
 
 from shared.errors import HeadraceError
@@ -29,8 +31,7 @@ BATCH_TTL_S = 86_400.0 + INTERACTIVE_TTL_S
 """Longer than the window of a batch."""
 _CONCURRENT_PIECES = 8
 _MAX_KNOWN = 65_536
-# What is known of a tenant's share is asked anew after so long.
-_SHARE_S = 5.0
+_LONG = "long"
 _STREAM_FULL = frozenset({10077})
 
 _log = logging.getLogger(__name__)
@@ -60,34 +61,47 @@ class MissingMediaError(HeadraceError):
 class MediaStore:
     """Reads and writes images. Remembers what it has stored lately, so that a conversation's images are stored once."""
 
-    def __init__(self, js: JetStreamContext, tenant_bytes: int = 0) -> None:
-        """Let each tenant store up to `tenant_bytes`, each image rounded up to pieces; 0 sets no bound."""
+    def __init__(
+        self, js: JetStreamContext, tenant_bytes: int = 0, num_reconnects: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Let each tenant store up to `tenant_bytes`, each image rounded up to pieces; 0 sets no bound.
+
+        Whenever `num_reconnects` returns another number, NATS may have lost what was stored.
+        """
         self._js = js
         self._tenant_pieces = tenant_bytes // PIECE_BYTES
-        # When what was stored expires, in monotonic seconds, by tenant and digest.
+        self._num_reconnects = num_reconnects
+        self._seen_reconnects = num_reconnects()
+        # The stream's creation and its last sequence, when it was asked last.
+        self._stream: tuple[object, int] = (None, 0)
+        # When what was stored expires, in monotonic seconds, by tenant and digest; 0 if it is in doubt.
         self._known: OrderedDict[tuple[str, bytes], float] = OrderedDict()
-        self._shares: dict[str, tuple[float, int]] = {}
+        # The subjects of pieces that are being stored, by tenant.
+        self._storing: list[tuple[str, frozenset[str]]] = []
+        self._asking = asyncio.Lock()
         self._calls = asyncio.Semaphore(_CONCURRENT_PIECES)
 
+    def forget(self, tenant: str, digest: bytes) -> None:
+        """Store an image again when it comes next: a worker did not find it."""
+        self._known[tenant, digest] = 0.0
+
     async def put(self, tenant: str, data: bytes, ttl_s: float = INTERACTIVE_TTL_S) -> bytes:
-        """Store an image for at least half of `ttl_s`; return its digest.
+        """Store an image for at least half of `ttl_s`; return its digest. One that is stored for longer stays so.
 
         Raises:
             MediaFullError: There is no room for it.
             MediaStoreError: It cannot be stored at the moment.
         """
         digest = hashlib.sha256(data).digest() if len(data) < PIECE_BYTES else await asyncio.to_thread(_digest, data)
+        if (reconnects := self._num_reconnects()) != self._seen_reconnects:
+            self._seen_reconnects = reconnects
+            self._known.clear()
         key, now = (tenant, digest), time.monotonic()
         if self._known.get(key, 0.0) - now > ttl_s / 2:
             self._known.move_to_end(key)
             return digest
-        num_pieces = -(-len(data) // PIECE_BYTES)
         try:
-            await self._take_share(tenant, num_pieces)
-            pieces = (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
-            await asyncio.gather(
-                *(self._put(media_subject(tenant, digest, n), piece, ttl_s) for n, piece in enumerate(pieces))
-            )
+            await self._store(tenant, digest, data, ttl_s)
         except APIError as error:
             if error.err_code in _STREAM_FULL:
                 raise MediaFullError("The server's store of images is full. Try again later.", is_own=False) from error
@@ -121,6 +135,33 @@ class MediaStore:
             raise MissingMediaError("What is stored of an image of this request has another length or digest.")
         return data
 
+    async def _store(self, tenant: str, digest: bytes, data: bytes, ttl_s: float) -> None:
+        num_pieces = -(-len(data) // PIECE_BYTES)
+        pieces = {
+            media_subject(tenant, digest, n): data[n * PIECE_BYTES : (n + 1) * PIECE_BYTES] for n in range(num_pieces)
+        }
+        mark = _long_mark(tenant, digest)
+        storing = (tenant, frozenset(pieces))
+        async with self._asking:
+            # Another process may have stored it, for longer.
+            stored = await self._take_share(tenant, digest, storing[1])
+            self._storing.append(storing)
+        try:
+            if mark in stored and stored.issuperset(pieces) and (tenant, digest) not in self._known:
+                return
+            is_long = ttl_s > INTERACTIVE_TTL_S or mark in stored
+            if ttl_s > INTERACTIVE_TTL_S:
+                # Before the pieces, so that whoever stores them for a shorter time sees it now or afterwards.
+                await self._put(mark, b"", ttl_s - INTERACTIVE_TTL_S)
+            await self._put_all(pieces, max(ttl_s, BATCH_TTL_S) if is_long else ttl_s)
+            if not is_long and mark in await self._stored(media_subject(tenant, digest, "*")):
+                await self._put_all(pieces, BATCH_TTL_S)
+        finally:
+            self._storing.remove(storing)
+
+    async def _put_all(self, pieces: dict[str, bytes], ttl_s: float) -> None:
+        await asyncio.gather(*(self._put(subject, piece, ttl_s) for subject, piece in pieces.items()))
+
     async def _put(self, subject: str, piece: bytes, ttl_s: float) -> None:
         async with self._calls:
             await self._js.publish(subject, piece, msg_ttl=ttl_s)
@@ -129,27 +170,53 @@ class MediaStore:
         async with self._calls:
             return (await self._js.get_last_msg(MEDIA_STREAM, subject)).data or b""
 
-    async def _take_share(self, tenant: str, num_pieces: int) -> None:
-        """Count pieces to a tenant's share.
+    async def _stored(self, subjects: str) -> frozenset[str]:
+        return frozenset((await self._info(subjects)).state.subjects or {})
+
+    async def _info(self, subjects: str) -> StreamInfo:
+        """Ask for the stream's state; forget what was stored in another stream."""
+        info = await self._js.stream_info(MEDIA_STREAM, subjects_filter=subjects)
+        created, last_seq = self._stream
+        if (created is not None and info.created != created) or info.state.last_seq < last_seq:
+            self._known.clear()
+        self._stream = (info.created, info.state.last_seq)
+        return info
+
+    async def _take_share(self, tenant: str, digest: bytes, pieces: frozenset[str]) -> frozenset[str]:
+        """Return what is stored of a tenant, of an image at least, if its share has room for pieces that are not.
+
+        Dynamic thresholds, as `gateway.shares`: a tenant holds at most as much as is free for all.
 
         Raises:
             MediaFullError: The tenant has stored too much.
         """
         if not self._tenant_pieces:
-            return
-        asked_at, used = self._shares.get(tenant, (0.0, 0))
-        if time.monotonic() - asked_at > _SHARE_S:
-            info = await self._js.stream_info(MEDIA_STREAM, subjects_filter=media_filter(tenant))
-            asked_at, used = time.monotonic(), len(info.state.subjects or {})
-        if used + num_pieces > self._tenant_pieces:
-            megabytes = self._tenant_pieces * PIECE_BYTES >> 20
+            return await self._stored(media_subject(tenant, digest, "*"))
+        info = await self._info(media_filter(tenant))
+        stored = frozenset(info.state.subjects or {})
+        storing = {subject for owner, subjects in self._storing if owner == tenant for subject in subjects}
+        held = {subject for subject in stored | storing if not subject.endswith(_LONG)}
+        if not (wanted := len(pieces - held)):
+            return stored
+        is_own_full = len(held) + wanted > self._tenant_pieces
+        if (limit := info.config.max_bytes or 0) > 0:
+            begun = sum(len(subjects) for _, subjects in self._storing)
+            free = (limit - info.state.bytes) // PIECE_BYTES - begun - wanted
+            is_own_full |= bool(held) and len(held) + wanted > free
+        if is_own_full:
             message = (
-                f"The images of this tenant fill its share of the store, {megabytes} MB in pieces of "
-                f"{PIECE_BYTES >> 10} KB. They expire within {INTERACTIVE_TTL_S / 3600:g} h, those of batches within "
-                f"{BATCH_TTL_S / 3600:g} h; or ask the operator for more (--media-tenant-bytes)."
+                f"The images of this tenant fill its share of the store: {len(held)} pieces of {PIECE_BYTES >> 10} KB "
+                f"of at most {self._tenant_pieces}, and no more than are free for all. They expire within "
+                f"{INTERACTIVE_TTL_S / 3600:g} h, those of batches within {BATCH_TTL_S / 3600:g} h; or ask the "
+                "operator for more (--media-tenant-bytes)."
             )
             raise MediaFullError(message, is_own=True)
-        self._shares[tenant] = (asked_at, used + num_pieces)
+        return stored
+
+
+def _long_mark(tenant: str, digest: bytes) -> str:
+    """Return the subject of an empty message that is there while an image stays for `INTERACTIVE_TTL_S` or more."""
+    return media_subject(tenant, digest, _LONG)
 
 
 def _digest(data: bytes) -> bytes:

@@ -243,8 +243,8 @@ def streams_filter(tenant: str | None, part: str = ">") -> str:
     return f"hr.stream.{'*' if tenant is None else encode_name(tenant)}.{part}"
 
 
-def media_subject(tenant: str, digest: bytes, piece: int) -> str:
-    """Subject of a piece of an image."""
+def media_subject(tenant: str, digest: bytes, piece: int | str) -> str:
+    """Subject of a piece of an image, `*` for all; that of `long` says that the image is stored for a batch."""
     return f"hr.media.{encode_name(tenant)}.{digest.hex()}.{piece}"
 
 

@@ -35,6 +35,7 @@ from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
 from gateway.http1.head import REQUEST_ID
 from gateway.streams.event_stream import EventStreamLimits, Flusher
+from shared.media import IMAGE_NOT_FOUND
 
 TICK_S = 0.25
 # As Stripe's API tells it.
@@ -319,6 +320,9 @@ class GenerationService:
         record.outcome = outcome.value
         if answer.error is not None:
             record.failed(answer.error)
+            if answer.error.code == IMAGE_NOT_FOUND:
+                media = (ref for prompt in generation.prompts for ref in prompt.media)
+                self._services.images.forget(media, visit.principal.tenant)
         is_complete = outcome is Outcome.COMPLETED
         # A refused request has no answer to count; its client may have made the model's name up.
         is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0

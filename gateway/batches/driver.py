@@ -282,6 +282,9 @@ class BatchDriver:
         for sent in complete:
             self._answer(sent)
         for sent in repeated:
+            # A worker may not have found one.
+            for request in sent.line.requests:
+                self._services.images.forget(request.media, self.tenant)
             data = await self._read(sent.place.start, sent.place.end - sent.place.start)
             place = sent.place._replace(data=data.strip())
             self._repeated.append((place, sent.attempt + 1))

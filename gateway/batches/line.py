@@ -101,8 +101,11 @@ class BatchLine:
         return len(self.results) == len(self.requests)
 
     def without_prompts(self) -> BatchLine:
-        """Return what is needed once the jobs are published: their ids, and how to write the answer."""
-        requests = [Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch") for each in self.requests]
+        """Return what is needed once the jobs are published: their ids and images, and how to write the answer."""
+        requests = [
+            Request(id=each.id, model=each.model, tenant=each.tenant, lane="batch", media=each.media)
+            for each in self.requests
+        ]
         return BatchLine(self.custom_id, msgspec.structs.replace(self.generation, prompts=()), requests, self.results)
 
     def usage(self) -> Usage:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -76,6 +76,11 @@ class ImageIntake:
                 image.data = None
             prompts.append(msgspec.structs.replace(prompt, images=(), media=media))
         return msgspec.structs.replace(generation, prompts=tuple(prompts))
+
+    def forget(self, media: Iterable[MediaRef], tenant: str) -> None:
+        """Store images again when they come next: a worker did not find one of them."""
+        for ref in media:
+            self._store.forget(tenant, ref.digest)
 
     async def references(
         self, images: Sequence[ImageSource], tenant: str, ttl_s: float | None = None

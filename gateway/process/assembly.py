@@ -154,7 +154,8 @@ async def assemble(
 def _images(config: GatewayConfig, nats: DirectClient) -> ImageIntake:
     limits = ImageLimits(config.max_image_bytes, config.max_image_pixels, config.max_images, config.max_request_pixels)
     fetcher = ImageFetcher(AllowedHosts.read(config.image_hosts), config.max_image_bytes)
-    return ImageIntake(MediaStore(nats.jetstream(), config.media_tenant_bytes), limits, fetcher)
+    store = MediaStore(nats.jetstream(), config.media_tenant_bytes, lambda: nats.stats["reconnects"])
+    return ImageIntake(store, limits, fetcher)
 
 
 def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:

@@ -61,7 +61,7 @@ async def test_image_is_stored_once_while_it_is_there_for_long_enough(place: Pla
     await store.put("t", b"image", media_store.BATCH_TTL_S)
     await store.put("other", b"image")
     state = (await place.js.stream_info(MEDIA_STREAM)).state
-    assert (state.last_seq, state.messages) == (3, 2)
+    assert (state.last_seq, state.messages) == (4, 3)
 
 
 async def test_what_is_something_else_is_refused(place: Place) -> None:
@@ -87,7 +87,7 @@ async def test_image_expires(place: Place) -> None:
 async def test_tenant_has_its_share_and_no_more(place: Place) -> None:
     store = MediaStore(place.js, tenant_bytes=2 * PIECE_BYTES)
     await store.put("t", bytes(PIECE_BYTES + 1))
-    with pytest.raises(MediaFullError, match="fill its share of the store, 1 MB in pieces of 512 KB"):
+    with pytest.raises(MediaFullError, match="fill its share of the store: 2 pieces of 512 KB of at most 2"):
         await store.put("t", b"one more")
     await store.put("other", b"one more")
     # Another process counts what this one has stored.
@@ -108,3 +108,83 @@ async def test_store_that_does_not_answer_is_told_apart(place: Place) -> None:
     place.server.kill()
     with pytest.raises(MediaStoreError, match="does not answer"):
         await MediaStore(place.nats.jetstream(timeout=0.1)).put("t", b"image")
+
+
+async def life(place: Place, data: bytes) -> float:
+    """Return for how long an image is stored, by the server's own headers."""
+    digest = hashlib.sha256(data).digest()
+    headers = (await place.js.get_last_msg(MEDIA_STREAM, media_subject("t", digest, 0))).headers
+    return float((headers or {})["Nats-TTL"])
+
+
+async def test_shorter_life_never_replaces_a_longer_one(place: Place) -> None:
+    first, second = bytes(PIECE_BYTES + 1), b"image"
+    for data in (first, second):
+        await MediaStore(place.js).put("t", data, media_store.BATCH_TTL_S)
+        await MediaStore(place.js).put("t", data)
+        assert await life(place, data) == media_store.BATCH_TTL_S
+        # Not even where a part was lost.
+        await place.js.purge_stream(MEDIA_STREAM, subject=media_subject("t", hashlib.sha256(data).digest(), 0))
+        await MediaStore(place.js).put("t", data)
+        assert await life(place, data) == media_store.BATCH_TTL_S
+    await MediaStore(place.js).put("t", b"short")
+    await MediaStore(place.js).put("t", b"short", media_store.BATCH_TTL_S)
+    assert await life(place, b"short") == media_store.BATCH_TTL_S
+
+
+async def test_longer_life_that_comes_amid_a_shorter_one_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, put_all = MediaStore(place.js), MediaStore._put_all
+    came = []
+
+    async def after_a_batch(self: MediaStore, pieces: dict[str, bytes], ttl_s: float) -> None:
+        if self is short and not came:
+            came.append(await MediaStore(place.js).put("t", b"image", media_store.BATCH_TTL_S))
+        await put_all(self, pieces, ttl_s)
+
+    monkeypatch.setattr(MediaStore, "_put_all", after_a_batch)
+    await short.put("t", b"image")
+    assert came
+    assert await life(place, b"image") == media_store.BATCH_TTL_S
+
+
+async def test_image_that_a_worker_did_not_find_is_stored_again(place: Place) -> None:
+    store = MediaStore(place.js)
+    await store.put("t", b"image")
+    await place.js.purge_stream(MEDIA_STREAM)
+    store.forget("t", hashlib.sha256(b"image").digest())
+    await store.put("t", b"image")
+    assert await store.get("t", ref(b"image")) == b"image"
+
+
+async def test_nothing_is_believed_of_another_stream_nor_after_a_reconnect(place: Place) -> None:
+    reconnects = [0]
+    store = MediaStore(place.js, num_reconnects=lambda: reconnects[0])
+    await store.put("t", b"image")
+    await place.js.purge_stream(MEDIA_STREAM)
+    reconnects[0] += 1
+    await store.put("t", b"image")
+    assert await store.get("t", ref(b"image")) == b"image"
+    await place.js.delete_stream(MEDIA_STREAM)
+    await ensure_record_streams(place.js, StreamLimits(media_max_bytes=8 << 20))
+    await store.put("t", b"another")
+    await store.put("t", b"image")
+    assert await store.get("t", ref(b"image")) == b"image"
+
+
+async def test_share_is_taken_before_anything_is_stored(place: Place) -> None:
+    store = MediaStore(place.js, tenant_bytes=3 * PIECE_BYTES)
+    images = [bytes([n]) * 1000 for n in range(20)]
+    ends = await asyncio.gather(*(store.put("t", image) for image in images), return_exceptions=True)
+    assert sum(isinstance(end, MediaFullError) for end in ends) == 17
+    assert (await place.js.stream_info(MEDIA_STREAM)).state.messages == 3
+
+
+async def test_some_tenants_never_fill_the_store_for_all(place: Place) -> None:
+    store = MediaStore(place.js, tenant_bytes=16 * PIECE_BYTES)
+    for tenant in ("a", "b"):
+        puts = [store.put(tenant, bytes([n]) * PIECE_BYTES) for n in range(16)]
+        ends = await asyncio.gather(*puts, return_exceptions=True)
+        assert any(isinstance(end, MediaFullError) and end.is_own for end in ends)
+    data = bytes(2 * PIECE_BYTES)
+    await store.put("other", data)
+    assert await store.get("other", ref(data)) == data

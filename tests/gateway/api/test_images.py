@@ -13,9 +13,11 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from shared.media import IMAGE_NOT_FOUND
 from shared.media_store import MediaStore
 from shared.messages import Finish, Usage, encode
-from shared.subjects import tokenizer_subject
+from shared.streams import MEDIA_STREAM
+from shared.subjects import media_subject, tokenizer_subject
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply
 from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
@@ -145,6 +147,24 @@ async def test_tokens_are_counted_with_images(
     assert reply.status_code == 200, reply.text
     await until(lambda: calls)
     assert [ref.digest for ref in calls[0].media] == [hashlib.sha256(PNG).digest()]
+
+
+async def test_image_that_a_worker_did_not_find_is_stored_when_it_is_sent_again(
+    gateway: GatewayProcess, worker: WireWorker
+) -> None:
+    path = "/v1/chat/completions"
+    js, body = worker.nats.jetstream(), {"model": worker.model, **BODIES[path]}
+    asking = asyncio.create_task(post(gateway, path, body))
+    request = await worker.next_request()
+    await js.purge_stream(MEDIA_STREAM, subject=media_subject(request.tenant, request.media[0].digest, "*"))
+    lost = Finish("failed", error="It is lost.", error_param="media", error_code=IMAGE_NOT_FOUND)
+    await worker.end(request, 0, lost)
+    assert (await asking).status_code == 400
+    asking = asyncio.create_task(post(gateway, path, body))
+    request = await worker.next_request()
+    assert await MediaStore(js).get(request.tenant, request.media[0]) == PNG
+    await worker.complete(request, 0, 2)
+    assert (await asking).status_code == 200
 
 
 async def test_same_words_about_another_image_are_another_answer(gateway: GatewayProcess, worker: WireWorker) -> None:
