@@ -18,6 +18,7 @@ from shared.nats_connection import connect
 from shared.streams import MEDIA_STREAM, StreamLimits, ensure_record_streams
 from shared.subjects import media_subject
 from tests.servers import NatsServer
+from tests.waiting import until
 
 
 @dataclass
@@ -108,6 +109,8 @@ async def test_store_that_does_not_answer_is_told_apart(place: Place) -> None:
     place.server.kill()
     with pytest.raises(MediaStoreError, match="does not answer"):
         await MediaStore(place.nats.jetstream(timeout=0.1)).put("t", b"image")
+    place.server.start()
+    await until(lambda: place.nats.is_connected)
 
 
 async def life(place: Place, data: bytes) -> float:
