@@ -90,18 +90,21 @@ class LimitedLink:
             raise LimitedProcessError(f"{self._what} does not start") from None
 
     async def ask(self, message: bytes, niceness: int) -> Outcome:
-        """Return what becomes of a piece of work. If the process dies, it is started and asked once more.
+        """Return what becomes of a piece of work. If it is interrupted, or the process dies, it is asked once more.
 
         Args:
             message: The work.
             niceness: How far it steps back behind other processes, from 0 to 19.
 
         Raises:
-            LimitedProcessError: It does not answer, or the link is closed.
+            LimitedProcessError: It does not answer, the work is interrupted again, or the link is closed.
         """
         for _ in range(2):
             try:
-                return await self._exchange(message, niceness)
+                outcome = await self._exchange(message, niceness)
+                if not outcome.is_interrupted:
+                    return outcome
+                _logger.warning("work in %s was interrupted by the system", self._what)
             except (OSError, EOFError, TimeoutError):
                 _logger.warning("%s does not answer", self._what, exc_info=True)
         raise LimitedProcessError(f"{self._what} does not answer")

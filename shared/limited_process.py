@@ -50,11 +50,13 @@ class Outcome(msgspec.Struct, frozen=True):
         content: What the work returned; None if its limits, or a crash, ended it.
         is_late: It was ended because of its time.
         cpu_s: Seconds of processor time that it took.
+        is_interrupted: The system, or somebody else, ended it: that says nothing of the work.
     """
 
     content: bytes | None = None
     is_late: bool = False
     cpu_s: float = 0.0
+    is_interrupted: bool = False
 
 
 Work = Callable[[bytes], bytes]
@@ -151,8 +153,12 @@ def outcome_of(fork: Fork) -> Outcome:
     if encoded:
         outcome = msgspec.msgpack.decode(encoded, type=Outcome)
     else:
-        is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
-        outcome = Outcome(is_late=is_late)
+        ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        # None of the limits ends a process by the latter two: a kernel out of memory does, or an operator.
+        outcome = Outcome(
+            is_late=ended_by in (signal.SIGPROF, signal.SIGALRM),
+            is_interrupted=ended_by in (signal.SIGKILL, signal.SIGTERM),
+        )
     return msgspec.structs.replace(outcome, cpu_s=usage.ru_utime + usage.ru_stime)
 
 

@@ -60,7 +60,15 @@ class RequestImages:
 
 
 def give(sequence: EngineSequence, spans: Sequence[MediaSpan], images: Sequence[PreparedImage]) -> None:
-    """Let a sequence have its images."""
+    """Let a sequence have its images.
+
+    Raises:
+        BadRequestError: The tower makes something else of one than there are places for it.
+    """
+    for number, (span, image) in enumerate(zip(spans, images, strict=True), 1):
+        if (span.digest, span.num_rows) != (image.digest, image.num_rows):
+            message = f"Image {number} of {len(spans)} is not what its reference in 'media' says."
+            raise BadRequestError(message, "media", "invalid_image")
     sequence.media, sequence.images = tuple(spans), tuple(images)
 
 

@@ -58,20 +58,25 @@ class PreparedImage:
         digest: As of `MediaSpan`.
         values: NumPy array, `[num_tiles, height, width, 3]` uint8.
         grid: Rows and columns of tiles or patches, as the family counts them.
+        num_rows: As of `MediaSpan`.
     """
 
     digest: bytes
     values: Any
     grid: tuple[int, ...]
+    num_rows: int
 
 
 def media_key(spans: Iterable[MediaSpan], first: int, end: int) -> bytes:
     """Return what tells apart blocks of the same tokens: the images in places `first` to before `end`, and where.
 
-    An image is placed relative to the block, so that the key names the part of the image that the block holds.
+    An image is placed relative to the block, so that the key names the part of the image that the block holds. Its grid
+    decides its positions, and so its keys.
     """
     inside = (span for span in spans if span.start < end and span.end > first)
-    return b"".join(span.digest + _PLACE(first - span.start) for span in inside)
+    return b"".join(
+        span.digest + _PLACE(first - span.start) + b"".join(_PLACE(side) for side in span.grid) for span in inside
+    )
 
 
 class SharedImages:

@@ -27,7 +27,8 @@ from shared.media_store import MediaStore, MissingMediaError
 MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
 _CHANNELS = 3
 
-_Key = tuple[str, bytes, str]
+_Key = tuple[str, MediaRef]
+"""A tenant, and all that it says of an image: what was checked for one reference says nothing of another."""
 
 
 class Preparer(Protocol):
@@ -81,7 +82,7 @@ class PreparedImages:
         try:
             if not is_wanted():
                 raise asyncio.CancelledError
-            tasks = {ref: self._begin((tenant, ref.digest, ref.detail), ref) for ref in refs}
+            tasks = {ref: self._begin((tenant, ref)) for ref in refs}
             # None who goes away breaks off what others wait for.
             await asyncio.wait(set(tasks.values()))
             return [_prepared(tasks[ref].result(), number, len(refs)) for number, ref in enumerate(refs, 1)]
@@ -95,26 +96,26 @@ class PreparedImages:
         await self._decoder.close()
         await self._tasks.wait()
 
-    def _begin(self, key: _Key, ref: MediaRef) -> asyncio.Task[PreparedImage | HeadraceError]:
+    def _begin(self, key: _Key) -> asyncio.Task[PreparedImage | HeadraceError]:
         task = self._running.get(key)
         if task is None:
-            task = self._running[key] = self._tasks.spawn(self._outcome(key, ref), "prepare an image")
+            task = self._running[key] = self._tasks.spawn(self._outcome(key), "prepare an image")
         return task
 
-    async def _outcome(self, key: _Key, ref: MediaRef) -> PreparedImage | HeadraceError:
+    async def _outcome(self, key: _Key) -> PreparedImage | HeadraceError:
         """Return an image, or why there is none: that is no failure of the task, and concerns who asked."""
         try:
-            return await self._prepare(key, ref)
+            return await self._prepare(key)
         except HeadraceError as error:
             return error
 
-    async def _prepare(self, key: _Key, ref: MediaRef) -> PreparedImage:
+    async def _prepare(self, key: _Key) -> PreparedImage:
         try:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-            tenant = key[0]
+            tenant, ref = key
             turn = self._turns.setdefault(tenant, asyncio.Semaphore(MAX_AT_ONCE))
             async with turn, self._places:
                 try:

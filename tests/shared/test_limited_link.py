@@ -13,9 +13,9 @@ import msgspec
 import psutil
 import pytest
 
-from shared import limited_link
+from shared import limited_link, limited_process
 from shared.limited_link import LimitedLink, LimitedProcessError
-from shared.limited_process import HEAD, READY, Outcome
+from shared.limited_process import HEAD, READY, Limits, Outcome
 from tests.gateway.wire_worker import until
 
 
@@ -130,6 +130,45 @@ async def test_outcomes_are_told_apart_by_number_and_those_for_nobody_are_left(s
     assert (two, three) == (Outcome(b"two"), Outcome(b"three", True, 0.5))
     assert scripted.link._running.waiting == {}
     assert scripted.link.pid == pid
+
+
+def ended_by(number: int) -> bytes:
+    os.kill(os.getpid(), number)
+    return b"not ended"
+
+
+def without_memory(_: bytes) -> bytes:
+    return bytes(1 << 40)
+
+
+async def test_work_that_the_system_ends_is_told_from_work_that_its_limits_end() -> None:
+    limits = Limits(cpu_s=5.0, time_s=5.0, memory_bytes=1 << 28, stack_bytes=1 << 20)
+    outcomes = [
+        limited_process.outcome_of(limited_process.begin(1, 0, b"", work, limits))
+        for work in (
+            lambda _: ended_by(signal.SIGKILL),
+            lambda _: ended_by(signal.SIGPROF),
+            without_memory,
+        )
+    ]
+    assert [each.content for each in outcomes] == [None] * 3
+    assert [each.is_interrupted for each in outcomes] == [True, False, False]
+    assert [each.is_late for each in outcomes] == [False, True, False]
+
+
+@pytest.mark.parametrize("num_interrupted", [1, 2])
+async def test_interrupted_work_is_asked_once_more_and_no_oftener(scripted: Scripted, num_interrupted: int) -> None:
+    second = Outcome(is_interrupted=True) if num_interrupted == 2 else Outcome(b"done")
+    length = HEAD.size + len(b"work")
+    for name, number, outcome in (("one", 1, Outcome(is_interrupted=True)), ("two", 2, second)):
+        (scripted.directory / name).write_bytes(frame(number, outcome))
+    scripted.script(f"head -c {length} > a", "cat one", f"head -c {length} > b", "cat two", "exec cat > more")
+    if num_interrupted == 1:
+        assert await scripted.link.ask(b"work", 0) == Outcome(b"done")
+    else:
+        with pytest.raises(LimitedProcessError):
+            await scripted.link.ask(b"work", 0)
+    assert (scripted.num_starts, scripted.file("more")) == (1, b"")
 
 
 async def test_process_that_ends_while_nobody_waits_is_replaced(scripted: Scripted) -> None:

@@ -145,7 +145,7 @@ class MediaProcessor:
         if (width, height) != (ref.width, ref.height) or pixels.shape[2:] != (3,) or pixels.dtype != np.uint8:
             raise BadRequestError(f"The image has {width}x{height} pixels, not {ref.width}x{ref.height}.", "messages")
         plan = self._plan(width, height, ref.detail)
-        return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.grid)
+        return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.grid, plan.num_rows)
 
     def expand(self, token_ids: Sequence[int], refs: Sequence[ImageReference]) -> tuple[list[int], list[MediaSpan]]:
         """Replace each placeholder in a prompt by the tokens of its image, in order.

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from gpu_worker.consumer import intake
+from gpu_worker.consumer.request_images import give
+from gpu_worker.core.media import MediaSpan, PreparedImage
+from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.media.decoder import Decoder
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -22,6 +25,7 @@ from shared.limited_link import LimitedProcessError
 from shared.media import ContentImage, MediaRef
 from shared.media_store import MediaStore
 from shared.messages import IMAGES, Request, encode, encode_request
+from shared.sampling import Sampling
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply
 from tests.gpu_worker.consumer.harness import (
@@ -153,6 +157,24 @@ async def test_stranger_that_lies_about_an_image_is_refused_with_the_reason(
     answer = await ask(gateway, asking(gateway, (msgspec.structs.replace(ref, **change),), 0))
     assert (answer.finish.reason, answer.finish.error_param) == ("failed", param)
     assert problem in answer.finish.error
+
+
+async def test_lie_about_an_image_that_was_read_lately_is_refused(gateway: TestGateway, worker: RunningWorker) -> None:
+    (ref,) = await stored(gateway, PNG)
+    assert (await ask(gateway, asking(gateway, (ref,), 0))).finish.reason == "length"
+    lie = msgspec.structs.replace(ref, width=48, height=32)
+    answer = await ask(gateway, asking(gateway, (lie,), 0))
+    assert (answer.finish.reason, answer.finish.error_code) == ("failed", "invalid_image")
+    assert "is image/png of 40x30; its reference says image/png of 48x32" in answer.finish.error
+
+
+def test_sequence_gets_no_image_that_fills_other_places_than_it_has() -> None:
+    spans = [MediaSpan(number, 4, bytes([number]) * 32, 4) for number in range(2)]
+    images = [PreparedImage(span.digest, object(), (1, 1), rows) for span, rows in zip(spans, (4, 6), strict=True)]
+    sequence = EngineSequence("s", [1] * 8, 8, Sampling(), max_tokens=1)
+    with pytest.raises(BadRequestError, match="Image 2 of 2 is not what its reference in 'media' says"):
+        give(sequence, spans, images)
+    assert sequence.images == ()
 
 
 async def test_request_whose_images_cannot_be_decoded_now_is_given_back(

@@ -6,6 +6,8 @@ import gc
 import random
 from hashlib import sha256
 
+from msgspec import structs
+
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.media import MediaSpan, PreparedImage, SharedImages
 from gpu_worker.core.prefix_cache import PrefixCache
@@ -87,6 +89,15 @@ def test_no_pair_shares_a_block_that_differs() -> None:
     assert num_different > 10_000
 
 
+def test_the_same_image_in_another_grid_shares_no_block() -> None:
+    digests = []
+    for grid in ((2, 4), (4, 2)):
+        sequence = seeing_sequence([("a", 8), 1])
+        sequence.media = tuple(structs.replace(span, grid=grid) for span in sequence.media)
+        digests.append(digests_of(sequence))
+    assert set(digests[0]).isdisjoint(digests[1])
+
+
 def test_text_alone_has_the_digests_that_it_had() -> None:
     sequence = seeing_sequence([1, 2, 3, 4, 5, 6, 7, 8], salt=b"tenant")
     words = [int(token).to_bytes(8, "little") for token in sequence.token_ids]
@@ -96,7 +107,7 @@ def test_text_alone_has_the_digests_that_it_had() -> None:
 
 def test_pixels_live_as_long_as_a_sequence_that_has_them() -> None:
     images, digest = SharedImages(), b"d" * 32
-    first, second = (PreparedImage(digest, object(), (1, 1)) for _ in range(2))
+    first, second = (PreparedImage(digest, object(), (1, 1), 1) for _ in range(2))
     images.add([first])
     images.add([second])
     del first

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from gpu_worker.media import prepared_images
 from gpu_worker.media.prepared_images import PreparedImages
@@ -93,6 +94,24 @@ async def test_image_that_is_missing_is_the_fault_of_the_request(
         await images.images("t", [ref(1), ref(0)])
     assert not caplog.records, "what is wrong with a request is no error of the worker"
     assert (e.value.param, e.value.code) == ("media", "image_not_found")
+
+
+async def test_what_was_checked_for_one_reference_is_checked_again_for_another(
+    images: PreparedImages, parts: Parts
+) -> None:
+    images._max_bytes *= 2
+    parts.may_go_on.clear()
+    lie = structs.replace(ref(1), width=SIDE // 2, height=2 * SIDE)
+    lying = asyncio.create_task(images.images("t", [lie]))
+    honest = asyncio.create_task(images.images("t", [ref(1)]))
+    await asyncio.sleep(0)
+    parts.may_go_on.set()
+    (found,) = await honest
+    assert found.values.shape == (SIDE, SIDE, 3)
+    assert (await lying)[0].values.shape == (2 * SIDE, SIDE // 2, 3)
+    # Nor is it taken from what was prepared lately.
+    await images.images("t", [structs.replace(ref(1), mime="image/gif")])
+    assert parts.fetched == [("t", 1)] * 3
 
 
 async def test_request_that_left_is_not_worked_on(images: PreparedImages, parts: Parts) -> None:
