@@ -17,11 +17,11 @@ def open_bucket(url: str, variable: str, **client_options: Any) -> tuple[Any, An
     """Return the package, and the bucket or what begins with a prefix in it, of `s3://bucket/prefix`.
 
     Raises:
-        ConfigError: The URL is none, or the package is not installed; names the setting `variable`.
+        ConfigError: The URL is not an S3 URL, or obstore is not installed; names the setting `variable`.
     """
     place = urlsplit(url)
     if place.scheme != "s3" or not place.netloc or place.query or place.fragment or place.username:
-        raise ConfigError(variable, f"{url!r} is no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
+        raise ConfigError(variable, f"{url!r} is not a bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
     try:
         import obstore
         from obstore.store import S3Store

@@ -6,6 +6,7 @@ the file's own metadata hold it: 1 to 8, of which 5 to 8 swap width and height.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ GIF: Mime = "image/gif"
 # Of EXIF within a JPEG or PNG: a segment has at most as many.
 _MAX_EXIF_BYTES = 1 << 16
 _MAX_SEGMENTS = 4096
+# A GIF of 32 MB has about so many, if they are full.
+_MAX_GIF_BLOCKS = 1 << 17
+_NO_FILL = re.compile(rb"[^\xff]")
 _ORIENTATION = 0x0112
 _SWAPPING = frozenset({5, 6, 7, 8})
 # Start of frame: baseline, extended, progressive. Those with differential or lossless coding are not.
@@ -84,7 +88,7 @@ def _read(data: bytes) -> ImageHeader:
         return _webp(data)
     if data[:6] in (b"GIF87a", b"GIF89a"):
         return _gif(data)
-    raise ImageProblemError("is no PNG, JPEG, WebP or GIF.")
+    raise ImageProblemError("is not a PNG, JPEG, WebP or GIF.")
 
 
 def _png(data: bytes) -> ImageHeader:
@@ -118,10 +122,10 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 def _jpeg(data: bytes) -> ImageHeader:
     at, orientation = 2, 1
     for _ in range(_MAX_SEGMENTS):
-        while data[at] == 0xFF:
-            at += 1
-        marker = data[at]
-        at += 1
+        found = _NO_FILL.search(data, at)
+        if found is None:
+            break
+        marker, at = data[found.start()], found.end()
         if marker in _WITHOUT_LENGTH:
             continue
         (size,) = struct.unpack_from(">H", data, at)
@@ -180,15 +184,15 @@ def _webp_orientation(data: bytes) -> int:
 
 def _gif(data: bytes) -> ImageHeader:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
-    at, num_frames = 13 + _table_bytes(flags), 0
+    at, num_frames, num_blocks = 13 + _table_bytes(flags), 0, 0
     while at < len(data) and data[at] != 0x3B:
         if data[at] == 0x21:
-            at = _behind_blocks(data, at + 2)
+            at, num_blocks = _behind_blocks(data, at + 2, num_blocks)
         elif data[at] == 0x2C:
             num_frames += 1
             if num_frames > 1:
                 raise ImageProblemError("is animated. Send one frame.")
-            at = _behind_blocks(data, at + 11 + _table_bytes(data[at + 9]))
+            at, num_blocks = _behind_blocks(data, at + 11 + _table_bytes(data[at + 9]), num_blocks)
         else:
             break
     if not num_frames:
@@ -201,11 +205,19 @@ def _table_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
-def _behind_blocks(data: bytes, at: int) -> int:
-    """Return where a run of sub-blocks ends; the end of the data, if they are cut off."""
-    while at < len(data) and data[at]:
-        at += 1 + data[at]
-    return at + 1
+def _behind_blocks(data: bytes, at: int, num_blocks: int) -> tuple[int, int]:
+    """Return where a run of sub-blocks ends, or the end of the data; and the number of blocks with these.
+
+    Raises:
+        ImageProblemError: There are too many blocks.
+    """
+    while at < len(data) and num_blocks <= _MAX_GIF_BLOCKS:
+        at, size, num_blocks = at + 1 + data[at], data[at], num_blocks + 1
+        if not size:
+            break
+    if num_blocks > _MAX_GIF_BLOCKS:
+        raise ImageProblemError(f"has more than {_MAX_GIF_BLOCKS} blocks, which is the most that is read of a GIF.")
+    return at, num_blocks
 
 
 def _exif_orientation(exif: bytes) -> int:

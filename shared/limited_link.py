@@ -46,16 +46,16 @@ class LimitedLink:
         self,
         module: str,
         time_limit_s: float,
+        what: str,
         first_message: Callable[[], bytes] | None = None,
-        what: str = "the process that checks grammars",
     ) -> None:
         """Start nothing yet.
 
         Args:
             module: What the process runs.
             time_limit_s: The time that a piece of work may take.
-            first_message: Returns what the process gets before it is ready; None for nothing.
             what: The process, as log lines name it.
+            first_message: Returns what the process gets before it is ready; None for nothing.
         """
         self._module, self._first_message, self._what = module, first_message, what
         self._time_limit_s = time_limit_s
@@ -141,7 +141,7 @@ class LimitedLink:
             self._module,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # llguidance writes parts of grammars there.
+            # Libraries may write parts of untrusted input there.
             stderr=asyncio.subprocess.DEVNULL,
             env=_environment(),
         )
@@ -171,10 +171,10 @@ async def _read_answers(running: _Running) -> None:
     try:
         while True:
             number, length, _ = HEAD.unpack(await output.readexactly(HEAD.size))
-            verdict = msgspec.msgpack.decode(await output.readexactly(length), type=Outcome)
+            outcome = msgspec.msgpack.decode(await output.readexactly(length), type=Outcome)
             answer = running.waiting.get(number)
             if answer is not None and not answer.done():
-                answer.set_result(verdict)
+                answer.set_result(outcome)
     except (OSError, EOFError):
         running.has_ended = True
         for answer in running.waiting.values():

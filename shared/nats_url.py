@@ -27,7 +27,7 @@ def check_url(url: str) -> None:
             raise ConfigError(_VARIABLE, f"begins with {scheme[:20]}://; allowed: {', '.join(_SCHEMES)}")
         if not _is_place(part):
             which = "" if len(parts) == 1 else f"server {number} of it "
-            raise ConfigError(_VARIABLE, f"{which}is no host and port; {_FORMS}")
+            raise ConfigError(_VARIABLE, f"{which}is not a host and port; {_FORMS}")
 
 
 def login_in(url: str) -> tuple[str, str] | None:

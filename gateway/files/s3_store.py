@@ -27,7 +27,7 @@ class S3Store:
         """Use `s3://bucket/prefix`.
 
         Raises:
-            ConfigError: It is none, or the package is not installed.
+            ConfigError: The URL is not an S3 URL, or obstore is not installed.
         """
         self.place = f"the bucket {url}"
         self._client, self._bucket = open_bucket(url, "HEADRACE_FILES")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import httptools
 
 from gateway.errors import ApiError
+from gateway.media.host_lookup import HostLookup
 from shared.errors import ConfigError
 
 MAX_REDIRECTS = 3
@@ -54,7 +54,7 @@ class AllowedHosts:
         hosts = tuple(host.strip().lower() for host in (setting or "").split(",") if host.strip())
         for host in hosts:
             if "/" in host or "@" in host or "*" in host.removeprefix("*.").removeprefix(_ANY):
-                problem = f"{host!r} is no host: write images.example.com, *.example.com, example.com:8443 or *"
+                problem = f"{host!r} is not a host: write images.example.com, *.example.com, example.com:8443 or *"
                 raise ConfigError("HEADRACE_IMAGE_HOSTS", problem)
         return cls(hosts)
 
@@ -79,13 +79,13 @@ def is_public(address: str) -> bool:
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
             return is_public(str(parsed.ipv4_mapped))
-        if parsed.sixtofour is not None or parsed.teredo is not None or parsed in _NAT64:
+        if parsed.sixtofour is not None or parsed.teredo is not None or parsed.is_site_local or parsed in _NAT64:
             return False
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
 
 
 class ImageFetcher:
-    """Knows how many fetches of each tenant run."""
+    """Fetches images over HTTPS from allowed hosts, with a limit of concurrent fetches for each tenant."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class ImageFetcher:
         self._tls = tls
         self._timeout_s = timeout_s
         self._running: Counter[str] = Counter()
+        self._lookup = HostLookup()
 
     async def fetch(self, tenant: str, url: str, where: str) -> bytes:
         """Return what is at a URL.
@@ -116,7 +117,7 @@ class ImageFetcher:
         self._running[tenant] += 1
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._follow(url)
+                return await self._follow(tenant, url)
         except FetchError as error:
             raise ApiError(400, f"The image at '{where}' {error}", param=where, code="image_not_fetched") from None
         except TimeoutError:
@@ -127,10 +128,10 @@ class ImageFetcher:
             if not self._running[tenant]:
                 del self._running[tenant]
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, tenant: str, url: str) -> bytes:
         for _ in range(1 + MAX_REDIRECTS):
             place = self._checked(url)
-            answer = await self._get(place)
+            answer = await self._get(tenant, place)
             if answer.status in _REDIRECTS and answer.location is not None:
                 url = urljoin(url, answer.location)
                 continue
@@ -155,30 +156,30 @@ class ImageFetcher:
             raise FetchError("must be fetched with https, from a URL without user or spaces.")
         if not self._hosts.allow(host, port):
             if not self._hosts.hosts:
-                raise FetchError("is elsewhere, and this server fetches nothing. Send its bytes in base64.")
+                problem = "is a URL, and this server does not fetch URLs (--image-hosts)."
+                raise FetchError(f"{problem} Send its bytes in base64.")
             shown = host[:100] if port == _HTTPS else f"{host[:100]}:{port}"
             raise FetchError(f"is at '{shown}', from which this server does not fetch. Send its bytes in base64.")
         return place
 
-    async def _address(self, host: str, port: int) -> str:
+    async def _address(self, tenant: str, host: str, port: int) -> str:
         """Return an address of a host, of which all are allowed.
 
         Raises:
             FetchError: One is not, or there is none.
         """
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = await self._lookup.addresses(tenant, host, port)
         except (OSError, UnicodeError):
             raise FetchError("could not be fetched: its host has no address.") from None
-        addresses = [str(each[4][0]) for each in found]
         if not addresses or not all(map(self._is_allowed, addresses)):
             raise FetchError("is at an address that is not public.")
         return addresses[0]
 
-    async def _get(self, place: SplitResult) -> _Answer:
+    async def _get(self, tenant: str, place: SplitResult) -> _Answer:
         assert place.hostname is not None
         port = place.port or _HTTPS
-        address = await self._address(place.hostname.rstrip("."), port)
+        address = await self._address(tenant, place.hostname.rstrip("."), port)
         tls = self._tls or ssl.create_default_context()
         answer = _Answer(self._max_bytes)
         try:
@@ -244,7 +245,7 @@ class _Answer:
             case b"transfer-encoding":
                 self.is_bounded = True
             case b"content-encoding" if value.strip().lower() not in (b"", b"identity"):
-                raise FetchError("could not be fetched: its host sends it compressed once more.")
+                raise FetchError("could not be fetched: its host answered with a Content-Encoding.")
 
     def on_headers_complete(self) -> None:
         """Note the end of the head."""

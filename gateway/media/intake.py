@@ -139,7 +139,7 @@ class ImageIntake:
             raise _refused(image, problem, "files_not_served")
         data = await self.read_file(tenant, image.file_id, self._limits.max_bytes)
         if data is None:
-            raise _refused(image, f"is no file of this tenant: '{image.file_id[:64]}'.", "file_not_found")
+            raise _refused(image, f"is not a file of this tenant: '{image.file_id[:64]}'.", "file_not_found")
         return data
 
     async def _digest(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> bytes:

@@ -28,6 +28,7 @@ from gateway.resumable.orphans import Orphans
 from gateway.resumable.owner import StreamLimits, StreamOwner
 from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, encode_requests
 from shared.background_tasks import BackgroundTasks
+from shared.bounds import RESPONSE_ID
 from shared.direct_client import DirectClient
 
 # Of the head that belongs to an idempotency key, when another gateway is about to write it.
@@ -216,6 +217,9 @@ class StreamHub:
     ) -> Membership:
         """Let a generation begin (`gateway.api.logged.GenerationLog`)."""
         caller, answer = asked.caller, asked.answer
+        if RESPONSE_ID.fullmatch(caller.request_id):
+            message = "'x-request-id' has the form of a response's id: send another, or none."
+            raise ApiError(400, message, param="x-request-id", code="invalid_value")
         generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
         self._owner.check_room(caller.tenant)
         if key is not None:

@@ -19,7 +19,7 @@ from gpu_worker.text.fair_lane import FairLane
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError, HeadraceError
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError
-from shared.grammar.checker import CheckerBusyError, GrammarChecker
+from shared.grammar.checker import PROCESS, CheckerBusyError, GrammarChecker
 from shared.grammar.checker_process import COMPILE_STACK_BYTES, TIME_LIMIT_S
 from shared.limited_link import LimitedLink
 from shared.messages import Request
@@ -52,7 +52,7 @@ class ConstraintSource:
         """Make constraints of this tokenizer's tokens."""
         self._tokenizer = tokenizer
         self._checker = GrammarChecker(
-            LimitedLink(_CHECKER, TIME_LIMIT_S, lambda: msgspec.msgpack.encode(tokenizer.grammar_source()))
+            LimitedLink(_CHECKER, TIME_LIMIT_S, PROCESS, lambda: msgspec.msgpack.encode(tokenizer.grammar_source()))
         )
         self._lane = FairLane("grammars", 1, stack_bytes=COMPILE_STACK_BYTES)
         self._cache = GrammarCache()

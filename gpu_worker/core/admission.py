@@ -34,7 +34,7 @@ class _StepTokens:
     def __init__(self, num_tokens: int, live: LiveSequences) -> None:
         self._num_tokens = num_tokens
         self._counters = live.waiting["interactive"].counters
-        self._is_shared = live.is_shared("interactive")
+        self._has_several_keys = live.has_several_keys("interactive")
         # By tenant and key, and one of the sequences.
         self._wanted: dict[tuple[str, str], tuple[int, Sequence]] = {}
         for sequence in live.running.catching_up["interactive"].values():
@@ -42,13 +42,13 @@ class _StepTokens:
 
     def add(self, sequence: Sequence) -> None:
         """Count a sequence that is to be computed."""
-        share = (sequence.tenant, sequence.key) if self._is_shared else ("", "")
+        share = (sequence.tenant, sequence.key) if self._has_several_keys else ("", "")
         num_tokens, _ = self._wanted.get(share, (0, sequence))
         self._wanted[share] = num_tokens + sequence.num_uncomputed_tokens, sequence
 
     def for_prompt_of(self, sequence: Sequence) -> int:
         """Return how many tokens are left for a sequence that waits; none for others' if it is 0 or less."""
-        if not self._is_shared:
+        if not self._has_several_keys:
             return self._num_tokens - self._wanted.get(("", ""), (0, sequence))[0]
         own, turn = (sequence.tenant, sequence.key), self._counters.turn(sequence)
         before = [
@@ -84,7 +84,7 @@ class Admission:
         if not queue:
             return True
         self._live.settle("interactive")
-        self._used = self._use_by_tenant() if self._is_shared else {}
+        self._used = self._use_by_tenant() if self._has_several_tenants else {}
         if not self._used and len(running) >= self._config.max_num_seqs and not running.num_batch:
             return True
         left = _StepTokens(self._config.max_num_batched_tokens - len(running.decoding["interactive"]), self._live)
@@ -116,7 +116,7 @@ class Admission:
     def ordered_prompts(self) -> list[Sequence]:
         """Return the interactive sequences that catch up, in the order in which they get the step's tokens."""
         ordered = self._live.running.ordered_catching_up("interactive")
-        if len(ordered) > 1 and self._live.is_shared("interactive"):
+        if len(ordered) > 1 and self._live.has_several_keys("interactive"):
             # Python's sort is stable.
             ordered.sort(key=self._live.waiting["interactive"].counters.turn)
         return ordered
@@ -169,15 +169,15 @@ class Admission:
         """
         running = self._live.running
         worst = running.worst()
-        if worst.lane == "batch" or not self._is_shared:
+        if worst.lane == "batch" or not self._has_several_tenants:
             return worst
         used = self._use_by_tenant()
         behind = sorted(running, key=attrgetter("order"))[1:]
         return max(behind, key=lambda other: (-other.priority, used[other.tenant], other.order), default=worst)
 
     @property
-    def _is_shared(self) -> bool:
-        """Say whether several tenants have interactive sequences here."""
+    def _has_several_tenants(self) -> bool:
+        """Whether several tenants have interactive sequences here."""
         return len(self._live.num_of_tenants) > 1
 
     def _cost(self, sequence: Sequence) -> float:
@@ -207,7 +207,7 @@ class Admission:
 
         Those of tenants that use more even afterwards, which therefore do not make it give way in turn.
         """
-        if sequence.lane != "interactive" or not self._is_shared:
+        if sequence.lane != "interactive" or not self._has_several_tenants:
             return []
         running, used = self._live.running, dict(self._used)
         own = used[sequence.tenant] + self._cost(sequence) - _EQUAL

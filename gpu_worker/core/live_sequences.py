@@ -24,7 +24,8 @@ class LiveSequences:
 
     Attributes:
         waiting: By lane.
-        num_of_tenants: Interactive sequences of each tenant that has any.
+        num_of_tenants: Interactive sequences of each tenant that has any; kept beside `num_of_keys` because admission
+            asks at each step.
         num_of_keys: Sequences of each lane, tenant and key that has any.
         running: Those that hold blocks and a slot.
         restores: Those that wait for their prefixes; None without lower tiers.
@@ -91,13 +92,13 @@ class LiveSequences:
         self.settle(sequence.lane)
         self.waiting[sequence.lane].push(sequence)
 
-    def is_shared(self, lane: Lane) -> bool:
-        """Say whether several keys have sequences in a lane."""
+    def has_several_keys(self, lane: Lane) -> bool:
+        """Whether several keys have sequences in a lane."""
         return len(self.num_of_keys[lane]) > 1
 
     def settle(self, lane: Lane) -> None:
         """Bring the counters of a lane up to date, if several keys have sequences there."""
-        if self.is_shared(lane):
+        if self.has_several_keys(lane):
             running, num_of_lane = self.running, len(self.running) if lane == "batch" else 0
             is_lane_alone = running.num_batch == num_of_lane
             self.waiting[lane].counters.settle(running if is_lane_alone else [s for s in running if s.lane == lane])

@@ -24,8 +24,8 @@ from gpu_worker.core.sequence import Sequence
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
 PRIORITY_TOKENS = 8192.0
-"""By how many virtual tokens one level of priority puts a request ahead of other clients'. They are equal again when so
-much more has been served, so that nobody starves."""
+"""Virtual tokens one priority level is worth. The advantage ends once the client has been served this much more, so no
+client starves."""
 
 _MAX_ACCOUNTS = 4096
 
@@ -108,15 +108,8 @@ class VirtualCounters:
 
     def charge(self, sequence: Sequence) -> None:
         """Move what was computed for a sequence, and never before, to the counters of its tenant and its key."""
-        num_charged = sequence.num_charged_tokens
-        num_tokens = sequence.num_computed_tokens - num_charged
-        if num_tokens <= 0:
-            return
-        num_input = min(num_tokens, max(0, sequence.num_input_tokens - num_charged))
-        cost = (num_input * INPUT_WEIGHT + (num_tokens - num_input) * OUTPUT_WEIGHT) / sequence.weight
-        sequence.num_charged_tokens = num_charged + num_tokens
-        for account in self._accounts(sequence):
-            account.counter += cost
+        if sequence.num_computed_tokens > sequence.num_charged_tokens:
+            _charge(sequence, self._accounts(sequence))
 
     def settle(self, running: Iterable[Sequence]) -> None:
         """Bring all accounts up to date; `running` are the sequences that have started."""
@@ -125,20 +118,15 @@ class VirtualCounters:
         self._pending.clear()
         accounts: dict[tuple[str, str], tuple[Account, Account]] = {}
         for sequence in running:
-            num_charged, num_computed = sequence.num_charged_tokens, sequence.num_computed_tokens
-            if num_charged < sequence.num_input_tokens:
-                self.charge(sequence)
-                self._add_pending(sequence)
-            elif num_computed > num_charged:
-                # As `charge` does, for the many that decode.
+            is_catching_up = sequence.num_charged_tokens < sequence.num_input_tokens
+            if sequence.num_computed_tokens > sequence.num_charged_tokens:
                 share = (sequence.tenant, sequence.key)
                 both = accounts.get(share)
                 if both is None:
                     both = accounts[share] = self._accounts(sequence)
-                cost = (num_computed - num_charged) * OUTPUT_WEIGHT / sequence.weight
-                both[0].counter += cost
-                both[1].counter += cost
-                sequence.num_charged_tokens = num_computed
+                _charge(sequence, both)
+            if is_catching_up:
+                self._add_pending(sequence)
 
     def standing(self, sequence: Sequence) -> tuple[float, float]:
         """Return where a sequence stands among those that want to start; less goes first. Tenant before key."""
@@ -146,10 +134,9 @@ class VirtualCounters:
         return tenant.counter + tenant.pending - ahead, key.counter + key.pending - ahead
 
     def may_pass(self, sequence: Sequence, first: Sequence) -> bool:
-        """Say whether a sequence may start before another one, whose turn it is and for which there is no room.
+        """Whether a sequence may start before another one, whose turn it is and for which there is no room.
 
-        Both are charged with their prompts when they start: it may, if its turn were next once the other had started,
-        and it is no more served than that one even when both have.
+        True if, after charging both prompts, its client's counter is at most the other's.
         """
         level = 0 if sequence.tenant != first.tenant else 1
         after, after_first = self._cost(sequence), self._cost(first)
@@ -182,3 +169,14 @@ class VirtualCounters:
                 self._keys = {name: keys for name, keys in self._keys.items() if name in self.tenants.accounts}
             keys = self._keys[tenant] = Clients()
         return keys
+
+
+def _charge(sequence: Sequence, accounts: tuple[Account, Account]) -> None:
+    """Add what was computed for a sequence, and is not charged yet, to the counters of its tenant and its key."""
+    num_charged, num_computed = sequence.num_charged_tokens, sequence.num_computed_tokens
+    num_input = max(0, min(num_computed, sequence.num_input_tokens) - num_charged)
+    num_output = num_computed - num_charged - num_input
+    cost = (num_input * INPUT_WEIGHT + num_output * OUTPUT_WEIGHT) / sequence.weight
+    for account in accounts:
+        account.counter += cost
+    sequence.num_charged_tokens = num_computed

@@ -11,7 +11,7 @@ import logging
 import torch
 
 from gpu_worker.core.constraint import ConstraintSource
-from gpu_worker.core.media import SharedImages
+from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
 from gpu_worker.execution.encoder import ImageEncoder

@@ -94,7 +94,7 @@ def _check_weights(recipe: Recipe, weights: str, directory: Path | None) -> None
     if directory is None:
         raise ConfigError(_DRAFT_MODEL, f"is needed with {_SPECULATIVE}={recipe.name}: the directory of {weights}")
     if not directory.exists():
-        raise ConfigError(_DRAFT_MODEL, f"{directory} is no directory of a model; give that of {weights}")
+        raise ConfigError(_DRAFT_MODEL, f"{directory} is not a directory of a model; give that of {weights}")
     try:
         found = recipe_of_weights(directory)
     except HeadraceError as error:

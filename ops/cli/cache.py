@@ -154,7 +154,7 @@ def _open(config: CacheConfig) -> FileStore:
     if place is None:
         raise ConfigError("HEADRACE_KV_DISK_PATH", "is required: the directory or bucket that workers were given")
     if "://" not in place and not Path(place).is_dir():
-        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is no directory")
+        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{place} is not a directory")
     require("worker", "numpy")
     from gpu_worker.execution.tiers.open_store import open_store
 

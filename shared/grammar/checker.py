@@ -22,7 +22,9 @@ from shared.grammar.checker_process import NICENESS, NICENESS_OF_LONG_ONES, TIME
 from shared.grammar.grammar import Grammar, GrammarError, LlguidanceMissingError
 from shared.limited_link import LimitedLink, LimitedProcessError
 
-__all__ = ["TIMEOUT_S", "CheckerBusyError", "GrammarChecker"]
+__all__ = ["PROCESS", "TIMEOUT_S", "CheckerBusyError", "GrammarChecker"]
+
+PROCESS = "the process that checks grammars"
 
 TIMEOUT_S = 10.0
 """Longest wait for a verdict, behind the other grammars of the tenant."""
@@ -61,7 +63,7 @@ class GrammarChecker:
 
     def __init__(self, link: LimitedLink | None = None) -> None:
         """Start nothing yet. `link` leads to another process than that which checks for single bytes."""
-        self._link = link or LimitedLink("shared.grammar.checker_process", TIME_LIMIT_S)
+        self._link = link or LimitedLink("shared.grammar.checker_process", TIME_LIMIT_S, PROCESS)
         self._waiting_bytes = 0
         self._places = asyncio.Semaphore(MAX_CHECKED_AT_ONCE)
         self._place_of_long_ones = asyncio.Lock()

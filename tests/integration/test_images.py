@@ -187,7 +187,7 @@ def test_batches_and_files_show_images(system: System, seeing: tuple[Path, Any])
             assert answer["response"]["body"]["usage"]["prompt_tokens"] == 17
         else:
             assert batch.errors is not None
-            assert "is no PNG, JPEG, WebP or GIF" in (batch.errors.data or [])[0].message  # type: ignore[operator]
+            assert "is not a PNG, JPEG, WebP or GIF" in (batch.errors.data or [])[0].message  # type: ignore[operator]
     deadline = time.monotonic() + 60
     while (record := httpx2.get(f"{system.url}/v1/responses/{background['id']}", headers=system.headers()).json())[
         "status"
@@ -235,4 +235,4 @@ def test_chat_command_shows_a_file(system: System, seeing: tuple[Path, Any], tmp
     assert done.stdout.rstrip("\n") == greedy(seeing[1], prompt_of("Look", 12), [pixels], 6), done.stderr
     wrong = subprocess.run([*command, *access, "--image", str(tmp_path / "b.png")], capture_output=True, text=True)
     assert wrong.returncode != 0
-    assert "is no PNG, JPEG, WebP or GIF" in wrong.stderr
+    assert "is not a PNG, JPEG, WebP or GIF" in wrong.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from PIL import Image, ImageOps
@@ -47,9 +48,9 @@ def test_animated_images_are_refused(kind: str) -> None:
         (png_of_size(2**31, 1), "has 2147483648x1 pixels; a side may have 1 to 32768"),
         (png_of_size(2**32 - 1, 2**32 - 1), "has 4294967295x4294967295 pixels"),
         (png_of_size(0, 5), "has 0x5 pixels"),
-        (b"", "is no PNG, JPEG, WebP or GIF"),
-        (b"BM" + bytes(100), "is no PNG, JPEG, WebP or GIF"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no PNG, JPEG, WebP or GIF"),
+        (b"", "is not a PNG, JPEG, WebP or GIF"),
+        (b"BM" + bytes(100), "is not a PNG, JPEG, WebP or GIF"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a PNG, JPEG, WebP or GIF"),
         (b"\xff\xd8\xff\xd9" + bytes(10), "is a JPEG without a frame"),
         (b"\xff\xd8\xff\xc3\x00\x11\x08\x00\x01\x00\x01", "a JPEG of a kind that is not read"),
         (b"GIF89a\x01\x00\x01\x00\x00\x00\x00;", "is a GIF without a frame"),
@@ -58,6 +59,33 @@ def test_animated_images_are_refused(kind: str) -> None:
 def test_images_that_are_not_read_say_why(data: bytes, problem: str) -> None:
     with pytest.raises(ImageProblemError, match=problem):
         read_header(data)
+
+
+def test_headers_of_many_parts_are_refused_before_all_are_read() -> None:
+    gif = b"GIF89a\x01\x00\x01\x00\x00\x00\x00"
+    for blocks in (b"\x21\x01\x00" * 200_000, b"\x21\x01" + b"\x01\x01" * 200_000 + b"\x00"):
+        with pytest.raises(ImageProblemError, match="has more than 131072 blocks"):
+            read_header(gif + blocks + b"\x2c" + bytes(8) + b"\x00\x02\x00;")
+    assert read_header(gif + b"\x21\x01" + b"\x01\x01" * 1000 + b"\x00\x2c" + bytes(9) + b"\x02\x00;").width == 1
+
+
+class Counted(bytes):
+    """Bytes that know how often one was looked at."""
+
+    num_read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.num_read += 1
+        return super().__getitem__(key)
+
+
+def test_fill_bytes_of_a_jpeg_are_passed_at_once() -> None:
+    jpeg = FILES["JPEG RGB"]
+    filled = Counted(jpeg[:2] + b"\xff" * 100_000 + jpeg[2:])
+    assert read_header(filled) == read_header(jpeg)
+    assert filled.num_read < 100
+    with pytest.raises(ImageProblemError, match="is a JPEG without a frame"):
+        read_header(b"\xff\xd8" + b"\xff" * 1000)
 
 
 @pytest.mark.parametrize("name", FILES)

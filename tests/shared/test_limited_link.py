@@ -29,7 +29,7 @@ class Scripted:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
-        self.link = LimitedLink("none", 5.0)
+        self.link = LimitedLink("none", 5.0, "the process of the test")
         self._monkeypatch = monkeypatch
         self.starts = directory / "starts"
         self.starts.touch()

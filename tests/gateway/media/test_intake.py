@@ -99,7 +99,7 @@ async def test_what_is_only_counted_is_not_stored(parts: Parts) -> None:
         ({"max_pixels": 1199}, [source()], 0, "has 40x30 pixels; at most 1199 are read"),
         ({"max_images": 2}, [source(0), source(1), source(2)], 2, "The request has 3 images; at most 2 are read"),
         ({"max_total_pixels": 2000}, [source(0), source(1)], 1, "have 2400 pixels together; at most 2000 are read"),
-        ({}, [source(url="https://x/text", data=None)], 0, "is no PNG, JPEG, WebP or GIF"),
+        ({}, [source(url="https://x/text", data=None)], 0, "is not a PNG, JPEG, WebP or GIF"),
         ({}, [source(file_id="file-1", data=None)], 0, "this gateway has no store of files"),
     ],
 )
@@ -120,7 +120,7 @@ async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
     asked = [source(file_id="file-1", data=None)]
     (ref,) = await images.references(asked, "t", 1.0)
     assert ref.num_bytes == len(PNG)
-    with pytest.raises(ApiError, match="is no file of this tenant: 'file-1'"):
+    with pytest.raises(ApiError, match="is not a file of this tenant: 'file-1'"):
         await images.references(asked, "other", 1.0)
 
 

@@ -87,7 +87,7 @@ def test_help_tells_option_variable_default_and_bounds(flag: str, facts: str) ->
         ),
         (
             {"speculative": "draft", "draft_model": Path("no/such/model")},
-            "HEADRACE_DRAFT_MODEL: no/such/model is no directory of a model",
+            "HEADRACE_DRAFT_MODEL: no/such/model is not a directory of a model",
         ),
         ({"speculative": "ngram", "simulate": 1.0}, "HEADRACE_SPECULATIVE: is ngram, but a simulated engine has no"),
     ],

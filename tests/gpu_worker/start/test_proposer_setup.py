@@ -73,7 +73,7 @@ def test_answers_stay_the_same_whatever_drafts(
     [
         ("draft", "eagle", r"eagle holds an EAGLE layer.* but HEADRACE_SPECULATIVE is draft; set that to eagle"),
         ("eagle", "eagle-of-another", r"config\.json: field 'hidden_size' is 64, but must be 256; take weights"),
-        ("eagle", "nowhere", r"nowhere is no directory of a model; give that of an EAGLE layer"),
+        ("eagle", "nowhere", r"nowhere is not a directory of a model; give that of an EAGLE layer"),
         ("ngram", "eagle", r"is set, but HEADRACE_SPECULATIVE is ngram; set it to eagle or draft"),
         ("eagle", None, r"is needed with HEADRACE_SPECULATIVE=eagle: the directory of an EAGLE layer"),
     ],

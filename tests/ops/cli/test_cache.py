@@ -118,6 +118,6 @@ def test_a_bucket_that_refuses_is_a_sentence(command: str) -> None:
 def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
     done = headrace("cache", "ls", "--kv-disk-path", str(tmp_path / "none"))
     assert done.returncode == 2
-    assert "is no directory" in done.stderr
+    assert "is not a directory" in done.stderr
     assert not (tmp_path / "none").exists()
     assert "--kv-disk-path" in headrace("cache", "stats").stderr

@@ -189,7 +189,7 @@ def test_anthropics_tool_results_and_places_elsewhere_are_read() -> None:
         ("http://example.com/a.png", "must be a data URL or an https URL"),
         ("file:///etc/passwd", "must be a data URL or an https URL"),
         ("https://x/" + "a" * 9000, "at most 8192 characters"),
-        ("data:image/png;base64,AAAA", "is no PNG, JPEG, WebP or GIF"),
+        ("data:image/png;base64,AAAA", "is not a PNG, JPEG, WebP or GIF"),
         (f"data:image/png;base64,{base64.b64encode(png_of_size(5, 5, bits=16)).decode()}", "has 16 bits a channel"),
         (f"data:image/png;base64,{base64.b64encode(png_of_size(2**31, 1)).decode()}", "a side may have 1 to 32768"),
     ],

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.core.media import SharedImages
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig, StateConfig
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
