@@ -229,9 +229,9 @@ async def test_a_request_id_that_is_taken_is_refused(serving: WireWorker, one: C
     assert (status, error["error"]["code"]) == (409, "stream_exists")
 
 
-async def test_a_request_id_that_could_be_a_response_is_refused(worker: WireWorker, one: Client) -> None:
+async def test_a_request_id_that_could_be_a_response_is_refused(serving: WireWorker, one: Client) -> None:
     name = {"x-request-id": f"resp_{'0a' * 16}"}
-    status, error = await one.ask("POST", "/v1/completions", completion(worker), **name)
+    status, error = await one.ask("POST", "/v1/completions", completion(serving), **name)
     assert (status, error["error"]["code"], error["error"]["param"]) == (400, "invalid_value", "x-request-id")
 
 
