@@ -217,9 +217,7 @@ class StreamHub:
     ) -> Membership:
         """Let a generation begin (`gateway.api.logged.GenerationLog`)."""
         caller, answer = asked.caller, asked.answer
-        if RESPONSE_ID.fullmatch(caller.request_id):
-            message = "'x-request-id' has the form of a response's id: send another, or none."
-            raise ApiError(400, message, param="x-request-id", code="invalid_value")
+        _check_name(caller.request_id)
         generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
         self._owner.check_room(caller.tenant)
         if key is not None:
@@ -346,3 +344,10 @@ class StreamHub:
         else:
             self._owner.followed(stream)
         return stream.num_shown
+
+
+def _check_name(stream_id: str) -> None:
+    """Refuse a name that a background response may have: both are found under `/v1/streams`."""
+    if RESPONSE_ID.fullmatch(stream_id):
+        message = "'x-request-id' has the form of a response's id: send another, or none."
+        raise ApiError(400, message, param="x-request-id", code="invalid_value")
