@@ -12,6 +12,7 @@ import asyncio
 import time
 
 from gateway.admission.auth import Principal
+from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease
 from gateway.api.answer import Answer
 from gateway.api.endpoint import Asked, GenerationStart
@@ -216,8 +217,7 @@ class StreamHub:
         self, endpoint: str, asked: GenerationStart, stamped: Asked, lease: Lease, key: IdempotencyKey | None
     ) -> Membership:
         """Let a generation begin (`gateway.api.logged.GenerationLog`)."""
-        caller, answer = asked.caller, asked.answer
-        _check_name(caller.request_id)
+        caller, answer = _checked_name(asked.caller), asked.answer
         generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
         self._owner.check_room(caller.tenant)
         if key is not None:
@@ -346,8 +346,13 @@ class StreamHub:
         return stream.num_shown
 
 
-def _check_name(stream_id: str) -> None:
-    """Refuse a name that a background response may have: both are found under `/v1/streams`."""
-    if RESPONSE_ID.fullmatch(stream_id):
+def _checked_name(caller: Caller) -> Caller:
+    """Return a caller whose stream gets the id of its request.
+
+    Raises:
+        ApiError: 400; a background response may have this id, and both are found under `/v1/streams`.
+    """
+    if RESPONSE_ID.fullmatch(caller.request_id):
         message = "'x-request-id' has the form of a response's id: send another, or none."
         raise ApiError(400, message, param="x-request-id", code="invalid_value")
+    return caller
