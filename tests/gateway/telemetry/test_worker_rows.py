@@ -7,6 +7,7 @@ import pytest
 
 from gateway.telemetry.worker_rows import EVERY_ROW, GPU_ROWS, RANK_ROWS, TIER_ROWS, WORKER_ROWS
 from shared.messages import Heartbeat
+from shared.prefixes import PrefixNews
 from shared.worker_metrics import GpuReading, KvTierReading, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
 
@@ -40,6 +41,7 @@ BUSY = msgspec.structs.replace(
     spec_decode_num_drafts=206,
     spec_decode_num_draft_tokens=207,
     spec_decode_num_accepted_tokens=208,
+    prefixes=PrefixNews(num_handovers=209, num_in_vain=210),
 )
 EXPECTED = {
     "vllm:num_requests_running": 2,
@@ -68,6 +70,8 @@ EXPECTED = {
     "headrace_worker_expert_imbalance": 1.13,
     "headrace_worker_unused_experts": 114,
     "headrace_worker_evicted_blocks_total": 115,
+    "headrace_worker_prefix_handovers_total": 209,
+    "headrace_worker_prefix_waits_in_vain_total": 210,
     "headrace_worker_process_resident_memory_bytes": 111,
 }
 
