@@ -174,10 +174,18 @@ async def test_nothing_is_believed_of_another_stream_nor_after_a_reconnect(place
     assert await store.get("t", ref(b"image")) == b"image"
 
 
-async def test_share_is_taken_before_anything_is_stored(place: Place) -> None:
-    store = MediaStore(place.js, tenant_bytes=3 * PIECE_BYTES)
-    images = [bytes([n]) * 1000 for n in range(20)]
-    ends = await asyncio.gather(*(store.put("t", image) for image in images), return_exceptions=True)
+async def test_share_is_taken_before_anything_is_stored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, may_go_on, put_all = MediaStore(place.js, tenant_bytes=3 * PIECE_BYTES), asyncio.Event(), MediaStore._put_all
+
+    async def later(self: MediaStore, pieces: dict[str, bytes], ttl_s: float) -> None:
+        await may_go_on.wait()
+        await put_all(self, pieces, ttl_s)
+
+    monkeypatch.setattr(MediaStore, "_put_all", later)
+    puts = [asyncio.create_task(store.put("t", bytes([n]) * 1000)) for n in range(20)]
+    await until(lambda: sum(put.done() for put in puts) == 17, timeout_s=10)
+    may_go_on.set()
+    ends = await asyncio.gather(*puts, return_exceptions=True)
     assert sum(isinstance(end, MediaFullError) for end in ends) == 17
     assert (await place.js.stream_info(MEDIA_STREAM)).state.messages == 3
 
