@@ -167,7 +167,7 @@ def test_a_step_that_failed_encodes_anew() -> None:
     step = scheduler.schedule(0.0)
     assert step is not None
     shares = scheduler.roll_back()
-    again = scheduler.schedule_again(shares)
+    again = scheduler.schedule_again(shares, 0.0)
     assert again is not None
     assert again.plan.forgotten == [b"x" * 32]
     assert again.plan.encodes == [EncodeWork(b"x" * 32, 0, LAYERS)]
