@@ -16,7 +16,7 @@ class AdapterBeat(Struct, frozen=True, array_like=True):
     """An adapter that a worker has: what clients ask for, and the SHA-256 of its content in hexadecimal digits."""
 
     name: AdapterName
-    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    digest: Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
 
 
 AdapterBeats = Annotated[tuple[AdapterBeat, ...], Meta(max_length=MAX_ADAPTERS)]

@@ -166,6 +166,7 @@ class ValuelessModel:
     )
     device = torch.device("meta")
     dtype = torch.float32
+    adapters = None
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         sizes = [len(context.block_tables), len(context.query_starts) - 1, len(context.context_lens)]
@@ -173,7 +174,7 @@ class ValuelessModel:
         assert len(token_ids) == len(positions) == len(context.slot_mapping)
         return torch.empty(len(token_ids), 4, device=self.device)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapters: None = None) -> torch.Tensor:
         return torch.empty(len(hidden), VOCAB, device=self.device)
 
 

@@ -259,9 +259,9 @@ def test_rows_of_logits_are_made_a_bounded_number_at_a_time(
     sizes: list[int] = []
     logits = model.logits
 
-    def counted(hidden: torch.Tensor) -> torch.Tensor:
+    def counted(hidden: torch.Tensor, *adapters: Any) -> torch.Tensor:
         sizes.append(len(hidden))
-        return logits(hidden)
+        return logits(hidden, *adapters)
 
     monkeypatch.setattr(model, "logits", counted)
     chosen = [sequence for sequence in sequences() if sequence.sampling.prompt_logprobs is None]
