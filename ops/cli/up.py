@@ -80,7 +80,7 @@ _FIRST_OPTIONS = (
         "nats_url",
         "redis_url",
     ),
-    *("operator_port", "keys_file", "auth", "cors_origins", "max_streams", "default_timeout_s", "request_log_per_s"),
+    *("operator_port", "keys_file", "auth", "cors_origins", "max_streams", "default_timeout_s"),
     *("served_model_name", "chat_format", "device", "dtype", "num_threads", "kv_cache_dtype", "kv_cache_bytes"),
     *("gpu_memory_utilization", "max_model_len", "max_num_seqs", "lora_modules", "speculative", "draft_model"),
     "log_level",
