@@ -91,7 +91,7 @@ class Experience:
             self.output_tokens += weight * (output_tokens - self.output_tokens)
 
 
-# Of the free places in the queue, a tenant may have so many times as many.
+# A tenant may hold at most this multiple of the free places in the queue.
 _TENANT_MULTIPLE = 7
 
 

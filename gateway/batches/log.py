@@ -27,7 +27,7 @@ from shared.subjects import batch_subject, batches_filter, decode_name
 # Of one tenant, an eighth of the stream; beyond either, the records of its oldest ended batches are dropped.
 MAX_ENDED = 10_000
 MAX_ENDED_BYTES = StreamLimits().batches_max_bytes // 8
-# The longest metadata and errors have about 26 kB: so many records are within the bound, whatever they hold.
+# Metadata and errors take at most about 26 kB, so this many records always fit within the limit.
 _FEW = 128
 _TIMEOUT_S = 5.0
 _CONCURRENT_READS = 16

@@ -20,7 +20,7 @@ _PARAMETER = re.compile(
 )
 _ESCAPED = re.compile(r"""\\(["\\])""")
 _FOLD = re.compile(r"\r\n[ \t]++")
-# RFC 8187: the character sets that are told beside a name.
+# RFC 8187: character sets that an extended file name may declare.
 _CHARSETS = frozenset({"utf-8", "iso-8859-1"})
 
 

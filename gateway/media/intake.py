@@ -27,7 +27,7 @@ _AT_ONCE = 8
 Result = TypeVar("Result")
 
 ReadFile = Callable[[str, str, int], Awaitable[bytes | None]]
-"""Returns the bytes of a tenant's file of some id, if it has at most so many; None if there is none."""
+"""Takes a tenant, a file id and a size limit in bytes; returns the file's bytes, or None if there is no such file."""
 
 
 @dataclass(frozen=True, slots=True)

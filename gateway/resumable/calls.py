@@ -113,7 +113,7 @@ class OwnerCalls:
         return None
 
     async def is_dead(self, owner: str) -> bool:
-        """Whether NATS says that nobody answers for an owner. One that is frozen is not dead.
+        """Whether NATS reports no responders for an owner. A frozen owner still counts as alive.
 
         Raises:
             Exception: One of `SEND_ERRORS`, and no timeout.

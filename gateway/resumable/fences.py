@@ -36,7 +36,7 @@ _MAX_REVOKED = 64
 # Header of a fence: the journal's span. Earlier versions write no journal, and no header.
 _SPAN = "Hr-Journal"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-# Streams that nobody has taken over by then lose what only the journal of their dead writer has.
+# A dead writer's journal is kept this long. Streams not taken over by then lose what is only there.
 _JOURNAL_KEPT_S = 600.0
 # Messages of a journal that are asked for at once.
 _AHEAD = 16

@@ -32,7 +32,7 @@ from shared.bounds import MAX_NAME_BYTES
 _PATH = "/v1/streams/{stream_id:path}"
 _LAST_EVENT_ID = "last-event-id"
 _MAX_DIGITS = len(str(MAX_EVENT))
-# A read is 64 kB: so many heads have about as much.
+# About as many heads as fit into one read of 64 kB.
 _HEADS_A_READ = 16
 
 

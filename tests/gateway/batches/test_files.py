@@ -273,7 +273,7 @@ async def test_wrong_method_is_told_all_that_a_path_has(
 
 
 @pytest.mark.parametrize(
-    ("files", "told"), [("/nope/x", "there is no /nope either"), ("ftp://x", "neither"), ("s3://", "no bucket")]
+    ("files", "told"), [("/nope/x", "there is no /nope either"), ("ftp://x", "neither"), ("s3://", "is not a bucket")]
 )
 def test_store_that_cannot_be_is_refused_before_anything_starts(files: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

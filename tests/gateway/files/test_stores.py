@@ -118,7 +118,7 @@ async def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 async def test_bucket_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("obstore")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="no bucket"):
+    with pytest.raises(ConfigError, match="is not a bucket"):
         S3Store("s3:///prefix")
 
 

@@ -216,7 +216,6 @@ async def test_job_that_left_the_queue_meanwhile_is_cancelled_and_a_silent_worke
     assert [await queue.cancel(job) for job in (silent, gone, silent)] == [True, True, True]
     assert [job async for job in queue.jobs(model)] == []
     await queue.close()
-    await js.delete_consumer(batch_stream("default"), consumer)
     await client.close()
 
 
