@@ -19,13 +19,11 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
         tenant: Who asks; tenants take turns.
         deadline: Unix seconds after which nobody waits for the answer.
         media: With `messages`: the images that they show, by index. Only their sizes are looked at.
-        renders: Answer with the text that the chat template makes of the messages, instead of its tokens.
     """
 
     text: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    renders: bool = False
     chat: ChatOptions | None = None
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None
@@ -36,13 +34,6 @@ class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
     """Ask any worker of a model for the text of token ids. `tenant` and `deadline` are as in `TokenizeCall`."""
 
     token_ids: TokenIds
-    tenant: TenantName = "default"
-    deadline: UnixSeconds | None = None
-
-
-class TemplateCall(Struct, frozen=True, kw_only=True, tag="template"):
-    """Ask any worker of a model for its chat template. `tenant` and `deadline` are as in `TokenizeCall`."""
-
     tenant: TenantName = "default"
     deadline: UnixSeconds | None = None
 
@@ -61,4 +52,4 @@ class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
     retry_after_s: float | None = None
 
 
-TokenizerCall = TokenizeCall | DetokenizeCall | TemplateCall
+TokenizerCall = TokenizeCall | DetokenizeCall

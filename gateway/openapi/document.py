@@ -25,7 +25,6 @@ from gateway.api.schemas.bodies import OPENAI_NAMES
 from gateway.api.schemas.names import Use
 from gateway.batches import record as batches
 from gateway.files import objects as files
-from gateway.llama_cpp import endpoints as llama_cpp
 from gateway.pooling import endpoints as pooling
 from gateway.pooling.bodies import POOLED_NAMES
 from gateway.responses import draft as responses
@@ -45,7 +44,6 @@ OPERATIONS = (
     *batches.OPERATIONS,
     *resumable.OPERATIONS,
     *shared.OPERATIONS,
-    *llama_cpp.OPERATIONS,
 )
 
 

@@ -17,7 +17,7 @@ What a gateway answers, path by path. For programs the same is [openapi.json](op
 `x-api-key: <key>`; what everyone may ask is marked so.
 
 **A stream that survives its gateway.** `stream_options: {"resumable": true}` in `/v1/chat/completions`,
-`/v1/completions`, `/v1/messages` and `/infill` gives every event an `id`, counted from 0; the first one comes before
+`/v1/completions` and `/v1/messages` gives every event an `id`, counted from 0; the first one comes before
 any token. `GET /v1/streams/{id}`, whose id is the answer's `x-request-id`, tells the events again from any gateway,
 with the same bytes: all of them, those after `Last-Event-ID: n` (which a browser's `EventSource` sends by itself), or
 those from `?from=n` on. Who has them all gets a 204. Several clients may read one stream. An error without an `id` is

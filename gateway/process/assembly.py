@@ -47,7 +47,6 @@ from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.handlers import AsgiHandler
 from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
-from gateway.llama_cpp.endpoints import InfillEndpoint, LlamaCppRoutes
 from gateway.media.fetch import AllowedHosts, ImageFetcher
 from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
@@ -339,7 +338,6 @@ def public_app(
         EmbeddingsEndpoint(bodies),
         RerankEndpoint(bodies),
         ScoreEndpoint(bodies),
-        InfillEndpoint(bodies),
     ]
     logged = {endpoint.name: endpoint for endpoint in endpoints if endpoint.is_logged}
     stored = StoredResponses(responses, services.config.allow_unknown_parameters)
@@ -348,7 +346,6 @@ def public_app(
         input_tokens_route(services, responses_endpoint),
         *StreamRoutes(streams, service, logged, services, stored).routes(),
         *stored.routes(),
-        *LlamaCppRoutes(services).routes(),
         *(unserved_routes() if batches is None else batches),
     ]
     return create_app(services, service, endpoints, routes, [OPENAPI_ROUTE], observer)

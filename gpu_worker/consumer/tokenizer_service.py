@@ -24,7 +24,7 @@ from shared.messages import UNDECODABLE, encode
 from shared.nats_connection import SEND_ERRORS
 from shared.server_clock import ServerClock
 from shared.subjects import tokenizer_subject
-from shared.tokenizer_calls import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply
+from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply
 
 QUEUE_GROUP = "tokenizers"
 MAX_CALLS = 256
@@ -118,8 +118,6 @@ class TokenizerService:
         Raises:
             BadRequestError: It cannot be answered.
         """
-        if isinstance(call, TemplateCall):
-            return 0
         if isinstance(call, DetokenizeCall):
             if call.token_ids and max(call.token_ids) >= self._vocab_size:
                 limit = self._vocab_size - 1
@@ -136,14 +134,10 @@ class TokenizerService:
 
     def _reply(self, call: TokenizerCall) -> bytes:
         """Return the encoded answer. Runs in the lane's thread."""
-        if isinstance(call, TemplateCall):
-            return encode(TokenizerReply(text=self._encoder.template_source, max_model_len=self._max_model_len))
         if isinstance(call, DetokenizeCall):
             text = self._encoder.decode_now(call.token_ids)
             return encode(TokenizerReply(text=text, max_model_len=self._max_model_len))
         prompt = _prompt(call)
-        if call.renders and isinstance(prompt, Conversation):
-            return encode(TokenizerReply(text=self._encoder.render_now(prompt), max_model_len=self._max_model_len))
         token_ids: list[int] = []
         if prompt != "":
             token_ids = self._token_ids(prompt, add_special_tokens=call.add_special_tokens)

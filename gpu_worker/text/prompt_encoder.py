@@ -125,15 +125,6 @@ class PromptEncoder:
         encode = partial(self.encode_now, prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
         return await self.prompts.run(tenant, num_characters(prompt), encode, is_wanted)
 
-    def render_now(self, conversation: Conversation) -> str:
-        """Return the text of a conversation's prompt; see `ModelTokenizer.render_chat`."""
-        return self._tokenizer.render_chat(conversation)
-
-    @property
-    def template_source(self) -> str:
-        """The model's chat template; empty where it has none."""
-        return self._tokenizer.template_source
-
     def decode_now(self, token_ids: tuple[int, ...]) -> str:
         """Return the text of token ids, special tokens left out."""
         return self._tokenizer.decode(token_ids)

@@ -200,11 +200,6 @@ class ModelTokenizer:
         shield = self._spelled.shield()
         return conversation_text(self._template_of(conversation.options), conversation, shield).replace(shield.mark, "")
 
-    @property
-    def template_source(self) -> str:
-        """The model's chat template; empty where it has none."""
-        return "" if self._template is None else self._template.source
-
     def _is_in_reasoning(self, conversation: Conversation, text: str) -> bool:
         options = conversation.options
         name = self.chat_format if options.template is None else detect_format(options.template)

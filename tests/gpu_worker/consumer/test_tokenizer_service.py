@@ -12,7 +12,7 @@ from gpu_worker.text.prompt_encoder import MAX_WAITING_CALL_BYTES, MIN_CALL_CHAR
 from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import encode
 from shared.subjects import tokenizer_subject
-from shared.tokenizer_calls import DetokenizeCall, TemplateCall, TokenizeCall, TokenizerCall, TokenizerReply
+from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerCall, TokenizerReply
 from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, wait_until
 
 
@@ -30,19 +30,6 @@ async def test_text_and_conversation_are_tokenized(worker: RunningWorker, gatewa
         call = TokenizeCall(messages=messages, chat=options)
         expected = TOKENIZER.encode_chat(messages, options).token_ids
         assert (await _call(gateway, call)).token_ids == tuple(expected)
-
-
-async def test_prompt_of_a_conversation_and_the_template_can_be_seen(
-    worker: RunningWorker, gateway: TestGateway
-) -> None:
-    messages = (ChatMessage(role="user", content="hi"),)
-    rendered = (await _call(gateway, TokenizeCall(messages=messages, renders=True))).text
-    assert "hi" in rendered
-    assert (await _call(gateway, TokenizeCall(messages=messages))).token_ids == tuple(
-        TOKENIZER.encode_text(rendered, add_special_tokens=False)
-    )
-    template = (await _call(gateway, TemplateCall())).text
-    assert "messages" in template
 
 
 async def test_token_ids_are_turned_back_to_text(worker: RunningWorker, gateway: TestGateway) -> None:
