@@ -44,13 +44,9 @@ class AdapterError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """How the product of an adapter's matrices is scaled.
+    """How the product of an adapter's matrices is scaled; rsLoRA divides by the root of the rank.
 
-    Attributes:
-        rank: Of modules that no pattern names.
-        alpha: Likewise.
-        ranks, alphas: By the end of a module's name.
-        is_rank_stabilized: The product is divided by the root of the rank (rsLoRA), not by the rank.
+    `ranks` and `alphas` are by the end of a module's name, for others `rank` and `alpha`.
 
     Source: Kalajdzievski, rsLoRA, arXiv 2312.03732, section 3.
     """
@@ -72,7 +68,6 @@ class AdapterConfig:
 
 
 def _matching(patterns: Mapping[str, Value], module: str, default: Value) -> Value:
-    """Return the value of the first name that is the module's, or its end."""
     if patterns:
         parts = module.split(".")
         ends = {".".join(parts[first:]) for first in range(len(parts))}
@@ -81,12 +76,7 @@ def _matching(patterns: Mapping[str, Value], module: str, default: Value) -> Val
 
 
 def read_config(directory: Path) -> AdapterConfig:
-    """Read the configuration of the adapter in a directory.
-
-    Raises:
-        AdapterError: It is of a kind that is not served.
-        CheckpointError: The file is missing, or a field is malformed.
-    """
+    """Read the configuration in a directory; `AdapterError` or `CheckpointError` if it is not served or malformed."""
     file = JsonFile.read(directory / CONFIG_NAME)
     kind = file.text("peft_type")
     if kind != "LORA":

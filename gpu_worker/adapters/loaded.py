@@ -18,13 +18,7 @@ _MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter beside the model.
-
-    Attributes:
-        name: What clients ask for.
-        digest: SHA-256 of its content, in hexadecimal digits.
-        slot: Its number in `AdapterTargets`.
-    """
+    """An adapter beside the model; `digest` is the SHA-256 of its content, `slot` that of `AdapterTargets`."""
 
     name: str
     digest: str
@@ -39,7 +33,6 @@ class LoadedAdapters:
     """
 
     def __init__(self, num_slots: int = 0) -> None:
-        """Begin with so many free slots."""
         self._num_slots = num_slots
         self._slots: dict[str, int] = {}
         self._listed: list[LoadedAdapter] = []
@@ -58,11 +51,7 @@ class LoadedAdapters:
         return digest in self._slots
 
     def find(self, asked: str | None) -> LoadedAdapter | None:
-        """Return the adapter of a name or a digest; None where none is asked for.
-
-        Raises:
-            BadRequestError: It is not here.
-        """
+        """Return the adapter of a name or a digest, None without either; `BadRequestError` if it is not loaded."""
         if asked is None:
             return None
         if asked in self._slots:
@@ -90,11 +79,7 @@ class LoadedAdapters:
         self._slots[digest] = slot
 
     def put(self, name: str, digest: str) -> None:
-        """Let a name mean what is here, before what else it means.
-
-        Raises:
-            AdapterError: There are too many names.
-        """
+        """Make this the newest content of a name; `AdapterError` if there are too many names."""
         others = [each for each in self._listed if (each.name, each.digest) != (name, digest)]
         if len(others) >= MAX_ADAPTERS:
             raise AdapterError(f"there are {MAX_ADAPTERS} names of adapters already; unload one")
@@ -112,11 +97,7 @@ class LoadedAdapters:
 
 
 def parse_modules(text: str) -> dict[str, Path]:
-    """Read `name=directory`, several separated by commas or white space.
-
-    Raises:
-        ConfigError: It is not of that form, or a name is given twice.
-    """
+    """Read `name=directory`, several by commas or white space; `ConfigError` if malformed or a name is repeated."""
     modules: dict[str, Path] = {}
     for item in re.split(r"[,\s]+", text.strip(", \t\n")):
         name, separator, directory = item.partition("=")
@@ -140,11 +121,7 @@ def is_digest(text: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Check what an adapter is to be called.
-
-    Raises:
-        AdapterError: It is too long, or reads as a digest does.
-    """
+    """Refuse names that are too long or read as a digest does, with `AdapterError`."""
     if not 1 <= len(name) <= _MAX_NAME or is_digest(name):
         problem = f"has 1 to {_MAX_NAME} characters and is no digest"
         raise AdapterError(f"an adapter cannot have the name {name[:80]!r}; one {problem}")

@@ -19,11 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_module(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...]) -> tuple[Adapter, str]:
-    """Read an adapter, and the digest of its content.
-
-    Raises:
-        AdapterError: It is broken, of a kind that is not served, or of another model, or changes while it is read.
-    """
+    """Read an adapter, and the digest of its content; `AdapterError` if it is not served or changes meanwhile."""
     try:
         digest = content_digest(directory)
         adapter = read_adapter(directory, targets, renamed)
@@ -52,11 +48,7 @@ def content_digest(directory: Path) -> str:
 def load_modules(
     modules: dict[str, Path], targets: AdapterTargets, renamed: tuple[tuple[str, str], ...]
 ) -> LoadedAdapters:
-    """Put adapters beside a model, each into a slot of its own; those of equal content share one.
-
-    Raises:
-        ConfigError: One is broken, of a kind that is not served, or of another model.
-    """
+    """Load adapters, each into a slot of its own; equal ones share one. `ConfigError` if one is not served."""
     loaded = LoadedAdapters(targets.num_slots)
     for name, directory in modules.items():
         try:

@@ -30,13 +30,7 @@ _WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$)")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter in memory.
-
-    Attributes:
-        low_ranks: By the matrix of `AdapterTargets` that each is beside.
-        max_rank: Largest rank beside any matrix.
-        num_bytes: Of all matrices.
-    """
+    """An adapter in memory; `low_ranks` are by the matrix of `AdapterTargets` that each is beside."""
 
     low_ranks: Mapping[str, LowRank]
 
@@ -53,8 +47,6 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """The tensors of a module, by their names in the file: of both matrices."""
-
     name: str
     down: str
     up: str
@@ -62,12 +54,7 @@ class _Module:
 
 
 def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...] = ()) -> Adapter:
-    """Read an adapter for a model.
-
-    Args:
-        directory: Holds `adapter_config.json` and `adapter_model.safetensors`.
-        targets: The model's matrices.
-        renamed: Patterns in names, and what the model's family replaces them by.
+    """Read `adapter_config.json` and `adapter_model.safetensors` for the model of `targets`; `renamed` is the family's.
 
     Raises:
         AdapterError: It is of a kind that is not served, broken, or of another model.
@@ -102,7 +89,6 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
 
 
 def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...]) -> dict[str, _Module]:
-    """Find both matrices of each module, by the name that the model has for it."""
     if len(file.tensors) > _MAX_TENSORS:
         raise AdapterError(f"{WEIGHTS_NAME} has {len(file.tensors)} tensors; at most {_MAX_TENSORS} are read")
     found: dict[str, dict[str, str]] = {}
@@ -146,7 +132,6 @@ def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:
 def _read_pair(
     file: TensorFile, reader: TensorReader, module: _Module, config: AdapterConfig, shape: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read both matrices of a module, `[rank, columns]` and `[rows, rank]`."""
     rank, (rows, columns) = config.rank_of(module.name), shape
     if not 1 <= rank <= MAX_RANK:
         raise AdapterError(
@@ -178,7 +163,6 @@ def _read(file: TensorFile, reader: TensorReader, name: str, shape: tuple[int, i
 
 
 def _part(matrix: AdaptedMatrix, index: int, down: torch.Tensor, up: torch.Tensor, scale: float) -> LowRankPart:
-    """Bring the features of a module to where the model has them."""
     first = sum(matrix.rows[:index])
     end = first + matrix.rows[index]
     if matrix.scales is not None:

@@ -37,7 +37,8 @@ Progress = Callable[[int, int], None]
 class Checkpoint:
     """Hands out tensors by name, checked for shape and converted; remembers which were taken.
 
-    Use as a context manager: leaving it closes the files.
+    A context manager that closes the files. A tensor that is missing, or of another shape or type, is a
+    `CheckpointError`.
 
     Attributes:
         num_unused: Tensors that were left out.
@@ -55,20 +56,17 @@ class Checkpoint:
         renamed: Renaming = (),
         unused: Sequence[str] = (),
     ) -> None:
-        """Open the files of `directory`.
+        """Open the single file, or the index and shards, of `directory`.
 
         Args:
-            directory: Holds a single file, or an index and its shards.
+            directory: Of the files.
             dtype: What tensors are converted to.
             device: Where they are put.
-            progress: Called after each tensor with the bytes that were taken and that there are, in the files.
-            keeps_half: Says which matrices are not converted; None converts all.
+            progress: Called after each tensor with the bytes taken and all bytes, in the files.
+            keeps_half: Tells which matrices are not converted; None converts all.
             renamed: Patterns in names, and what they are replaced by, before anything else.
-            unused: Patterns of whole names, then: such tensors are left out, and counted.
-            adds_root: Give the tensors of a checkpoint of layers alone the names that they have in a whole model.
-
-        Raises:
-            CheckpointError: A file is missing, damaged, or outside the directory, or two tensors get the same name.
+            unused: Patterns of whole names, after renaming: such tensors are left out.
+            adds_root: Give tensors of a checkpoint of layers alone the names they have in a whole model.
         """
         self._directory = directory
         self._dtype = dtype
@@ -89,7 +87,6 @@ class Checkpoint:
         self._files.callback(self._reader.close)
 
     def _name_tensors(self, shards: dict[str, TensorFile], names: Mapping[str, str], unused: Sequence[str]) -> None:
-        """Take note of the tensors in the files, by their own names; of some only how many there are."""
         used = {name: own for name, own in names.items() if not any(re.fullmatch(each, own) for each in unused)}
         check_distinct(self._directory, used)
         found = with_names(shards, names)
@@ -99,38 +96,24 @@ class Checkpoint:
         self._stored_modules = stored_modules(names)
 
     def num_bytes_loaded(self, unused: str) -> int:
-        """Return the bytes that the tensors will have once they are loaded.
-
-        Args:
-            unused: Tensors whose whole name matches this pattern are not.
-        """
+        """Return the bytes of the loaded tensors, those whose whole name matches `unused` left out."""
         used = [name for name in self._shards if not re.fullmatch(unused, name)]
         return sum(self._num_bytes_loaded(self._shards[name].tensors[name]) for name in used)
 
     def __enter__(self) -> Checkpoint:
-        """Return self."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the files."""
         self._files.close()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Copy one tensor, which must have exactly this shape.
-
-        Raises:
-            CheckpointError: It is missing, has another shape, or is not stored as floating point numbers.
-        """
+        """Copy one tensor, which must have exactly this shape."""
         return self.take_rows([name], [shape])
 
     def take_rows(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Copy several tensors, concatenated along their first dimension, as one.
-
-        Raises:
-            CheckpointError: As for `take()`.
-        """
+        """Copy several tensors, concatenated along their first dimension, as one."""
         for name, shape in zip(names, shapes, strict=True):
             self._check(name, shape)
         num_rows = sum(shape[0] for shape in shapes)
@@ -141,11 +124,7 @@ class Checkpoint:
         return whole
 
     def take_float32(self, name: str, *shape: int) -> torch.Tensor:
-        """Copy one tensor, which must have this shape, in float32 whatever the model's dtype is.
-
-        Raises:
-            CheckpointError: As for `take()`.
-        """
+        """Copy one tensor, which must have this shape, as float32."""
         self._check(name, shape)
         tensor = torch.empty(shape, dtype=torch.float32, device=self._device)
         self._read(name, tensor)
@@ -156,11 +135,7 @@ class Checkpoint:
         return torch.ones(size, dtype=self._dtype, device=self._device)
 
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
-        """Copy one of the tensors that are stacked along the first dimension of one, which must have this shape.
-
-        Raises:
-            CheckpointError: As for `take()`.
-        """
+        """Copy item `index` of tensors stacked along the first dimension; the item must have this shape."""
         self._check(name, shape)
         stored = self._item(name, index)
         item = torch.empty(stored.shape, dtype=self._dtype_of([stored]), device=self._device)
@@ -199,44 +174,29 @@ class Checkpoint:
         return tuple(self._shards)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape as stored.
-
-        Raises:
-            CheckpointError: It is missing.
-        """
+        """Return a tensor's shape as stored."""
         return self._stored(name).shape
 
     def take_raw(self, name: str) -> torch.Tensor:
-        """Copy one tensor, of whatever shape and dtype it is stored in.
-
-        Raises:
-            CheckpointError: It is missing, or of a type that torch does not have.
-        """
+        """Copy one tensor in its stored shape and dtype."""
         tensor = torch.empty(self._stored(name).shape, dtype=self._raw_dtype(name), device=self._device)
         self._read(name, tensor)
         return tensor
 
     def take_raw_item(self, name: str, index: int) -> torch.Tensor:
-        """Copy one of the tensors that are stacked along the first dimension of one, as it is stored.
-
-        Raises:
-            CheckpointError: It is missing, of a type that torch does not have, or has fewer.
-        """
+        """Copy item `index` of tensors stacked along the first dimension, as it is stored."""
         item = torch.empty(self._item(name, index).shape, dtype=self._raw_dtype(name), device=self._device)
         self._read_item(name, index, item)
         return item
 
     def take_part(self, name: str, item: int | None, box: Sequence[range], *, is_raw: bool) -> torch.Tensor:
-        """Copy some entries of one tensor, or of one of those that are stacked along its first dimension.
+        """Copy a box of one tensor, or of one item of a stack.
 
         Args:
             name: Of the tensor.
-            item: Number of the one in the stack; None where there is none.
-            box: Which entries, of the first dimensions; of others all.
-            is_raw: As it is stored, whatever its type; else converted, as `take()` does.
-
-        Raises:
-            CheckpointError: It is missing, or of another type.
+            item: Index in the stack; None if it is none.
+            box: Which entries of the first dimensions; all of the others.
+            is_raw: Keep the stored dtype; else convert, as `take()` does.
         """
         stored = self._stored(name) if item is None else self._item(name, item)
         dtype = self._raw_dtype(name) if is_raw else self._dtype_of([stored])
@@ -260,11 +220,7 @@ class Checkpoint:
                 self._mark(name)
 
     def check_all_taken(self) -> None:
-        """Check that the model has used every tensor.
-
-        Raises:
-            CheckpointError: Some were not, so that the weights are not of the model that `config.json` describes.
-        """
+        """Raise `CheckpointError` if a tensor was not used: the weights are of another model than `config.json`."""
         unexpected = sorted(self._shards.keys() - self._taken)
         if unexpected:
             path, name = self._shards[unexpected[0]].path, self._stored_names[unexpected[0]]
@@ -325,7 +281,6 @@ class Checkpoint:
         return stored.num_elements * self._dtype_of([stored]).itemsize
 
     def _dtype_of(self, parts: Sequence[StoredTensor]) -> torch.dtype:
-        """Return the type in which tensors are handed out as one."""
         stored, shape = parts[0].dtype, parts[0].shape
         is_matrix = len(shape) == 2 or (len(shape) == 3 and shape[1] > 1)
         if self._keeps_half is None or not is_matrix or not isinstance(stored, torch.dtype):

@@ -15,14 +15,7 @@ from kernels.linear import Linear, LinearFactory
 
 @dataclass(frozen=True, slots=True)
 class ClassHead:
-    """The head of a model that classifies.
-
-    Attributes:
-        classes: To the classes, `[num_classes, hidden_size]`.
-        dense: The matrix `[hidden_size, hidden_size]` before the function, in models that have it.
-        activation: The function; None is the tangent.
-        norm: Of its results, in models that have it.
-    """
+    """The head of a model that classifies, in float32; without `activation`, tanh follows `dense`."""
 
     classes: Linear
     dense: Linear | None = None
@@ -63,7 +56,6 @@ def take_class_head(config: ModelConfig, source: WeightSource, linears: LinearFa
 
 
 def _take_modern(config: ModelConfig, source: WeightSource, linears: LinearFactory) -> ClassHead:
-    """Take ModernBERT's head, whose first matrix is followed by a normalisation too."""
     size, count, kind = config.hidden_size, config.num_classes, config.block.norm
 
     def take(name: str, *shape: int) -> torch.Tensor | None:

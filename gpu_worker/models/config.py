@@ -44,10 +44,8 @@ class EncoderTraits:
     """What BERT and its descendants have, and no other model.
 
     Attributes:
-        activation: Between the matrices of the feed-forward block.
-        num_positions: Rows of the learned positions.
+        num_positions, num_segments: Rows of the learned tables.
         first_position: The row of a sequence's first token.
-        num_segments: Rows of the learned segments.
         separator: Token behind which the second segment begins; None where there is one segment.
     """
 
@@ -63,25 +61,18 @@ class ModelConfig:
     """Sizes and options of one model.
 
     Attributes:
-        architecture: Name of the family's class in `architectures`.
-        intermediate_size: Inner features of the feed-forward blocks; the largest, where they differ; 0 without any.
-        num_heads: Query heads of attention; the most, where layers differ; 0 where none attends, as the next two.
-        num_kv_heads: Key and value heads; the most.
-        head_dim: Size of a head; the largest.
+        intermediate_size: Inner features of feed-forward blocks; the largest if they differ, 0 without any.
+        num_heads, num_kv_heads, head_dim: Of attention; the largest where layers differ, 0 where none attends.
         rms_norm_eps: Of all normalisations.
-        rope: The rotation of positions, or the first of several; None where no layer attends.
-        max_model_len: Tokens that a sequence may have, prompt and output together.
+        rope, more_ropes: All rotations, as `AttentionShape.rotary` counts them; none where no layer attends.
+        max_model_len: Tokens of a sequence, prompt and output together.
         layers: What each layer consists of; none in an encoder.
-        eos_token_ids: Tokens that end a sequence, from `config.json` and `generation_config.json`.
-        dtype: What the checkpoint's weights are stored in, those that are not quantized.
-        block: How layers are put together, and what the checkpoint calls their tensors.
-        more_ropes: The other rotations, where layers differ: `AttentionShape.rotary` counts them from 1.
-        quantization: How the checkpoint's linear layers are quantized, if they are.
-        tapped_layers: Layers before which the residual stream is reported, behind the hidden vectors that the head
-            reads, to a proposer of drafts.
-        num_classes: Classes that the checkpoint's own head scores; 0 when it has no such head.
-        encoder: Of BERT and its descendants, whose layers are described by this alone; None for all others.
-        draft_head: Where checkpoints of the family have a head that predicts further tokens; None where none has.
+        eos_token_ids: From `config.json` and `generation_config.json`.
+        dtype: In which weights that are not quantized are stored.
+        tapped_layers: Layers whose input, the residual stream, is reported to a proposer of drafts.
+        num_classes: Classes that the checkpoint's own head scores; 0 without such a head.
+        encoder: Of BERT and its descendants, whose layers are described by this alone.
+        draft_head: Where the family's checkpoints have a head that predicts further tokens.
     """
 
     architecture: str
@@ -171,24 +162,14 @@ class FamilyTraits:
     """Where a family's checkpoints differ from the plain decoder.
 
     Attributes:
-        num_layers: How many there are, where `num_hidden_layers` does not say it.
+        num_layers, inner_size, activation: Instead of `num_hidden_layers`, `intermediate_size` and `hidden_act`.
         head_dim: What an absent `head_dim` means; None is `hidden_size / num_attention_heads`.
-        shares_kv_heads: `num_key_value_heads` says how many key and value heads there are; else as many as query heads.
-        attention: What all attention layers have; its numbers of heads, their size, and its window are not read. None
-            where no layer attends: then nothing of heads and rotations is read.
-        layer_windows: Sliding window per layer, absent when no layer has one.
-        has_feed_forward: Layers have a feed-forward block; without one, nothing of it is read.
-        is_gated: The feed-forward block has a gate.
-        mlp_bias: Its projections have a bias.
-        block: How layers are put together.
-        activation: Of the feed-forward block; None reads `hidden_act`.
-        inner_size: Of the feed-forward block, where `intermediate_size` does not say it.
-        norm_eps: The field of the normalisations' small addend, and what its absence means.
-        is_tied: What an absent `tie_word_embeddings` means.
-        rotary_share: What an absent `partial_rotary_factor` means.
-        rope_theta: What an absent `rope_theta` means.
-        rope: The rotation; None reads the one for all layers.
-        max_model_len: What the model reaches; None follows from the rotation.
+        shares_kv_heads: `num_key_value_heads` counts key and value heads; else they are as many as query heads.
+        attention: Options of all attention layers; sizes and windows are not read. None where no layer attends.
+        layer_windows: Sliding window of each layer; None where no layer has one.
+        norm_eps: The field of the normalisations' epsilon, and its default.
+        is_tied, rotary_share, rope_theta: Defaults of `tie_word_embeddings`, `partial_rotary_factor`, `rope_theta`.
+        rope, max_model_len: Instead of those that the configuration's fields give.
     """
 
     architecture: str
@@ -212,11 +193,7 @@ class FamilyTraits:
 
 
 def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
-    """Read the fields that all families share.
-
-    Raises:
-        CheckpointError: A field is missing, of the wrong type, or not supported.
-    """
+    """Read the fields that all families share."""
     num_layers = traits.num_layers or file.integer("num_hidden_layers", maximum=1024)
     attention, rope = _read_attention(file, traits)
     feed_forward = _read_feed_forward(file, traits)
@@ -245,7 +222,6 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
 
 
 def _read_attention(file: JsonFile, traits: FamilyTraits) -> tuple[AttentionShape | None, RopeParameters | None]:
-    """Read what all attention layers have, and the rotation; nothing where no layer attends."""
     if traits.attention is None:
         return None, None
     num_heads = file.integer("num_attention_heads", maximum=1024)
@@ -295,14 +271,7 @@ def map_attention(config: ModelConfig, change: Callable[[AttentionShape], Attent
 def biased(
     file: JsonFile, shape: AttentionShape | None = None, *, field: str = "attention_bias", default: bool = False
 ) -> AttentionShape:
-    """Return attention whose projections have biases if a field of the configuration is true.
-
-    Args:
-        file: The configuration.
-        shape: Its other options; None is the plain shape.
-        field: The field.
-        default: What its absence means.
-    """
+    """Return attention whose projections have biases if the boolean `field`, by default `default`, is true."""
     has_bias = file.boolean(field, default)
     return replace(shape or AttentionShape(), qkv_bias=has_bias, output_bias=has_bias)
 
@@ -337,7 +306,7 @@ def read_activation(file: JsonFile, field: str = "hidden_act", default: str = "s
 
 
 def _quantization(file: JsonFile) -> QuantizationMethod | None:
-    """Read how linear layers are quantized: here, or in the file that NVIDIA's tool writes beside this one."""
+    """Read the quantization, here or in the file that NVIDIA's tool writes beside this one."""
     fields, path = file.fields, file.path.parent / modelopt.OWN_FILE
     if fields.get("quantization_config") is None and path.exists():
         file = JsonFile.read(path)

@@ -44,14 +44,11 @@ _ENCODER_UNUSED = r"pooler\..*|cls\..*|lm_head\..*|embeddings\.(position_ids|tok
 
 
 class CausalLM:
-    """A whole model on one device. What it keeps between calls is weights and scratch memory: one thread calls it.
+    """A whole model on one device. It keeps weights and scratch memory only; one thread calls it.
 
     Attributes:
-        config: Sizes and options.
-        dtype: What it computes in.
-        device: Where it runs.
         embedding: `[vocab_size, hidden_size]`; of 16 bits where the checkpoint has it so, even if `dtype` is float32.
-        linears: What made its linear layers, and makes those of what drafts for it.
+        linears: Makes its linear layers, and those of proposers of drafts.
         adapters: The adapters beside its matrices; None where there can be none.
     """
 
@@ -68,15 +65,7 @@ class CausalLM:
     ) -> None:
         """Take every weight that the configuration calls for; the rest stays in the checkpoint.
 
-        Args:
-            config: Sizes and options.
-            checkpoint: Holds the weights.
-            dtype: What the model computes in.
-            device: Where it runs.
-            linears: Makes its linear layers.
-            quantized: Where linear layers come from; None takes dense ones from the checkpoint.
-            ranks: Among which the model is divided; this one keeps its part of each weight.
-            adapters: Where adapters may be beside its matrices; None where there are none.
+        Without `quantized`, linear layers are dense. `ranks` are those among which the model is divided.
         """
         self.adapters = None if config.encoder is not None else adapters
         self.config = config
@@ -138,10 +127,10 @@ class CausalLM:
         return hidden
 
     def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:
-        """Take the states of recurrent layers through draft tokens of the last step, which were accepted.
+        """Advance the states of recurrent layers by the accepted draft tokens of the last step.
 
         Args:
-            places: `[num_tokens]` int64, where the tokens are among the drafts that layers kept.
+            places: `[num_tokens]` int64, indices of the tokens among the drafts that layers kept.
             states: Of all layers.
             rows: The sequences, whose accepted drafts are laid end to end.
         """
@@ -167,12 +156,7 @@ class CausalLM:
         return LMHead(projection, dtype, block.logit_scale, block.logit_soft_cap, self._ranks, vocab_size, adapters)
 
     def classify(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Score the classes of a model that has any.
-
-        Shapes:
-            hidden: `[num_rows, hidden_size]` float32
-            result: `[num_rows, num_classes]` float32
-        """
+        """Score classes: `[num_rows, num_classes]` float32 for `hidden: [num_rows, hidden_size]` float32."""
         assert self._classes is not None, "the model has no classes"
         return self._classes(hidden)
 
@@ -197,7 +181,7 @@ def _decoder(
     ranks: Ranks,
     adapters: AdapterTargets | None,
 ) -> DecoderForm:
-    """Choose the form of the layers: fused into one call where that can be had, else operation by operation."""
+    """Choose the form of the layers: fused into one call if possible, else operation by operation."""
     if config.encoder is not None:
         return _take_encoder(config, config.encoder, source.checkpoint, embedding, linears)
     # One after another, so that only one layer has both its plain and its packed weights.
@@ -241,7 +225,6 @@ def _decoder(
 def _embedding_adapters(
     config: ModelConfig, embedding: object, adapters: AdapterTargets | None
 ) -> EmbeddingAdapters | None:
-    """Let adapters be beside a plain embedding."""
     if adapters is None or not isinstance(embedding, Embedding):
         return None
     lookups = EmbeddingAdapters(adapters.num_slots)
@@ -250,12 +233,10 @@ def _embedding_adapters(
 
 
 def _head_adapters(config: ModelConfig, adapters: AdapterTargets | None) -> AdapterTable | None:
-    """Let adapters be beside the head."""
     return None if adapters is None else adapters.add((HEAD,), (config.vocab_size,), config.hidden_size)[0]
 
 
 def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, division: Division | None) -> torch.Tensor:
-    """Take the embeddings of all tokens, or of those that a rank has."""
     if division is None:
         return checkpoint.take(name, config.vocab_size, config.hidden_size)
     dense = Projections(checkpoint, is_divided=True)
@@ -266,7 +247,7 @@ def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, divisi
 
 
 def _gathers_inputs(config: ModelConfig, source: LayerSource) -> bool:
-    """Whether inputs of layers that are divided by them are in another order, so that each rank needs all of them."""
+    """Whether inputs of layers divided by input are stored in another order, so that each rank needs all of them."""
     names, size = config.block.names, config.hidden_size
     modules = (
         f"model.layers.{index}.{module}"
@@ -280,7 +261,6 @@ def _gathers_inputs(config: ModelConfig, source: LayerSource) -> bool:
 
 
 def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ranks) -> LayerWeights:
-    """Take a layer; of one that is divided, the whole and then this rank's part."""
     weights = config.take_layer(source, index)
     return weights if ranks.size == 1 else divided_weights(weights, Division.of(ranks))
 
@@ -288,7 +268,6 @@ def _take_layer(config: ModelConfig, source: LayerSource, index: int, ranks: Ran
 def _embedding(
     source: LayerSource, weight: torch.Tensor, dtype: torch.dtype, ranks: Ranks
 ) -> Embedding | NormedEmbedding | ReceivedStream:
-    """Make what the residual stream begins with."""
     traits, size = source.block.embeddings, source.hidden_size
     if ranks.stage > 0:
         return ReceivedStream(ranks, size, dtype, weight.device)
@@ -351,7 +330,6 @@ def stack_shape(config: ModelConfig, num_ranks: int = 1) -> StackShape:
 def _take_encoder(
     config: ModelConfig, traits: EncoderTraits, source: WeightSource, words: torch.Tensor, linears: LinearFactory
 ) -> Encoder:
-    """Take an encoder's embeddings and layers; `words` are the tensor of `_ENCODER_WORDS`."""
     size, projections = config.hidden_size, Projections(source)
 
     def norm(name: str) -> LayerNorm:

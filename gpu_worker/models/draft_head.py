@@ -25,16 +25,14 @@ class DraftHead:
     """Where a family's checkpoints have the head, and what it is called there.
 
     Attributes:
-        count: How many there are, of which the first is served; None where the configuration does not say.
-        field: The field that says it.
-        prefix: What the names of its tensors begin with, as that of a module.
-        layer: Likewise of its layer.
+        count: How many there are, of which the first is served; None where the configuration does not tell.
+        field: The field of `count`.
+        prefix, layer: Module names of the head and of its layer.
         projection: From both vectors, the token's first, to the residual stream.
-        token_norm, hidden_norm: Their normalisations.
         final_norm: The normalisation before the vocabulary head.
-        hands_on_normed: What the head reads of itself, one token further, is normalised by `final_norm`.
+        hands_on_normed: The head's input for the next token is its output behind `final_norm`.
         copied: Modules below `prefix` that are copies of the model's own.
-        own_layer: What its layer consists of; None is what `draft_layer()` takes from the model.
+        own_layer: What its layer consists of; None is `draft_layer()`.
     """
 
     count: int | None
@@ -90,10 +88,7 @@ def read_mtp(file: JsonFile) -> DraftHead:
 
 
 def draft_layer(layers: Sequence[LayerTraits]) -> LayerTraits:
-    """Return what the layer of the head consists of: attention as in the model's last layer that has any, and experts.
-
-    Where the model has no experts, the layer has the block of the last layer.
-    """
+    """Return the draft layer: attention of the last layer that attends, and the model's experts or last block."""
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionShape | LatentShape)]
     mixtures = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, MixtureShape)]
     return LayerTraits(mixers[-1], mixtures[-1] if mixtures else layers[-1].feed_forward)

@@ -11,7 +11,6 @@ class CheckpointError(HeadraceError):
     """A model directory cannot be served."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        """Say which file, what is wrong with it, and what is supported."""
         super().__init__(f"{path}: {problem}")
         self.path = path
         self.problem = problem

@@ -35,12 +35,7 @@ _FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
 
 
 def read_gguf_config(path: Path) -> ModelConfig:
-    """Read a file's configuration, without its weights.
-
-    Raises:
-        GGUFError: The file is malformed, or its model is not supported.
-        CheckpointError: The family's reader does not serve what the file says.
-    """
+    """Read a file's configuration, without its weights. Raises `GGUFError` or `CheckpointError`."""
     with GGUFFile(path) as file:
         facts = model_facts(file)
         gguf = ModelFields(file, facts.architecture)

@@ -50,11 +50,7 @@ _LARGEST_GEMMAS: Mapping[str, int] = MappingProxyType({"gemma2": 46, "gemma3": 6
 
 
 def decoder_fields(gguf: ModelFields) -> Fields:
-    """Read a decoder's fields, each by all the names that families have for it.
-
-    Raises:
-        GGUFError: A field is malformed, or not supported.
-    """
+    """Read a decoder's fields, each by all the names that families have for it."""
     if not gguf.boolean("rope.scaling.finetuned", True) and gguf.prefix in ("granite", "granitemoe"):
         raise gguf.error("rope.scaling.finetuned", "is false; supported: Granite whose layers rotate")
     experts = expert_fields(gguf)
@@ -130,11 +126,7 @@ def _latent_fields(gguf: ModelFields) -> Fields:
 
 
 def finish_decoder(gguf: ModelFields, config: ModelConfig) -> ModelConfig:
-    """Put what the file's metadata and tensors say over what the family's reader has made.
-
-    Raises:
-        GGUFError: Numbers make no sense, or a tensor is not supported.
-    """
+    """Put what the file's metadata and tensors say over what the family's reader has made."""
     windows = _read_windows(gguf)
     latent = config.layers[0].mixer
     rotary_dim = latent.rotary_dim if isinstance(latent, LatentShape) else _read_rotary_dim(gguf, config.head_dim)
@@ -185,7 +177,6 @@ def _feed_forward(gguf: ModelFields, shape: FeedForwardShape | None) -> FeedForw
 
 
 def _mixer(gguf: ModelFields, shape: MixerShape | None, window: int | None, rope: RopeParameters) -> MixerShape:
-    """Return a layer's attention with what the file says of it."""
     if isinstance(shape, LatentShape):
         return replace(shape, scale=(shape.plain_dim + shape.rotary_dim) ** -0.5 * score_scale(rope))
     assert isinstance(shape, AttentionShape)
@@ -234,11 +225,7 @@ def _window_ropes(gguf: ModelFields, rope: RopeParameters) -> tuple[RopeParamete
 
 
 def _read_kv_heads(gguf: ModelFields, num_heads: int) -> int:
-    """Read how many key heads all layers have: one number, or the same for each.
-
-    Raises:
-        GGUFError: Layers differ, or the query heads cannot share them.
-    """
+    """Read how many key heads all layers have: one number, or the same for each."""
     field = "attention.head_count_kv"
     value = gguf.fields.get(field)
     if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" and (value == value[0]).all():
@@ -252,11 +239,7 @@ def _read_kv_heads(gguf: ModelFields, num_heads: int) -> int:
 
 
 def _read_head_dim(gguf: ModelFields, num_heads: int) -> int:
-    """Read the size of a head, of keys and of values.
-
-    Raises:
-        GGUFError: It cannot be, or values have another one.
-    """
+    """Read the size of a head, of keys and of values."""
     field = "attention.key_length"
     hidden_size = gguf.integer("embedding_length")
     if field not in gguf and hidden_size % num_heads:
@@ -272,11 +255,7 @@ def _read_head_dim(gguf: ModelFields, num_heads: int) -> int:
 
 
 def _read_rotary_dim(gguf: ModelFields, head_dim: int) -> int:
-    """Read how many dimensions of a head turn.
-
-    Raises:
-        GGUFError: The family has fewer.
-    """
+    """Read how many dimensions of a head rotate."""
     field = "rope.dimension_count"
     rotary_dim = gguf.integer(field, head_dim)
     if rotary_dim == head_dim:
@@ -310,11 +289,7 @@ def _read_growth(gguf: ModelFields) -> QueryGrowth | None:
 
 
 def _read_windows(gguf: ModelFields) -> tuple[int | None, ...]:
-    """Read each layer's window.
-
-    Raises:
-        GGUFError: The file names a window, which the family does not have, or not one pattern for all layers.
-    """
+    """Read each layer's window."""
     field = "attention.sliding_window"
     count = gguf.num_layers
     # Converters write zero where a model that could have a window has none.

@@ -27,11 +27,7 @@ _HEAD = {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
 
 
 def read_gguf_encoder(gguf: ModelFields, facts: ModelFacts) -> ModelConfig:
-    """Read an encoder's configuration. Converters leave out the positions that stand for padding.
-
-    Raises:
-        HeadraceError: A field or tensor is missing, malformed or not supported.
-    """
+    """Read an encoder's configuration. Converters leave out the positions that stand for padding."""
     metadata = gguf.file.metadata
     architecture = _FAMILIES.get(metadata.text("tokenizer.ggml.model"), _FAMILIES["gpt2"])
     head = {name for name in gguf.tensors if name.startswith("cls.")}
@@ -80,7 +76,6 @@ def _fields(gguf: ModelFields, theta: float) -> Fields:
 
 
 def _post_norm_fields(gguf: ModelFields, theta: float) -> Fields:
-    """Read encoders that normalise the stream behind each block."""
     rows = _rows(gguf, "token_types.weight", "is missing; files of this architecture have it")
     return {**_fields(gguf, theta), "layer_norm_eps": gguf.eps, "type_vocab_size": rows}
 

@@ -28,21 +28,14 @@ DTYPES: Mapping[TensorType, str] = MappingProxyType({F32: "float32", F16: "float
 
 
 class ModelFields(Metadata):
-    """The metadata that begin with the file's architecture, by the rest of their names.
+    """The metadata that begin with the file's architecture; what is malformed or missing is a `GGUFError`.
 
     Attributes:
-        file: All of the file.
-        prefix: The architecture.
         tensors: By their names in the file.
         num_layers: Layers of the model; those behind them, which draft, are not counted.
     """
 
     def __init__(self, file: GGUFFile, prefix: str) -> None:
-        """Take the fields of this architecture.
-
-        Raises:
-            GGUFError: There would be no layers.
-        """
         own = {name: value for name, value in file.metadata.fields.items() if name.startswith(f"{prefix}.")}
         super().__init__(file.path, {name.removeprefix(f"{prefix}."): value for name, value in own.items()})
         self.file = file
@@ -86,11 +79,7 @@ class ModelFields(Metadata):
         return self.number(name) if name in self else None
 
     def by_layer(self, name: str) -> list[int]:
-        """Read a number that all layers have, or one for each.
-
-        Raises:
-            GGUFError: There are fewer than layers.
-        """
+        """Read a number that all layers have, or one for each."""
         value, count = self.fields.get(name), self.num_layers
         if not isinstance(value, list | np.ndarray):
             return [self.integer(name, minimum=0)] * count
@@ -100,11 +89,7 @@ class ModelFields(Metadata):
         return numbers[:count]
 
     def shape_of(self, part: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that some layers have.
-
-        Raises:
-            GGUFError: None has it.
-        """
+        """Return the shape of a tensor that some layers have."""
         names = (name for name in self.tensors if name.startswith("blk.") and name.endswith(f".{part}"))
         if (name := next(names, None)) is None:
             raise self.tensor_error(f"tensor {part!r}", "is missing in all layers; the metadata call for it")
@@ -130,11 +115,7 @@ class ModelFields(Metadata):
         }
 
     def state_heads(self) -> tuple[int, int]:
-        """Read how many heads states have, and the features of each.
-
-        Raises:
-            GGUFError: The features do not make whole heads.
-        """
+        """Read how many heads states have, and the features of each."""
         num_heads, inner = self.integer("ssm.time_step_rank", maximum=MAX_HEADS), self.integer("ssm.inner_size")
         if inner % num_heads:
             problem = f"is {inner}; it must be a multiple of {self.prefix}.ssm.time_step_rank ({num_heads})"
@@ -147,8 +128,7 @@ class GGUFFamily:
     """How a family's metadata become fields, and what its converter does to a model besides.
 
     Attributes:
-        fields: The family's own. `architectures` names the family whose reader reads them, where it is another than
-            `ARCHITECTURES` says.
+        fields: May name in `architectures` the family whose reader reads them, if `ARCHITECTURES` names another.
         finish: Turns the configuration of a checkpoint into that of the file.
     """
 

@@ -26,7 +26,6 @@ def _own_states(gguf: ModelFields) -> Fields:
 
 
 def _mamba2_fields(gguf: ModelFields) -> Fields:
-    """Read Mamba 2, whose layers are nothing else."""
     num_heads, head_dim = gguf.state_heads()
     hidden_size, inner = gguf.integer("embedding_length"), num_heads * head_dim
     if inner % hidden_size:
@@ -98,7 +97,6 @@ def _mamba_states(gguf: ModelFields) -> Fields:
 
 
 def _granite_fields(gguf: ModelFields) -> Fields:
-    """Read Granite 4, and Bamba, which has a rotation instead of factors: layers with key heads attend."""
     num_heads, head_dim = gguf.state_heads()
     kv_heads, hidden_size = gguf.by_layer("attention.head_count_kv"), gguf.integer("embedding_length")
     attention_dim = hidden_size // max(1, gguf.integer("attention.head_count", maximum=MAX_HEADS))
@@ -121,7 +119,6 @@ def _granite_fields(gguf: ModelFields) -> Fields:
 
 
 def _granite_blocks(gguf: ModelFields) -> Fields:
-    """Read the sizes of experts and of the one that all tokens get, which without experts is the layer's block."""
     num_experts = gguf.integer("expert_count", 0, minimum=0)
     if not num_experts:
         inner_size = gguf.shape_of("ffn_up.weight")[0]

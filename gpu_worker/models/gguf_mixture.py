@@ -30,11 +30,7 @@ _MIXED = (
 
 
 def expert_fields(gguf: ModelFields) -> Fields:
-    """Read what families call sizes and numbers of experts, each by a name of its own; nothing where there are none.
-
-    Raises:
-        GGUFError: The file's architecture is not one whose routing is known, or its numbers make no sense.
-    """
+    """Read what families call sizes and numbers of experts, each by a name of its own; nothing where there are none."""
     counts = "expert_count"
     num_experts = gguf.integer(counts, 0, minimum=0, maximum=_MAX_EXPERTS)
     if num_experts == 0:
@@ -67,11 +63,7 @@ def expert_fields(gguf: ModelFields) -> Fields:
 
 
 def finish_mixture(gguf: ModelFields, shape: MixtureShape) -> MixtureShape:
-    """Return a family's mixture with what the file's metadata and tensors say.
-
-    Raises:
-        GGUFError: Its numbers make no sense.
-    """
+    """Return a family's mixture with what the file's metadata and tensors say."""
     tensors, first = gguf.tensors, f"blk.{min(mixture_layers(gguf), default=0)}"
     shared = tensors.get(f"{first}.ffn_gate_shexp.weight")
     return replace(
@@ -93,7 +85,6 @@ def _expert_size(gguf: ModelFields) -> int:
 
 
 def _finish_rule(gguf: ModelFields, num_experts: int, rule: RoutingRule) -> RoutingRule:
-    """Return a family's rule with what the file says of scores, groups, and what happens to weights."""
     top_k = rule.top_k
     function = "expert_gating_func"
     number = gguf.integer(function, 0, minimum=0)

@@ -24,7 +24,6 @@ _LEARNED = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def _qwen_fields(gguf: ModelFields) -> Fields:
-    """Read Qwen's hybrids: one layer of each group attends."""
     num_heads, value_dim = gguf.state_heads()
     experts = gguf.integer("expert_count", 0, minimum=0)
     return {
@@ -157,7 +156,6 @@ def _with_function(layer: LayerTraits, activation: Xielu) -> LayerTraits:
 
 
 def _numbers_by_layer(gguf: ModelFields, field: str) -> list[float]:
-    """Read a number of each layer, or one that all layers have; its name has no architecture before it."""
     metadata, count = gguf.file.metadata, gguf.num_layers
     value = metadata.fields.get(field)
     if isinstance(value, float) and np.isfinite(value):

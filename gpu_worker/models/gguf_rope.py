@@ -26,13 +26,7 @@ _STILL = 1e20
 
 
 def read_gguf_rope(gguf: ModelFields, head_dim: int, context_length: int) -> RopeParameters:
-    """Read how positions are rotated: plainly, linear, YaRN, or by divisors that the file holds (Llama 3's, LongRoPE).
-
-    `head_dim` is how many dimensions of a head turn.
-
-    Raises:
-        GGUFError: The scaling is unknown, or its numbers make no sense.
-    """
+    """Read the rotation of `head_dim` dimensions: plain, linear, YaRN, or by stored divisors (Llama 3's, LongRoPE)."""
     scaling = "rope.scaling"
     theta = gguf.number("rope.freq_base", 10_000.0)
     if theta <= 1:
@@ -79,11 +73,7 @@ def _with_amplitude(gguf: ModelFields, yarn: RopeParameters) -> RopeParameters:
 
 
 def proportional_share(gguf: ModelFields, head_dim: int) -> float:
-    """Return the share of a head's dimensions that turn, which is told by divisors beyond all measure of the others.
-
-    Raises:
-        GGUFError: There are other divisors.
-    """
+    """Return the share of a head's dimensions that rotate: the divisors of the others are beyond all measure."""
     divisors = _divisors(gguf, ROPE_DIVISORS, head_dim)
     turning = sum(1 for divisor in divisors if divisor == 1)
     if any(divisor != 1 for divisor in divisors[:turning]) or any(divisor < _STILL for divisor in divisors[turning:]):
@@ -93,11 +83,7 @@ def proportional_share(gguf: ModelFields, head_dim: int) -> float:
 
 
 def with_rope(gguf: ModelFields, config: ModelConfig) -> ModelConfig:
-    """Return the model with the rotation that the file names.
-
-    Raises:
-        GGUFError: No layer attends.
-    """
+    """Return the model with the rotation that the file names."""
     attention = next((layer.mixer for layer in config.layers if hasattr(layer.mixer, "rotary_dim")), None)
     if attention is None:
         problem = f"is {config.num_layers}, and none of these layers attends; copy the file again"
@@ -107,11 +93,7 @@ def with_rope(gguf: ModelFields, config: ModelConfig) -> ModelConfig:
 
 
 def with_this_rope(gguf: ModelFields, config: ModelConfig, rope: RopeParameters) -> ModelConfig:
-    """Return the model with a rotation, and the length that it reaches.
-
-    Raises:
-        GGUFError: It is more than can be served.
-    """
+    """Return the model with a rotation, and the length that it reaches."""
     reached = max(config.max_model_len, rope.original_max_len * rope.factor)
     if reached > _MAX_LEN:
         problem = f"makes a context of {reached:g} tokens; at most {_MAX_LEN} can be served"

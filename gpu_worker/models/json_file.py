@@ -17,11 +17,7 @@ MAX_BYTES = 64 << 20
 
 
 def read_small_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        OSError: It cannot be read, is larger than `max_bytes`, or no file at all, such as a device without end.
-    """
+    """Return the content of a regular file; `OSError` if it cannot be read or is larger than `max_bytes`."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
     with path.open("rb") as file:
@@ -42,18 +38,13 @@ class JsonFile:
     """One JSON object with typed access to its fields; null counts as absent."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any], prefix: str = "") -> None:
-        """Wrap the fields of `path`; `prefix` names a nested object in messages."""
         self.path = path
         self._fields = fields
         self._prefix = prefix
 
     @classmethod
     def read(cls, path: Path) -> JsonFile:
-        """Read a file.
-
-        Raises:
-            CheckpointError: It is missing, too large, or not a JSON object.
-        """
+        """Read a file; `CheckpointError` if it is missing, too large, or not a JSON object."""
         try:
             fields = json.loads(read_small_file(path))
         except OSError as error:

@@ -13,17 +13,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def read_layer_types(
     file: JsonFile, kinds: Collection[str], default: Callable[[int], str], field: str = "layer_types"
 ) -> tuple[str, ...]:
-    """Return the kind of each layer.
-
-    Args:
-        file: The configuration.
-        kinds: Those that the family has.
-        default: The kind of the layer of a number where `field` is absent.
-        field: Names a kind for each layer.
-
-    Raises:
-        CheckpointError: `field` names other kinds, or not one for each layer.
-    """
+    """Return the kind, one of `kinds`, of each layer from `field`, or else `default` of its index."""
     num_layers = file.integer("num_hidden_layers", maximum=1024)
     types = file.texts(field) or tuple(map(default, range(num_layers)))
     if len(types) != num_layers or set(types) - set(kinds):
@@ -33,28 +23,14 @@ def read_layer_types(
 
 
 def read_uniform_windows(file: JsonFile, default: int | None = None) -> tuple[int, ...] | None:
-    """Return the window of every layer where all have the same; None where `sliding_window` is null, so that none has.
-
-    Args:
-        file: The configuration.
-        default: What an absent `sliding_window` means; None is null.
-    """
+    """Return the one window of every layer; None if `sliding_window` is null, or absent without default."""
     if file.is_null("sliding_window") or (default is None and "sliding_window" not in file.names()):
         return None
     return (file.integer("sliding_window", default),) * file.integer("num_hidden_layers", maximum=1024)
 
 
 def read_windows(file: JsonFile, is_sliding: Callable[[int], bool], default: int = 4096) -> tuple[int | None, ...]:
-    """Return each layer's window, None where it has none.
-
-    Args:
-        file: The configuration; where it says that `sliding_window` is null, no layer has one.
-        is_sliding: What an absent `layer_types` means of the layer of a number.
-        default: What an absent `sliding_window` means.
-
-    Raises:
-        CheckpointError: `layer_types` names other kinds, or not one for each layer.
-    """
+    """Return each layer's window or None, by `layer_types` or else `is_sliding`, of `sliding_window` tokens."""
     if file.is_null("sliding_window"):
         return (None,) * file.integer("num_hidden_layers", maximum=1024)
     window = file.integer("sliding_window", default)
@@ -63,10 +39,7 @@ def read_windows(file: JsonFile, is_sliding: Callable[[int], bool], default: int
 
 
 def read_optional_windows(file: JsonFile) -> tuple[int | None, ...] | None:
-    """Return each layer's window where the family makes windows optional, as Qwen does; None where none has one.
-
-    Windows count only with `use_sliding_window`. Without `layer_types`, layers from `max_window_layers` on have them.
-    """
+    """Return each layer's window as Qwen has it: with `use_sliding_window`, from `max_window_layers` on."""
     if not file.boolean("use_sliding_window", False):
         return None
     first = file.integer("max_window_layers", 28, minimum=0)
@@ -87,11 +60,7 @@ def read_rotating_layers(file: JsonFile) -> tuple[bool, ...]:
 
 
 def read_layer_flags(file: JsonFile, field: str) -> tuple[bool, ...]:
-    """Read a field with 0 or 1 for each layer.
-
-    Raises:
-        CheckpointError: It has another form.
-    """
+    """Read a field with 0 or 1 for each layer."""
     flags, num_layers = file.fields[field], file.integer("num_hidden_layers", maximum=1024)
     if not isinstance(flags, list) or len(flags) != num_layers or not all(flag in (0, 1) for flag in flags):
         raise file.error(field, f"must be 0 or 1 for each of the num_hidden_layers ({num_layers}) layers")

@@ -46,7 +46,7 @@ def load_model(
     ranks: Ranks = ALONE,
     num_adapters: int = 0,
 ) -> CausalLM:
-    """Load a model.
+    """Load a model. A file, field or tensor that is missing, malformed or not supported is a `HeadraceError`.
 
     Args:
         directory: Holds `config.json` and safetensors weights, or a GGUF file; or that file itself.
@@ -54,14 +54,11 @@ def load_model(
             linear layers take them for float32.
         device: Where the model runs.
         max_model_len: Serve shorter sequences than the model could; bounds the rotary table.
-        tapped_layers: Layers before which the residual stream is reported.
-        progress: Called after each tensor with the bytes that were taken and that there are, in the files.
+        tapped_layers: As of `ModelConfig`.
+        progress: As of `Checkpoint`.
         linears: Makes its linear layers; None makes one for this model alone.
         ranks: Among which the model is divided; each loads it at the same time.
-        num_adapters: Adapters that may be beside it at once.
-
-    Raises:
-        HeadraceError: A file, field or tensor is missing, malformed or not supported.
+        num_adapters: Adapters that may be loaded at once.
     """
     config = read_model_config(directory)
     if max_model_len is not None and max_model_len < config.max_model_len:
@@ -92,7 +89,6 @@ def load_model(
 
 
 def _log_notes(config: ModelConfig, checkpoint: StoredWeights) -> None:
-    """Log where a model is served otherwise than its `config.json` lets expect."""
     if config.quantization is not None and isinstance(checkpoint, Checkpoint) and checkpoint.is_plain():
         _log.warning(_NOT_QUANTIZED, config.quantization.name)
     for note in dict.fromkeys(note_on_length(rope, config.max_model_len) for rope in config.ropes):

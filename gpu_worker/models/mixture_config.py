@@ -29,32 +29,20 @@ def with_mixtures(config: ModelConfig, shape: MixtureShape, layers: Collection[i
 def with_silu_mixtures(
     file: JsonFile, config: ModelConfig, shape: MixtureShape, layers: Collection[int]
 ) -> ModelConfig:
-    """Do the same for experts with SiLU.
-
-    Raises:
-        CheckpointError: The checkpoint's experts have another activation.
-    """
+    """Do the same for experts with SiLU, the only activation served."""
     check_silu(file)
     return with_mixtures(config, shape, layers)
 
 
 def check_silu(file: JsonFile) -> None:
-    """Refuse experts with another activation than SiLU.
-
-    Raises:
-        CheckpointError: They have.
-    """
+    """Refuse experts with another activation than SiLU."""
     if read_activation(file) is not Activation.SILU:
         problem = f"is {file.text('hidden_act')[:80]!r}; experts of this family are served with 'silu'"
         raise file.error("hidden_act", problem)
 
 
 def read_by_layer(file: JsonFile, name: str, default: int | None = None) -> tuple[int, ...]:
-    """Read a number of each layer, which the configuration gives once for all, or as a list.
-
-    Raises:
-        CheckpointError: The list has not a number above 0 for each layer.
-    """
+    """Read a number above 0 of each layer, which the configuration gives once for all, or as a list."""
     num_layers = file.integer("num_hidden_layers", maximum=1024)
     if not isinstance(file.fields.get(name), list):
         return (file.integer(name, default, maximum=_MAX_INNER),) * num_layers
@@ -75,11 +63,7 @@ def read_num_experts(file: JsonFile, *names: str) -> int:
 def read_top_k(
     file: JsonFile, num_experts: int, default: int | None = None, *, name: str = "num_experts_per_tok"
 ) -> int:
-    """Read how many experts a token gets, from the field `name`.
-
-    Raises:
-        CheckpointError: More than there are.
-    """
+    """Read how many of the experts a token gets, from the field `name`."""
     top_k = file.integer(name, default, maximum=_MAX_EXPERTS)
     if top_k > num_experts:
         raise file.error(name, f"is {top_k}; there are {num_experts} experts")
@@ -92,10 +76,7 @@ def all_layers(file: JsonFile) -> frozenset[int]:
 
 
 def sparse_layers(file: JsonFile) -> frozenset[int]:
-    """Read which layers are mixtures where the configuration has a step between them, as Qwen's does.
-
-    `mlp_only_layers` are not, and of the others every `decoder_sparse_step`-th is.
-    """
+    """Read which layers are mixtures as Qwen has it: every `decoder_sparse_step`-th, without `mlp_only_layers`."""
     step, dense = file.integer("decoder_sparse_step", 1), file.integers("mlp_only_layers")
     return frozenset(layer for layer in all_layers(file) if (layer + 1) % step == 0 and layer not in dense)
 
@@ -115,11 +96,7 @@ def mixture_layers(file: JsonFile, default: int) -> frozenset[int]:
 
 
 def read_groups(file: JsonFile, num_experts: int, top_k: int, default: int | None = None) -> tuple[int, int]:
-    """Read into how many groups experts are divided, and of how many groups a token gets experts.
-
-    Raises:
-        CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
-    """
+    """Read into how many groups experts are divided, and from how many groups a token gets experts."""
     num_groups, top_k_groups = file.integer("n_group", default), file.integer("topk_group", default)
     if num_experts % num_groups:
         raise file.error("n_group", f"is {num_groups}; it must divide the number of experts ({num_experts})")
@@ -131,11 +108,7 @@ def read_groups(file: JsonFile, num_experts: int, top_k: int, default: int | Non
 
 
 def grouped_sigmoid_rule(file: JsonFile, num_experts: int) -> RoutingRule:
-    """Read the rule of DeepSeek-V3 and GLM: sigmoids, chosen with a bias from the best groups.
-
-    Raises:
-        CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
-    """
+    """Read the routing rule of DeepSeek-V3 and GLM: sigmoids, chosen with a bias from the best groups."""
     top_k = read_top_k(file, num_experts, 8)
     num_groups, top_k_groups = read_groups(file, num_experts, top_k, 1)
     return RoutingRule(
@@ -156,17 +129,7 @@ def read_grouped_sigmoid(
     counts: Sequence[str] = ("n_routed_experts", "num_local_experts"),
     shared: str = "n_shared_experts",
 ) -> MixtureShape:
-    """Read the mixture of DeepSeek-V3 and GLM: experts by `grouped_sigmoid_rule`, and shared ones of the same size.
-
-    Args:
-        file: The configuration.
-        expert_size: What an absent `moe_intermediate_size` means; None is an error.
-        counts: Fields that may hold the number of experts.
-        shared: Field of the number of shared experts.
-
-    Raises:
-        CheckpointError: The groups cannot be formed, or do not hold as many experts as a token gets.
-    """
+    """Read the mixture of DeepSeek-V3 and GLM; `counts` and `shared` are fields that count the experts of each kind."""
     num_experts = read_num_experts(file, *counts)
     inner = file.integer("moe_intermediate_size", expert_size)
     return MixtureShape(

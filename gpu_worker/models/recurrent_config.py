@@ -23,13 +23,10 @@ _MAX_HEADS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Fields:
-    """What a family calls the fields of its mixers; by default as Bamba does, and those that followed it.
+    """What a family calls the fields of its mixers; by default as Bamba does.
 
-    Attributes:
-        inner_size: The values of a token; where it is absent, `expand` times the size of the stream. Without either
-            name, what the heads have together.
-        input_bias, output_bias: Whether the projections have biases.
-        activation: Of the convolution, which must be SiLU.
+    `inner_size`, or else `expand` times the stream's size, is the values of a token; without both, what all heads
+    have.
     """
 
     num_heads: str = "mamba_n_heads"
@@ -48,11 +45,7 @@ class Mamba2Fields:
 def read_mamba2(
     file: JsonFile, fields: Mamba2Fields = Mamba2Fields(), norm: OutputNorm = OutputNorm.AFTER_GATE
 ) -> Mamba2Shape:
-    """Read a mixer.
-
-    Raises:
-        CheckpointError: A number is missing, does not fit the others, or cannot be served.
-    """
+    """Read a Mamba-2 mixer."""
     activation = file.text(fields.activation, "silu")
     if activation not in ("silu", "swish"):
         problem = f"is {activation[:80]!r}; the convolutions of Mamba-2 are served with 'silu'"

@@ -50,11 +50,7 @@ _SEES = "ForConditionalGeneration"
 
 
 def read_model_config(directory: Path) -> ModelConfig:
-    """Read a model's configuration, without its weights, from its directory or GGUF file.
-
-    Raises:
-        HeadraceError: A file or field is missing, malformed or not supported.
-    """
+    """Read a model's configuration, without its weights, from its directory or GGUF file; raises `HeadraceError`."""
     if (gguf := find_gguf(directory)) is not None:
         return read_gguf_config(gguf)
     file = JsonFile.read(directory / "config.json")
@@ -107,19 +103,16 @@ def _wrapper_of(family: str, file: JsonFile) -> Wrapper | None:
 
 
 def _whole(file: JsonFile, family: str) -> ModelConfig:
-    """Read a model of text; whether its head is its embedding, its files say where its flag is wrong."""
     return with_stored_head(with_text_names(FAMILIES[family](file)), file.path.parent)
 
 
 def _wrapped(file: JsonFile, wrapper: Wrapper) -> ModelConfig:
-    """Read the text part of a model that also sees or hears; whether its head is its embedding, its files say."""
     part, kind = text_part(file, wrapper)
     config = with_text_names(FAMILIES[kind.architecture](part))
     return with_stored_head(config, file.path.parent, has_flag=False)
 
 
 def _nearest(file: JsonFile) -> str:
-    """Return words that name the families whose names are most like the one that is not supported."""
     stems = {name.removesuffix(_GENERATES): name for name in FAMILIES}
     asked = (file.texts("architectures") or ("",))[0]
     # The family whose whole name this may be, misspelt; then those whose names without the common end are like it.
@@ -147,12 +140,7 @@ def with_stored_head(config: ModelConfig, directory: Path, *, has_flag: bool = T
     """Return the configuration with `tie_word_embeddings` as the files have it.
 
     Models that also see or hear have the flag in several places, or nowhere. As in `transformers`, a stored head that
-    differs from the embedding is the head, whatever the flag says.
-
-    Args:
-        config: As `config.json` says.
-        directory: Of the files.
-        has_flag: A model without the flag's `true` has its own head, and one without a stored head is an error.
+    differs from the embedding is the head. With `has_flag`, a model whose flag is not true must have a head.
     """
     if has_flag and not config.tie_word_embeddings:
         return config
@@ -163,7 +151,6 @@ def with_stored_head(config: ModelConfig, directory: Path, *, has_flag: bool = T
 
 
 def _differs(directory: Path, names: TensorNames) -> bool:
-    """Whether the stored head is another matrix than the embedding."""
     try:
         with Checkpoint(
             directory, torch.float32, torch.device("cpu"), adds_root=True, renamed=names.renamed, unused=names.unused
@@ -174,14 +161,7 @@ def _differs(directory: Path, names: TensorNames) -> bool:
 
 
 def has_head(directory: Path, names: TensorNames) -> bool | None:
-    """Return whether there is a tensor of the head; None where no file can be read, or none holds weights.
-
-    Whoever reads the weights says what is wrong with a file.
-
-    Args:
-        directory: Of the files.
-        names: Of the family's tensors.
-    """
+    """Return whether there is a tensor of the head; None where no file can be read, or none holds weights."""
     stored = [names.own_name(name) for name in _stored_names(directory)]
     return any(name.startswith(_HEAD) for name in stored) if stored else None
 

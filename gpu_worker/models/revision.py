@@ -1,7 +1,4 @@
-"""A fingerprint of a model's files.
-
-Small files count whole; of large ones 64 samples do, because reading all weights would double the time to start.
-"""
+"""A fingerprint of a model's files: small ones whole, 64 samples of large ones, which are too slow to read whole."""
 
 from __future__ import annotations
 

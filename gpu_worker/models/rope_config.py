@@ -18,16 +18,7 @@ _OTHER_NAMES = {"su": "longrope", "mrope": "default"}
 
 
 def read_rope(file: JsonFile, layer_type: str | None = None, *, default_theta: float = 10000.0) -> RopeParameters:
-    """Read `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
-
-    Args:
-        file: The configuration.
-        layer_type: Of which layers, where `rope_parameters` differ between types of layers; None takes one for all.
-        default_theta: What an absent `rope_theta` means.
-
-    Raises:
-        CheckpointError: The scaling is unknown or its numbers make no sense.
-    """
+    """Read `rope_parameters`, of `layer_type` where types differ, or the older `rope_theta`, `rope_scaling`."""
     fields = rope_fields(file, layer_type)
     rope_type = _rope_type(fields)
     theta = fields.optional_number("rope_theta") or file.number("rope_theta", default_theta)
@@ -62,34 +53,14 @@ def read_rope(file: JsonFile, layer_type: str | None = None, *, default_theta: f
 
 
 def read_rope_of(file: JsonFile, layer_type: str, field: str, theta: float) -> RopeParameters:
-    """Read the rotation of one type of layers, whose base published configurations name in a field of its own.
-
-    Args:
-        file: The configuration.
-        layer_type: As of `read_rope`.
-        field: The field of the base.
-        theta: What its absence means.
-
-    Raises:
-        CheckpointError: The scaling is unknown or its numbers make no sense.
-    """
+    """Read the rotation of one type of layers, whose base has a field of its own in published configurations."""
     if not has_ropes_by_type(file):
         file = JsonFile(file.path, {**file.fields, "rope_theta": file.fields.get(field)})
     return read_rope(file, layer_type, default_theta=theta)
 
 
 def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0, layer_type: str | None = None) -> int | None:
-    """Read how many dimensions of a head turn; None is all.
-
-    Args:
-        file: The configuration.
-        head_dim: Dimensions of a head.
-        default: The share that is meant by no field.
-        layer_type: As of `read_rope`.
-
-    Raises:
-        CheckpointError: The share is no even number of dimensions.
-    """
+    """Read how many dimensions of a head rotate, by default the share `default`; None is all."""
     fields = rope_fields(file, layer_type)
     holder = file if "partial_rotary_factor" in file.names() else fields
     factor = holder.number("partial_rotary_factor", default)
@@ -102,11 +73,7 @@ def read_rotary_dim(file: JsonFile, head_dim: int, default: float = 1.0, layer_t
 
 
 def check_rope(file: JsonFile, rope: RopeParameters, rotary_dim: int) -> None:
-    """Refuse a rotation that cannot turn this number of dimensions.
-
-    Raises:
-        CheckpointError: LongRoPE has not one factor for each pair of them, or dynamic scaling has one pair alone.
-    """
+    """Refuse a rotation that cannot rotate this number of dimensions."""
     for name, divisors in (("short_factor", rope.divisors), ("long_factor", rope.long_divisors)):
         if divisors and len(divisors) != rotary_dim // 2:
             problem = (

@@ -33,14 +33,9 @@ Renaming = Sequence[tuple[str, str]]
 
 
 def open_shards(directory: Path, opened: ExitStack) -> dict[str, TensorFile]:
-    """Open a single file, or an index and its shards, and map tensor names to the files that hold them.
+    """Map tensor names to their open files: a single one, or an index and its shards.
 
-    Args:
-        directory: Where they are.
-        opened: Closes the files.
-
-    Raises:
-        CheckpointError: A file is missing, damaged, or outside the directory.
+    `opened` closes the files. A file that is missing, damaged, or outside the directory is a `CheckpointError`.
     """
     path = directory / SINGLE_FILE
     if path.exists() or not (directory / INDEX_FILE).exists():
@@ -72,13 +67,7 @@ def _open(path: Path, opened: ExitStack) -> TensorFile:
 
 
 def own_names(stored: Iterable[str], patterns: Renaming, *, adds_root: bool) -> dict[str, str]:
-    """Return the name that each stored tensor gets.
-
-    Args:
-        stored: Names in the files.
-        patterns: Patterns in names, and what they are replaced by, in this order.
-        adds_root: Give the tensors of a checkpoint of layers alone the names that they have in a whole model.
-    """
+    """Return the name that each stored tensor gets: by `patterns` in this order; `adds_root` as of `Checkpoint`."""
     names = {name: name for name in stored}
     for pattern, replacement in patterns:
         names = {name: re.sub(pattern, replacement, own) for name, own in names.items()}
@@ -89,15 +78,7 @@ def own_names(stored: Iterable[str], patterns: Renaming, *, adds_root: bool) -> 
 
 
 def check_distinct(directory: Path, names: Mapping[str, str]) -> None:
-    """Check that no two of the tensors that are used get the same name.
-
-    Args:
-        directory: Of the files.
-        names: Of tensors, as of `own_names()`.
-
-    Raises:
-        CheckpointError: Two do.
-    """
+    """Raise `CheckpointError` if two of the used tensors get the same name."""
     stored_as: dict[str, str] = {}
     for stored, own in names.items():
         other = stored_as.setdefault(own, stored)
@@ -107,11 +88,7 @@ def check_distinct(directory: Path, names: Mapping[str, str]) -> None:
 
 
 def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[str, TensorFile]:
-    """Call tensors by other names, in the files too.
-
-    Raises:
-        CheckpointError: Two tensors have the same name then: no file tells which of them is meant.
-    """
+    """Call tensors by other names, in the files too; `CheckpointError` if two tensors then have the same name."""
     first: dict[str, str] = {}
     for stored, own in names.items():
         if (other := first.setdefault(own, stored)) != stored:
@@ -123,11 +100,7 @@ def with_names(shards: dict[str, TensorFile], names: Mapping[str, str]) -> dict[
 
 
 def stored_modules(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the checkpoint's names of modules that have a matrix, by their own names.
-
-    Args:
-        names: Of tensors, as of `own_names()`.
-    """
+    """Return the checkpoint's names of modules that have a matrix, by their own names."""
     modules = {}
     for stored, own in names.items():
         module, _, kind = own.rpartition(".")

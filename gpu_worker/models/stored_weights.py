@@ -26,19 +26,7 @@ def open_weights(
     keeps_half: KeepsHalf | None = None,
     names: TensorNames | None = None,
 ) -> StoredWeights:
-    """Open the weights of a model; use the result as a context manager.
-
-    Args:
-        model: A directory of safetensors files, or a GGUF file or one that holds it.
-        dtype: What floating point numbers are converted to.
-        device: Where tensors are put.
-        progress: Called after each tensor with the bytes that were taken and that there are, in the files.
-        keeps_half: Says which matrices are not converted; None converts all.
-        names: What the family calls its tensors, and which of them are unused; None is as Llama.
-
-    Raises:
-        HeadraceError: A file is missing or damaged.
-    """
+    """Open the weights of a model, a context manager; arguments as of `Checkpoint`. `names` defaults to Llama's."""
     gguf = find_gguf(model)
     if gguf is not None:
         return GGUFCheckpoint(gguf, dtype, device, progress, keeps_half=keeps_half)
@@ -55,18 +43,7 @@ _NOTHING = r""
 def weights_bytes(
     path: Path, dtype: torch.dtype, device: torch.device, *, is_tied: bool, names: TensorNames | None = None
 ) -> int:
-    """Return the bytes of a model's weights in memory: exact for floating point numbers, about so for quantized ones.
-
-    Args:
-        path: A directory of safetensors files, or a GGUF file or one that holds it.
-        dtype: What the model computes in.
-        device: Where it runs.
-        is_tied: The output matrix is the embedding's, wherever the files have both.
-        names: What the family calls its tensors, and which of them are unused.
-
-    Raises:
-        HeadraceError: A file is missing or damaged.
-    """
+    """Return the bytes of a model's weights in memory: exact for floating point, approximate for quantized ones."""
     keeps = partial(keeps_half, inputs=dtype, device=device)
     with open_weights(path, dtype, torch.device("cpu"), keeps_half=keeps, names=names) as checkpoint:
         return checkpoint.num_bytes_loaded(_TIED_HEAD if is_tied else _NOTHING)

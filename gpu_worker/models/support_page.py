@@ -112,7 +112,6 @@ def support_page() -> str:
 
 
 def _wrappers_table() -> str:
-    """Return the models that also see or hear, by what stands inside of them."""
     names: dict[tuple[str, bool], list[str]] = {}
     for name, wrapper in sorted(WRAPPERS.items(), key=lambda item: item[0].lower()):
         names.setdefault((TEXT_KINDS[wrapper.kind].architecture, wrapper.is_fixed), []).append(f"`{name}`")
@@ -159,7 +158,6 @@ def _drafts(config: ModelConfig) -> str:
 
 
 def _layers(config: ModelConfig) -> list[str]:
-    """Say what a model's layers have that the plain decoder's have not."""
     if config.encoder is not None:
         return ["attention in both directions, learned positions: an encoder"]
     found = [*_mixers(config), *_feed_forwards(config), *_blocks(config)]
@@ -261,7 +259,6 @@ def _norm_places(config: ModelConfig) -> str:
 
 
 def _spoken(kind: type) -> str:
-    """Return the name of a kind of layer in words: `GatedDeltaShape` is a gated delta."""
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__)
     return words.strip().removesuffix(" shape")
 

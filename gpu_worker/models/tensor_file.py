@@ -39,12 +39,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is in its file.
-
-    Attributes:
-        dtype: What its numbers are; a name that the format has and torch has not stays a name.
-        offset: Its first byte in the file.
-    """
+    """Where a tensor is in its file; `dtype` stays a name if torch lacks the type."""
 
     dtype: torch.dtype | str
     shape: tuple[int, ...]
@@ -58,20 +53,10 @@ class StoredTensor:
 
 
 class TensorFile:
-    """An open file. Close it, and read nothing afterwards.
-
-    Attributes:
-        path: Of the file.
-        fd: To read it with; its position is never moved.
-        tensors: By name.
-    """
+    """An open file. Close it, and read nothing afterwards; the position of `fd` is never moved."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file and read its header.
-
-        Raises:
-            CheckpointError: It is missing, or not a whole safetensors file.
-        """
+        """Open a file and read its header; `CheckpointError` if it is not a whole safetensors file."""
         if not path.is_file():
             raise CheckpointError(
                 path, f"is missing; weights are read from safetensors files only{_other_weights(path)}"

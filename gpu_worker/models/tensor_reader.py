@@ -56,11 +56,7 @@ class TensorReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def read(self, file: TensorFile, stored: StoredTensor, out: torch.Tensor) -> None:
-        """Read a tensor, and convert it to the dtype of `out`, which is contiguous and has as many elements.
-
-        Raises:
-            CheckpointError: The file ends early, or cannot be read.
-        """
+        """Read a tensor into `out`, contiguous, in its dtype; `CheckpointError` if the file ends early."""
         assert isinstance(stored.dtype, torch.dtype)
         assert out.is_contiguous()
         assert out.numel() == stored.num_elements
@@ -72,12 +68,9 @@ class TensorReader:
             self._read_staged(file, stored, flat)
 
     def read_box(self, file: TensorFile, stored: StoredTensor, box: Sequence[range], out: torch.Tensor) -> None:
-        """Read some entries of a tensor, of its first dimensions, as `read` does; of the others all.
+        """Read a box of a tensor's first dimensions, as `read` does; all of the others.
 
         Only the first dimension of more than one entry and the one behind it may be cut.
-
-        Raises:
-            CheckpointError: The file ends early, or cannot be read.
         """
         assert isinstance(stored.dtype, torch.dtype)
         shape = stored.shape or (1,)
@@ -162,7 +155,6 @@ class TensorReader:
         return self._pool.submit(_read_exactly, file, offset, _bytes_of(target))
 
     def _pieces(self, stored: StoredTensor) -> Iterator[tuple[int, int]]:
-        """Yield where each piece begins in the tensor, and its size."""
         for first in range(0, stored.num_bytes, self._piece_bytes):
             yield first, min(self._piece_bytes, stored.num_bytes - first)
 

@@ -14,12 +14,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """One kind of text part.
+    """One kind of text part, read by the reader of the family `architecture`.
 
     Attributes:
-        architecture: The family whose reader reads it.
         defaults: What fields mean that it leaves out.
-        splits_hidden: Its heads are parts of `hidden_size`, whatever the family's are by default.
+        splits_hidden: Heads divide `hidden_size`, whatever the family's default.
     """
 
     architecture: str

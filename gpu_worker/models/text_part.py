@@ -24,9 +24,8 @@ class Wrapper:
     """A model around a text part.
 
     Attributes:
-        kind: Of the text part, a name in `TEXT_KINDS`.
-        is_fixed: It is always of this kind, whatever it calls itself; else `kind` is what an absent name means.
-        place: The fields of the configuration that lead to the text part's own, from outside.
+        kind: A name in `TEXT_KINDS`; unless `is_fixed`, only what an absent name means.
+        place: The fields that lead to the text part's configuration, from outside.
     """
 
     kind: str
@@ -119,11 +118,8 @@ _SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "bos_t
 def text_part(file: JsonFile, wrapper: Wrapper) -> tuple[JsonFile, TextKind]:
     """Return the configuration of the text part, and its kind; the whole where nothing is nested in it.
 
-    What concerns the checkpoint as a whole stands outside of the text part in some, and inside in others. The head is
-    the whole model's: whether it is tied is said outside, if anywhere.
-
-    Raises:
-        CheckpointError: The text part is of a kind that is not served.
+    Fields about the checkpoint as a whole stand outside of the text part in some, and inside in others; whether the
+    head is tied is said outside, if anywhere.
     """
     text, outer = file, dict[str, Any]()
     for field in wrapper.place:
@@ -154,10 +150,7 @@ def _prefix(wrapper: Wrapper) -> str:
 
 
 def with_text_names(config: ModelConfig) -> ModelConfig:
-    """Return a decoder whose tensors may have the names of a text part too, with towers unused.
-
-    That is for checkpoints of text alone as well: tools save text parts under the names that they had.
-    """
+    """Return a decoder whose tensors may also have the names that they have in a text part, with towers unused."""
     if config.is_bidirectional:
         return config
     names = config.block.names

@@ -11,11 +11,7 @@ _PATTERNS = ("config.json", "*.safetensors", "quant*config*.json")
 
 
 def weights_digest(model: Path) -> bytes:
-    """Return a SHA-256 that differs when any byte of the weights or of their description does. Takes 1 s a GB or so.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Return a SHA-256 over all bytes of the weight files and their configuration, at about 1 s a GB."""
     gguf = find_gguf(model)
     digest = hashlib.sha256()
     for path in [gguf] if gguf else sorted(path for pattern in _PATTERNS for path in model.glob(pattern)):

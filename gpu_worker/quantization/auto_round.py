@@ -34,11 +34,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_auto_round(fields: Mapping[str, Any]) -> QuantizationMethod:
-    """Read a `quantization_config`.
-
-    Raises:
-        QuantizationError: A field is missing, malformed or not supported.
-    """
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
     config = read_fields(fields, _Config)
     check_choice("packing_format", config.packing_format, (_GPTQ, _AWQ))
     check_choice("data_type", config.data_type, ("int",))

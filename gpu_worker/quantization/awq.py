@@ -67,11 +67,7 @@ class AWQ:
 
 
 def read_awq(fields: Mapping[str, Any]) -> AWQ:
-    """Read a `quantization_config`.
-
-    Raises:
-        QuantizationError: A field is missing, malformed or not supported.
-    """
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
     config = read_fields(fields, _Config)
     check_choice("bits", config.bits if config.bits is not None else config.w_bit, (_BITS,))
     check_choice("version", (config.version or config.format or "gemm").lower(), ("gemm",))

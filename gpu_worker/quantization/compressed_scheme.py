@@ -49,13 +49,10 @@ class Scheme:
     """How layers are stored.
 
     Attributes:
-        layout: Of the values.
-        bits: Of one value.
         strategy: What shares a scale: the "tensor", a "channel", a "group" or a "block".
-        group_size: Columns that share a scale, with groups.
-        is_symmetric: No zero points are stored.
+        group_size: Columns of a group.
         has_input_order: Each input feature names its group.
-        activation: What `ScaledWeight` calls so.
+        activation: As of `ScaledWeight`.
     """
 
     layout: Layout
@@ -68,17 +65,7 @@ class Scheme:
 
 
 def make_scheme(place: str, layout_name: str, weights: Arguments, inputs: Arguments | None) -> Scheme:
-    """Check what a config group says.
-
-    Args:
-        place: Where the group stands, for messages.
-        layout_name: The group's `format`.
-        weights: Its `weights`.
-        inputs: Its `input_activations`.
-
-    Raises:
-        QuantizationError: It is not supported.
-    """
+    """Check a config group, which stands at `place`; `QuantizationError` if it is not supported."""
     layout = _layout(place, layout_name, weights)
     where = f"{place}.weights"
     check_choice(f"{where}.num_bits", weights.num_bits, (4, 8) if layout is Layout.PACKED else (8,))
@@ -108,7 +95,6 @@ def make_scheme(place: str, layout_name: str, weights: Arguments, inputs: Argume
 
 
 def _layout(place: str, name: str, weights: Arguments) -> Layout:
-    """Return the layout of a `format`; the naive one is what the type of the values needs."""
     layouts = {
         ("pack-quantized", "int"): Layout.PACKED,
         ("int-quantized", "int"): Layout.INT8,

@@ -90,11 +90,7 @@ class CompressedTensors:
 
 
 def read_compressed_tensors(fields: Mapping[str, Any]) -> CompressedTensors:
-    """Read a `quantization_config`.
-
-    Raises:
-        QuantizationError: A field is missing, malformed or not supported.
-    """
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
     config = read_fields(fields, _Config)
     check_choice("sparsity_config.format", config.sparsity_config.get("format", "dense"), ("dense",))
     if config.transform_config.get("config_groups"):
@@ -126,11 +122,7 @@ _SIGN_BIT = 0x80
 
 
 def take_layer(source: TensorSource, name: str, shape: tuple[int, int], scheme: Scheme) -> WeightForm:
-    """Take a layer's weights.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Take a layer's weights; what `source.error` makes is raised."""
     if scheme.is_symmetric and source.has(f"{name}.weight_zero_point"):
         # Some versions store the zeros that symmetry implies.
         source.take_raw(f"{name}.weight_zero_point")
@@ -182,7 +174,6 @@ def _take_int8_groups(source: TensorSource, name: str, shape: tuple[int, int], s
 
 
 def _take_group_scales(source: TensorSource, name: str, shape: tuple[int, int], scheme: Scheme) -> torch.Tensor:
-    """Take scales as groups have them, `[out_features, num_groups]`."""
     rows, columns = shape
     if scheme.strategy == "group":
         return take_scales(source, f"{name}.weight_scale", (rows, -(-columns // _group_size(scheme, columns))))

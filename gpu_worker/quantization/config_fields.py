@@ -13,12 +13,7 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 def read_fields(config: Mapping[str, Any], kind: type[Fields], place: str = "") -> Fields:
-    """Read the fields of `kind`; others are ignored.
-
-    Args:
-        config: The object as JSON gave it.
-        kind: Declares the fields.
-        place: Where the object stands below `quantization_config`, for messages.
+    """Read the fields of `kind` from an object at `place` below `quantization_config`; others are ignored.
 
     Raises:
         QuantizationError: A field is missing or of the wrong type.
@@ -33,11 +28,7 @@ def read_fields(config: Mapping[str, Any], kind: type[Fields], place: str = "") 
 
 
 def check_choice(field: str, value: Any, supported: tuple[Any, ...]) -> None:
-    """Check that a field has a supported value.
-
-    Raises:
-        QuantizationError: It has not.
-    """
+    """Check that a field has a supported value; `QuantizationError` if not."""
     if value not in supported:
         allowed = ", ".join(repr(choice) for choice in supported)
         raise QuantizationError(field, f"is {str(value)[:80]!r}; supported: {allowed}")

@@ -9,15 +9,9 @@ OTHER_FORMS = "take the same model in 16 bits, which `headrace quantize` makes s
 
 
 class QuantizationError(HeadraceError):
-    """A field of a `quantization_config` is missing, malformed or not supported.
-
-    Attributes:
-        field: Its whole path in the file.
-        problem: What is wrong with it, and what is supported.
-    """
+    """A field of a `quantization_config`, whose whole path is `field`, is missing, malformed or not supported."""
 
     def __init__(self, field: str, problem: str) -> None:
-        """Take the field's path below `quantization_config`; empty is that object itself."""
         self.field = f"quantization_config.{field}".removesuffix(".")
         super().__init__(f"{self.field!r} {problem}")
         self.problem = problem

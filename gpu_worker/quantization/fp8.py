@@ -36,12 +36,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FP8:
-    """What the configuration says.
-
-    Attributes:
-        is_static: Inputs are quantized with scales from the checkpoint, not with their own.
-        has_blocks: Weights have a scale a block.
-    """
+    """FP8 weights, with a scale a block or not; inputs may have static scales from the checkpoint."""
 
     is_static: bool
     has_blocks: bool
@@ -91,11 +86,7 @@ class FP8:
 
 
 def read_fp8(fields: Mapping[str, Any]) -> FP8:
-    """Read a `quantization_config`.
-
-    Raises:
-        QuantizationError: A field is missing, malformed or not supported.
-    """
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
     config = read_fields(fields, _Config)
     check_choice("activation_scheme", config.activation_scheme.lower(), ("dynamic", "static"))
     check_choice("weight_block_size", config.weight_block_size, (None, [SCALE_BLOCK, SCALE_BLOCK]))

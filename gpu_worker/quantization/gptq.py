@@ -43,12 +43,9 @@ class _Config(GPTQSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """What the configuration says.
+    """The settings of layers, and `rules` in order for those whose name matches: None where they were left alone.
 
-    Attributes:
-        settings: Of layers without a rule of their own.
-        has_true_zeros: Zero points are stored as they are, not minus one.
-        rules: In order: layers whose name matches have other settings, or None where they were left alone.
+    Zero points are stored minus one unless `has_true_zeros`.
     """
 
     settings: GPTQSettings
@@ -91,11 +88,7 @@ class GPTQ:
 
 
 def read_gptq(fields: Mapping[str, Any]) -> GPTQ:
-    """Read a `quantization_config`.
-
-    Raises:
-        QuantizationError: A field is missing, malformed or not supported.
-    """
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
     config = read_fields(fields, _Config)
     _check(config, "")
     layout = (config.checkpoint_format or config.format or "gptq").lower()

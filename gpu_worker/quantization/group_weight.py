@@ -8,12 +8,7 @@ from kernels.linear.forms import GroupQuantizedWeight, integers
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the values that words hold, the lowest bits first.
-
-    Shapes:
-        words: `[rows, columns]` int32
-        result: `[rows, columns * 32 / bits]` uint8
-    """
+    """Return the values, lowest bits first: `[rows, columns * 32 / bits]` uint8, of `words: [rows, columns]` int32."""
     return integers(bits).unpack(words.contiguous().view(torch.uint8))
 
 
@@ -27,18 +22,10 @@ def group_weight(
 ) -> GroupQuantizedWeight:
     """Put a matrix into the engine's form.
 
-    Args:
-        values: Packed as `GroupQuantizedWeight` packs them, columns in the order of the input.
-        bits: 4 or 8.
-        group_size: Columns of a group.
-        scales: float32.
-        zeros: The integer that stands for zero: one a group, or one for all.
-        input_order: Puts columns of a group beside one another.
-
     Shapes:
-        values: `[out_features, in_features * bits / 8]` uint8
-        scales, zeros: `[out_features, num_groups]`
-        input_order: `[in_features]` int64
+        values: `[out_features, in_features * bits / 8]` uint8, packed as in `GroupQuantizedWeight`, in input order
+        scales, zeros: `[out_features, num_groups]`; zeros may be one integer for all
+        input_order: `[in_features]` int64, puts columns of a group beside one another
     """
     number = integers(bits)
     if input_order is not None:

@@ -27,11 +27,7 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = Mappi
 
 
 def read_method(config: Mapping[str, Any]) -> QuantizationMethod | None:
-    """Read `quantization_config` from the contents of a `config.json`; None where there is none.
-
-    Raises:
-        QuantizationError: It is malformed or not supported.
-    """
+    """Read `quantization_config` from a `config.json`, None where there is none; may raise `QuantizationError`."""
     fields = config.get("quantization_config")
     if fields is None:
         return None

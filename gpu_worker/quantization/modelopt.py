@@ -25,11 +25,7 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_modelopt(fields: Mapping[str, Any]) -> FP8:
-    """Read a `quantization_config`.
-
-    Raises:
-        QuantizationError: A field is missing, malformed or not supported.
-    """
+    """Read a `quantization_config`; `QuantizationError` if a field is malformed or not supported."""
     config = read_fields(fields, _Config)
     if config.quant_algo.upper() != "FP8":
         raise QuantizationError("quant_algo", f"is {config.quant_algo[:80]!r}; supported: 'FP8'; {OTHER_FORMS}")

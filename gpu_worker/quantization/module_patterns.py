@@ -17,11 +17,7 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\??|[)|?*+{]", re.DOTALL)
 
 
 def compile_pattern(field: str, text: str) -> re.Pattern[str]:
-    """Compile a regular expression that is matched from a name's beginning.
-
-    Raises:
-        QuantizationError: It is not one, or may take too long.
-    """
+    """Compile a regular expression, matched from a name's beginning; `QuantizationError` if wrong or too slow."""
     shown = repr(text[:80])
     if len(text) > _MAX_LENGTH or _REFUSED.search(text) or _num_paths(text) > _MAX_PATHS:
         limits = f"at most {_MAX_LENGTH} characters, 5 repeats (fewer beside alternatives), and no repeated group"

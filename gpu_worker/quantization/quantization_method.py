@@ -17,16 +17,7 @@ class QuantizationMethod(Protocol):
         ...
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
-        """Take the weights of one linear layer.
-
-        Args:
-            source: The checkpoint.
-            name: Of the layer, without `.weight`.
-            out_features: Rows of the matrix.
-            in_features: Columns of the matrix.
-
-        Returns:
-            A quantized form; a `DenseWeight` for layers that were left alone.
+        """Take the weights of a linear layer, `name` without `.weight`; a `DenseWeight` where it was left alone.
 
         Raises:
             Exception: What `source.error` makes: a tensor is missing, malformed or not supported.
@@ -43,15 +34,5 @@ class StackMethod(Protocol):
         ...
 
     def take_item(self, source: TensorSource, name: str, index: int, shape: tuple[int, int, int]) -> WeightForm:
-        """Take one matrix of a stack; they are taken in order.
-
-        Args:
-            source: The checkpoint.
-            name: Of the stack, without `.weight`.
-            index: Of the matrix.
-            shape: Of the stack, `(num_matrices, out_features, in_features)`.
-
-        Raises:
-            Exception: What `source.error` makes: a tensor is missing, malformed or not supported.
-        """
+        """Take matrix `index` of a stack of `(num_matrices, out_features, in_features)`, in order; raises as `take`."""
         ...

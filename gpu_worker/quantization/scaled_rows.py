@@ -13,12 +13,7 @@ _FLOAT8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledRows:
-    """Weights `values * scales`.
-
-    Attributes:
-        values: `[out_features, in_features]`, int8 or float8_e4m3fn.
-        scales: `[out_features, 1]` float32.
-    """
+    """Weights `values * scales`: `[out_features, in_features]` int8 or float8_e4m3fn, `[out_features, 1]` float32."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -34,11 +29,7 @@ class ScaledRows:
 
 
 def int8_rows(weight: torch.Tensor) -> ScaledRows:
-    """Round each row to 255 levels around zero, the outermost at its largest magnitude.
-
-    Shapes:
-        weight: `[out_features, in_features]` float32
-    """
+    """Round each row of `[out_features, in_features]` float32 to 255 levels, the outermost at its largest magnitude."""
     scales = _scales(weight, _INT8_MAX)
     return ScaledRows((weight / scales).round_().to(torch.int8), scales)
 

@@ -13,20 +13,12 @@ _NAN_BITS = 0x7F
 
 
 def take_float8(source: TensorSource, name: str, shape: tuple[int, int]) -> torch.Tensor:
-    """Take a float8_e4m3fn matrix of numbers.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Take a float8_e4m3fn matrix of numbers."""
     return check_float8(source, name, source.take_raw(name), shape)
 
 
 def check_float8(source: TensorSource, name: str, values: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return a matrix, or one of a stack, which must be float8_e4m3fn numbers of this shape.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Return a matrix, or one of a stack, which must be float8_e4m3fn numbers of this shape."""
     check_exact(source, name, values, torch.float8_e4m3fn, shape)
     if ((values.view(torch.uint8) & _NAN_BITS) == _NAN_BITS).any():
         raise source.error(name, "holds values that are not numbers; the checkpoint is damaged")
@@ -36,22 +28,14 @@ def check_float8(source: TensorSource, name: str, values: torch.Tensor, shape: t
 def take_weight_scales(
     source: TensorSource, name: str, shape: tuple[int, int], *, has_blocks: bool = False
 ) -> torch.Tensor:
-    """Take the scales of a matrix of this shape as `ScaledWeight` wants them: a block's, a row's or the tensor's.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Take the scales of a matrix of this shape as `ScaledWeight` wants them: a block's, a row's or the tensor's."""
     return check_weight_scales(source, name, source.take_raw(name), shape, has_blocks=has_blocks)
 
 
 def check_weight_scales(
     source: TensorSource, name: str, scales: torch.Tensor, shape: tuple[int, int], *, has_blocks: bool = False
 ) -> torch.Tensor:
-    """Return the scales of a matrix, or of one of a stack, which were taken already, in the same form.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Return the scales of a matrix, or of one of a stack, which were taken already, in the same form."""
     rows, columns = shape
     if has_blocks:
         return check_scales(source, name, scales, (-(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK)))
@@ -59,11 +43,7 @@ def check_weight_scales(
 
 
 def take_activation_scale(source: TensorSource, name: str, index: int | None = None) -> torch.Tensor:
-    """Take the one scale of a layer's inputs, which divides them: above zero; of a stack, that of the matrix `index`.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Take the one scale of a layer's inputs, above zero, which divides them; of a stack, that of matrix `index`."""
     raw = source.take_raw(name) if index is None else source.take_raw_item(name, index)
     scale = check_scales(source, name, raw, (), (1,), (1, 1)).reshape(())
     if scale <= 0:

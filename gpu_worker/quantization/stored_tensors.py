@@ -11,22 +11,14 @@ _SCALES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu)
 
 
 def take_exact(source: TensorSource, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Take a tensor of exactly this dtype and shape.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Take a tensor of exactly this dtype and shape."""
     return check_exact(source, name, source.take_raw(name), dtype, shape)
 
 
 def check_exact(
     source: TensorSource, name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a tensor, or an item of it, which must be of exactly this dtype and shape.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Return a tensor, or an item of it, which must be of exactly this dtype and shape."""
     if tensor.dtype is not dtype:
         raise source.error(name, f"is stored as {tensor.dtype}; its quantization needs {dtype}")
     if tuple(tensor.shape) != shape:
@@ -35,20 +27,12 @@ def check_exact(
 
 
 def take_scales(source: TensorSource, name: str, *shapes: tuple[int, ...]) -> torch.Tensor:
-    """Take finite numbers of one of these shapes, as float32.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Take finite numbers of one of these shapes, as float32."""
     return check_scales(source, name, source.take_raw(name), *shapes)
 
 
 def check_scales(source: TensorSource, name: str, tensor: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor, or an item of it, as float32: it must be finite numbers of one of these shapes.
-
-    Raises:
-        Exception: What `source.error` makes.
-    """
+    """Return a tensor, or an item of it, as float32: it must be finite numbers of one of these shapes."""
     if tensor.dtype not in _SCALES:
         allowed = "float32, float16, bfloat16 or float8_e8m0fnu"
         raise source.error(name, f"is stored as {tensor.dtype}; scales must be {allowed}")
@@ -62,15 +46,7 @@ def check_scales(source: TensorSource, name: str, tensor: torch.Tensor, *shapes:
 
 
 def take_input_order(source: TensorSource, name: str, in_features: int, group_size: int) -> torch.Tensor | None:
-    """Take each input feature's group; return the order that puts groups one after another, None if they are so.
-
-    Shapes:
-        tensor: `[in_features]` int32
-        result: `[in_features]` int64
-
-    Raises:
-        Exception: What `source.error` makes; also when a group has more or fewer features than `group_size`.
-    """
+    """Take each input's group, `[in_features]` int32; return the int64 order that sorts by group, None if sorted."""
     groups = take_exact(source, name, torch.int32, (in_features,)).long()
     in_order = torch.arange(in_features, device=groups.device) // group_size
     if torch.equal(groups, in_order):

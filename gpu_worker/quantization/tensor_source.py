@@ -27,10 +27,7 @@ class TensorSource(Protocol):
         ...
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Return one tensor of floating point numbers, of exactly this shape, in the model's dtype.
-
-        Matrices may be in the 16 bits that they are stored in, where the model's linear layers take that for float32.
-        """
+        """Return one floating point tensor, of exactly this shape, in the model's dtype or the stored 16 bits."""
         ...
 
     def take_raw(self, name: str) -> torch.Tensor:
@@ -38,10 +35,7 @@ class TensorSource(Protocol):
         ...
 
     def take_raw_item(self, name: str, index: int) -> torch.Tensor:
-        """Return a copy of one of the tensors that are stacked along the first dimension of one, as it is stored.
-
-        Items are taken in order.
-        """
+        """Return a copy of an item of a stack as stored; items are taken in order."""
         ...
 
     def error(self, name: str, problem: str) -> Exception:

@@ -21,46 +21,25 @@ _PICKLES = ("*.pt", "*.bin", "*.pth")
 
 @dataclass(frozen=True, slots=True)
 class DraftFiles:
-    """A directory with weights, or a GGUF file.
-
-    Attributes:
-        config: Its `config.json`; None in a GGUF file.
-    """
+    """A directory with weights and its `config.json`, or a GGUF file without."""
 
     directory: Path
     config: JsonFile | None
 
     @classmethod
     def read(cls, directory: Path) -> DraftFiles:
-        """Read what says what the weights are.
-
-        Raises:
-            HeadraceError: A file is missing or damaged.
-        """
+        """Read the configuration; `HeadraceError` if a file is missing or damaged."""
         is_gguf = find_gguf(directory) is not None
         return cls(directory, None if is_gguf else JsonFile.read(directory / "config.json"))
 
     def has_tensor(self, name: str) -> bool:
-        """Say whether there is a tensor of this name.
-
-        Raises:
-            CheckpointError: A file is missing or damaged, or there are pickled weights only.
-        """
+        """Whether there is a tensor of this name; `CheckpointError` as of `open_draft_weights`."""
         with open_draft_weights(self.directory, torch.float32, torch.device("cpu")) as weights:
             return weights.has(name)
 
 
 def open_draft_weights(directory: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
-    """Open the weights; use the result as a context manager.
-
-    Args:
-        directory: Holds `model.safetensors`, or an index and its shards.
-        dtype: What tensors are converted to.
-        device: Where they are put.
-
-    Raises:
-        CheckpointError: A file is missing or damaged, or there are pickled weights only.
-    """
+    """Open safetensors weights, a context manager; `CheckpointError` if a file is missing, damaged or pickled."""
     if not any((directory / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         for pickle in sorted(path for pattern in _PICKLES for path in directory.glob(pattern)):
             problem = f"is pickled, which runs code when it is read; convert its tensors to {SINGLE_FILE}"
@@ -69,11 +48,7 @@ def open_draft_weights(directory: Path, dtype: torch.dtype, device: torch.device
 
 
 def weights_num_bytes(directory: Path, dtype: torch.dtype) -> int:
-    """Return what all tensors take once they are loaded.
-
-    Raises:
-        CheckpointError: A file is missing or damaged, or there are pickled weights only.
-    """
+    """Return the bytes of all loaded tensors; `CheckpointError` as of `open_draft_weights`."""
     with open_draft_weights(directory, dtype, torch.device("cpu")) as checkpoint:
         return checkpoint.num_bytes_loaded("")
 

@@ -15,12 +15,7 @@ class BranchingChain:
     """Grows a chain, and beside each token of it the other candidates of that depth, which nothing follows."""
 
     def __init__(self, max_tokens: int, least_chance: float) -> None:
-        """Start with nothing.
-
-        Args:
-            max_tokens: Of the draft.
-            least_chance: What the chain's probability must be for it to be worth finding out what follows.
-        """
+        """Draft at most `max_tokens`, while the chain's probability is `least_chance` or more."""
         self._max_tokens = max_tokens
         self._least = math.log(least_chance)
         self._depth = 0
@@ -29,11 +24,7 @@ class BranchingChain:
         self._candidates: list[tuple[float, int, int, int]] = []
 
     def grow(self, token_ids: Values[int], log_probabilities: Values[float]) -> bool:
-        """Add the candidates of the next depth, likely ones first; the first continues the chain.
-
-        Returns:
-            Whether what follows that may be part of the draft, and is likely enough to be computed.
-        """
+        """Add the candidates of the next depth, likeliest first; return whether the next depth is worth computing."""
         for rank, (token_id, score) in enumerate(zip(token_ids, log_probabilities, strict=True)):
             self._candidates.append((-self._chain - score, self._depth, rank, token_id))
         self._candidates.sort()
@@ -52,7 +43,6 @@ class BranchingChain:
 
 
 def _numbered(token_ids: list[int], parents: list[int]) -> Draft:
-    """Return the draft with its first chain in front."""
     chain: list[int] = []
     for number, parent in enumerate(parents):
         if parent == (chain[-1] if chain else ROOT):

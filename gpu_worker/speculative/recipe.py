@@ -49,8 +49,7 @@ class Recipe(ABC):
     """How a proposer is set up.
 
     Attributes:
-        name: Its value of the setting `speculative`.
-        help: What it does, as a part of that setting's description that begins with the name.
+        name, help: Its value of the setting `speculative`, and that value's part of the description.
         weights: What the directory in `draft_model` holds; None where it has no weights of its own.
         drafts_predictions: Drafts are taken from predictions of the output that clients send.
     """
@@ -61,42 +60,20 @@ class Recipe(ABC):
     drafts_predictions: ClassVar[bool] = False
 
     def recognizes(self, files: DraftFiles) -> bool:
-        """Say whether a directory holds this proposer's weights; asked in the order of the registry.
-
-        Raises:
-            HeadraceError: A file is missing or damaged.
-        """
+        """Whether a directory holds this proposer's weights, asked in order; `HeadraceError` if a file is damaged."""
         return False
 
     # Not abstract: most have nothing to check.
     def check(self, settings: Settings, has_vocabulary_of: Callable[[Path], bool]) -> None:  # noqa: B027
-        """Refuse what cannot work, before anything is loaded.
+        """Raise `ConfigError` for what cannot work, before anything is loaded.
 
-        Args:
-            settings: With a `draft_model` that this recipe recognizes, where it has weights.
-            has_vocabulary_of: Says whether the served model turns text into the same token ids as that of a directory.
-
-        Raises:
-            ConfigError: A setting cannot be used.
+        `has_vocabulary_of` tells whether the served model turns text into the same token ids as that of a directory.
         """
 
     def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
-        """Return what to leave to the proposer of a model that runs by `config`.
-
-        Raises:
-            HeadraceError: A file of the weights is missing or damaged, or is for another model.
-        """
+        """Return what to leave to the proposer of a model that runs by `config`; may raise `HeadraceError`."""
         return Needs()
 
     @abstractmethod
     def build(self, settings: Settings, config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
-        """Load what the proposer needs, and make it.
-
-        Args:
-            settings: Those that `check` has let pass.
-            config: What the runner was built from.
-            runner: Runs the model that verifies the drafts.
-
-        Raises:
-            HeadraceError: The weights cannot be loaded, or do not belong to the model.
-        """
+        """Load what the proposer needs, and make it; `runner` runs the model that verifies the drafts."""

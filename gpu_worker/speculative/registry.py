@@ -55,11 +55,7 @@ class MtpRecipe(Recipe):
     help = "has the head make them that the checkpoint holds for this (MTP, NextN)"
 
     def needs(self, settings: Settings, config: RunnerConfig) -> Needs:
-        """Return the sizes of the head and of its entries beside each block.
-
-        Raises:
-            ConfigError: The checkpoint has no head.
-        """
+        """Return the sizes of the head and of its entries of a block; `ConfigError` if there is no head."""
         import torch
 
         from gpu_worker.execution.memory.kv_cache import bytes_per_block
@@ -261,11 +257,7 @@ def find_recipe(name: str) -> Recipe | None:
 
 
 def recipe_of_weights(directory: Path) -> Recipe:
-    """Return the recipe whose weights a directory holds.
-
-    Raises:
-        HeadraceError: A file is missing or damaged.
-    """
+    """Return the recipe whose weights a directory holds; `HeadraceError` if a file is missing or damaged."""
     from gpu_worker.speculative.draft_files import DraftFiles
 
     files = DraftFiles.read(directory)

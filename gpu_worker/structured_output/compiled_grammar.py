@@ -51,26 +51,17 @@ _BYTES_A_CHARACTER = 16
 
 
 class CompiledGrammar:
-    """A matcher that takes no token itself. Threads may make constraints of it at the same time.
-
-    Attributes:
-        num_bytes: About how much memory it takes.
-    """
+    """A matcher of about `num_bytes` that takes no token itself; several threads may make constraints of it."""
 
     __slots__ = ("_matcher", "_tokenizer", "num_bytes")
 
     def __init__(self, matcher: LLMatcher, tokenizer: GrammarTokenizer, num_bytes: int) -> None:
-        """Keep `matcher`."""
         self._matcher = matcher
         self._tokenizer = tokenizer
         self.num_bytes = num_bytes
 
     def constraint(self, sampling: Sampling, emitted: Values[int]) -> GrammarConstraint:
-        """Return the constraint of a sequence that has emitted some tokens already.
-
-        Raises:
-            BadRequestError: They do not follow from the grammar.
-        """
+        """Return the constraint of a sequence that has emitted some tokens; `BadRequestError` if they do not follow."""
         constraint = GrammarConstraint(
             self._matcher.deep_copy(),
             self._tokenizer,
@@ -102,7 +93,6 @@ def compile_grammar(grammar: Grammar, tokenizer: GrammarTokenizer) -> CompiledGr
 
 
 def _ready_matcher(text: str, tokenizer: GrammarTokenizer) -> LLMatcher:
-    """Return a matcher whose first masks are worked out."""
     limits = parser_limits()
     from llguidance import LLMatcher
 
@@ -119,12 +109,9 @@ def _ready_matcher(text: str, tokenizer: GrammarTokenizer) -> LLMatcher:
 
 
 def warm_up(matcher: LLMatcher, tokenizer: LLTokenizer) -> LLMatcher:
-    """Walk through the grammar of a matcher for some milliseconds. The matcher itself takes no token.
+    """Walk through a matcher's grammar for some milliseconds; return the walker, or the first that had an error.
 
-    The walks are always the same, so that what one worker can follow, all can.
-
-    Returns:
-        The matcher that walked last, or the first that had an error.
+    The walks are always the same, so that what one worker can follow, all can; the matcher itself takes no token.
     """
     mask = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.uint32)
     closing = {tokens[0] for character in _CLOSING if len(tokens := tokenizer.tokenize_str(character)) == 1}
@@ -163,7 +150,6 @@ class GrammarCache:
     """
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES, max_tenant_grammars: int = MAX_TENANT_GRAMMARS) -> None:
-        """Keep nothing yet."""
         self._max_bytes = max_bytes
         self._max_tenant_grammars = max_tenant_grammars
         self._lock = threading.Lock()

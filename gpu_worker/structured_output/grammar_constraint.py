@@ -59,14 +59,7 @@ class GrammarConstraint:
     def __init__(
         self, matcher: LLMatcher, tokenizer: GrammarTokenizer, stop_token_ids: Set[int], *, ignores_eos: bool
     ) -> None:
-        """Follow the grammar of `matcher`, which has taken no token yet.
-
-        Args:
-            matcher: Of this sequence alone.
-            tokenizer: Of the model.
-            stop_token_ids: Tokens that end the answer beside the model's own.
-            ignores_eos: The model's own do not end it: it goes on as long as the grammar lets it.
-        """
+        """Follow the grammar of a fresh `matcher`; with `ignores_eos`, only `stop_token_ids` end the answer."""
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._stop_ids = stop_token_ids - tokenizer.eos_token_ids
@@ -227,7 +220,6 @@ class GrammarConstraint:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return why a matcher has failed."""
     lines = matcher.get_error().strip().splitlines()
     return lines[0][:200] if lines else "no reason is known"
 

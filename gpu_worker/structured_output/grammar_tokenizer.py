@@ -25,19 +25,11 @@ class UnsupportedTokenizerError(HeadraceError):
     """llguidance cannot read the model's tokenizer."""
 
     def __init__(self, reason: str) -> None:
-        """Say why."""
         super().__init__(f"This model's output cannot be constrained: its tokenizer is not supported ({reason[:200]}).")
 
 
 class TokenizerSource(msgspec.Struct, frozen=True):
-    """What a `GrammarTokenizer` is made of.
-
-    Attributes:
-        tokenizer_json: As in `tokenizer.json`.
-        num_tokens: Its largest token id, and one.
-        vocab_size: Token ids that the model can produce; may be more or fewer.
-        eos_token_ids: Tokens that end an answer.
-    """
+    """What a `GrammarTokenizer` is made of; `num_tokens` is the largest id and one, `vocab_size` the model's."""
 
     tokenizer_json: str
     num_tokens: int
@@ -49,12 +41,9 @@ class GrammarTokenizer:
     """The tokenizer of one model.
 
     Attributes:
-        tokenizer: llguidance's own. Its vocabulary is that of the tokenizer or of the model, whichever is larger, and
-            has one token more where the model has none that ends an answer.
+        tokenizer: llguidance's own, of the larger vocabulary, and one token more where none ends an answer.
         vocab_size: Token ids that the model can produce.
-        eos_token_ids: Tokens that end an answer.
-        special_tokens: Token ids by text of those that llguidance takes for no text.
-        special_ids: These ids.
+        special_tokens, special_ids: Token ids by text of those that llguidance takes for no text, and these ids.
     """
 
     __slots__ = ("eos_token_ids", "special_ids", "special_tokens", "tokenizer", "vocab_size")

@@ -41,24 +41,10 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 class ChatTemplate:
-    """A compiled template.
-
-    Attributes:
-        source: As it was written.
-        needs: What it expects of its messages.
-    """
+    """A compiled template: its `source`, and what it `needs` of its messages."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, is_trusted: bool = True) -> None:
-        """Compile `source`.
-
-        Args:
-            source: A Jinja template.
-            special_tokens: Variables of the template, e.g. `bos_token`.
-            is_trusted: It came with the model, and not with a request.
-
-        Raises:
-            ConfigError: The template has a syntax error, or is too long.
-        """
+        """Compile `source`, maybe a request's; `ConfigError` if it is too long or has a syntax error."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             problem = f"the chat template has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are read"
             raise ConfigError("HEADRACE_MODEL", problem)
@@ -88,11 +74,9 @@ class ChatTemplate:
             self.needs = replace(self.needs, part_roles=frozenset(filter(self._shows_parts, _PART_ROLES)))
 
     def _shows(self, content: object) -> bool:
-        """Return True if a message with this content leaves the probe in the prompt."""
         return _PROBE in self._rendered([{"role": "user", "content": content}])
 
     def _shows_parts(self, role: str) -> bool:
-        """Return True if a list of texts in this role's messages leaves the texts alone in the prompt."""
         content = text_parts(_PROBE, _OTHER_PROBE)
         conversation = {
             "assistant": [_user(), {"role": role, "content": content}, _user()],
@@ -103,11 +87,9 @@ class ChatTemplate:
         return _PROBE in prompt and _OTHER_PROBE in prompt and not _SHOWS_PARTS.search(prompt)
 
     def _takes_call(self, content: str | None) -> bool:
-        """Return whether a message with calls of tools may have this content."""
         return self._rendered([_user(), _called(content), _result("x")]) != ""
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt of a conversation; empty where the template refuses it."""
         try:
             return self.render(messages, add_generation_prompt=True)
         except BadRequestError:
@@ -125,11 +107,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt of a conversation; `variables` are more variables of the template.
-
-        Raises:
-            BadRequestError: The template refuses the messages, fails on them, or makes too much of them.
-        """
+        """Return the prompt of a conversation; `BadRequestError` if the template refuses or fails."""
         parts: list[str] = []
         size = 0
         given = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
@@ -162,14 +140,11 @@ def _result(content: object) -> dict[str, Any]:
 
 
 def load_chat_template(directory: ModelDirectory, name: str = "default") -> ChatTemplate | None:
-    """Return the model's chat template of this name, or None when it has none.
+    """Return the model's chat template of this name, or None when it has none; `ConfigError` if it cannot be used.
 
-    A file `chat_template.jinja` goes before `tokenizer_config.json`, where the template is a string or a list of named
-    ones: `default`, and for conversations with tools `tool_use`. Named ones may also be files of their own. Some models
-    of images and text have their template in `chat_template.json`.
-
-    Raises:
-        ConfigError: A template has a syntax error, or its file cannot be read.
+    The first of: `chat_template.jinja`, `tokenizer_config.json` (a string, or a list of named ones: `default`,
+    `tool_use`),
+    a file of its own, `chat_template.json`.
     """
     source: Any = directory.tokenizer_config.get("chat_template")
     named = directory.path / "additional_chat_templates" / f"{name}.jinja"

@@ -15,11 +15,7 @@ from shared.errors import BadRequestError
 
 
 def conversation_text(template: ChatTemplate, conversation: Conversation, shield: Shield) -> str:
-    """Return the prompt's text, with the shield's marks in it.
-
-    Raises:
-        BadRequestError: Tools or variables are no JSON, or the template refuses the conversation.
-    """
+    """Return the prompt's text, with the shield's marks in it; `BadRequestError` if the template refuses."""
     options = conversation.options
     mark = new_mark()
     # As in transformers, the space shows whether the template trims contents: the continued one is trimmed then too.
@@ -58,7 +54,6 @@ def _has_description(tool: Any) -> bool:
 
 
 def _described(tool: Any) -> Any:
-    """Return a tool with a description, which is empty where it had none."""
     return tool if _has_description(tool) else tool | {"function": {"description": "", **tool["function"]}}
 
 
@@ -106,8 +101,7 @@ KINDS: dict[str, tuple[ChatMessage, ...]] = {
 def refused_kinds(template: ChatTemplate) -> dict[str, str]:
     """Return the kinds of conversations that a template refuses, and why; the first one alone if it is among them.
 
-    Asked when a template is loaded. One that refuses a kind is served all the same: some have no system message, and
-    many know no tools.
+    A template that refuses some is served: some have no system message, and many know no tools.
     """
     refused: dict[str, str] = {}
     for kind, messages in KINDS.items():

@@ -36,7 +36,6 @@ class ByteLevelDetokenizer:
     """For byte-level tokenizers: holds back at most three bytes, an unfinished UTF-8 character."""
 
     def __init__(self, table: TokenTable) -> None:
-        """Start at the beginning of the output."""
         self._texts = table.texts
         self._raw = table.raw
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -64,7 +63,6 @@ class ByteFallbackDetokenizer:
     """
 
     def __init__(self, table: TokenTable, *, is_start: bool) -> None:
-        """Start the output; `is_start` when no text precedes it, so that the leading space is dropped."""
         self._texts = table.texts
         self._raw = table.raw
         self._run = bytearray()
@@ -103,7 +101,6 @@ class LibraryDetokenizer:
     """For any other tokenizer: the library's own stream, completed at the end by decoding everything once."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        """Start at the beginning of the output."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
@@ -128,14 +125,7 @@ class LibraryDetokenizer:
 def make_detokenizer(
     tokenizer: Tokenizer, table: TokenTable | None, prompt_ids: Iterable[int], *, skip_special_tokens: bool = True
 ) -> Detokenizer:
-    """Return a fresh detokenizer for the output that follows a prompt.
-
-    Args:
-        tokenizer: Used where there is no table.
-        table: Shows special tokens if these are not skipped.
-        prompt_ids: What is before the output.
-        skip_special_tokens: Leave special tokens out of the text.
-    """
+    """Return a fresh detokenizer for the output that follows `prompt_ids`, by the `table` or else the `tokenizer`."""
     if table is None:
         return LibraryDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     if table.style == "byte_level":

@@ -36,22 +36,15 @@ _LOWEST_PRIORITY = 19
 
 
 class LaneBusyError(HeadraceError):
-    """The lane is full.
-
-    Attributes:
-        retry_after_s: Seconds until about a quarter of what waits has been done.
-    """
+    """The lane is full; in `retry_after_s` seconds about a quarter of what waits has been done."""
 
     def __init__(self, retry_after_s: float) -> None:
-        """Build the message."""
         super().__init__(f"The tokenizer is busy. Try again in {max(1.0, retry_after_s):.0f} s.")
         self.retry_after_s = max(1.0, retry_after_s)
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """One piece of work: its size in bytes, what to do, whether anybody still waits, and where the result goes."""
-
     size: int
     work: Callable[[], Any]
     is_wanted: Callable[[], bool]
@@ -77,8 +70,7 @@ class FairLane:
             name: Of the threads.
             num_threads: How many pieces are worked on at once.
             max_bytes: How much may wait, half of it of one owner; None sets no bound.
-            max_wait_s: How long that may take at the measured rate: a bound in bytes is one in seconds only where the
-                tokenizer is quick and has a core to itself.
+            max_wait_s: How long that may take at the measured rate, which a slow machine makes the tighter bound.
             yields: The threads run at the lowest priority, where the system has priorities for threads.
             stack_bytes: Stack of each thread; 0 for that of the system.
         """
@@ -97,17 +89,11 @@ class FairLane:
     async def run(
         self, owner: str, size: int, work: Callable[[], Result], is_wanted: Callable[[], bool] = lambda: True
     ) -> Result:
-        """Return the result of `work`, which runs in a thread when it is this owner's turn.
-
-        Args:
-            owner: Who shares turns.
-            size: Bytes of the text.
-            work: May run at the same time as other work.
-            is_wanted: Called before the work begins; when it returns False, the work is cancelled.
+        """Return the result of `work`, which runs in a thread, maybe beside other work, when it is this owner's turn.
 
         Raises:
-            LaneBusyError: Too much waits already.
-            asyncio.CancelledError: It was not wanted any more.
+            LaneBusyError: Too much waits already; `size` is the bytes of this text.
+            asyncio.CancelledError: `is_wanted` was False when its turn came.
         """
         self._check_room(owner, size)
         piece = _Piece(size, work, is_wanted, asyncio.get_running_loop().create_future())
@@ -137,7 +123,6 @@ class FairLane:
             raise LaneBusyError(total / 4 / rate)
 
     def _begin(self) -> None:
-        """Start the next pieces in idle threads."""
         while self._num_idle and self._queues:
             owner, queue = next(iter(self._queues.items()))
             piece = queue.popleft()

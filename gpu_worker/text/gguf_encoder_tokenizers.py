@@ -20,11 +20,7 @@ _CHARACTERS = "tokenizer.ggml.precompiled_charsmap"
 
 
 def word_piece_tokenizer(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    """Return BERT's: what is not a special token goes on with a word, unless it is marked as its beginning.
-
-    Raises:
-        GGUFError: The file names no token for what is in no piece, or none around texts.
-    """
+    """Return BERT's, where a token continues a word unless it is marked as its beginning; may raise `GGUFError`."""
     pieces = [_piece(token, kind) for token, kind in zip(tokens, types, strict=True)]
     unknown = token_id(metadata, "unknown")
     if unknown is None:
@@ -52,11 +48,7 @@ def word_piece_tokenizer(metadata: Metadata, tokens: Sequence[str], types: Seque
 
 
 def unigram_tokenizer(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    """Return XLM-RoBERTa's: the pieces whose chances together are best.
-
-    Raises:
-        GGUFError: A field is missing or malformed.
-    """
+    """Return XLM-RoBERTa's: the pieces of the best joint probability; may raise `GGUFError`."""
     scores = metadata.numbers("tokenizer.ggml.scores", len(tokens)).tolist()
     unknown = next((index for index, kind in enumerate(types) if kind == _UNKNOWN), None)
     normalizer = None
@@ -106,7 +98,6 @@ def _around(
 
 
 def _named(metadata: Metadata, roles: Sequence[str]) -> int:
-    """Return the token of the first role that the file names."""
     found = next((index for role in roles if (index := token_id(metadata, role)) is not None), None)
     if found is None:
         raise metadata.error(f"tokenizer.ggml.{roles[0]}_token_id", "is missing, but every text is to get this token")
@@ -123,12 +114,10 @@ _BLOCK = 256
 def problem_of_table(table: bytes) -> str | None:
     """Return what is wrong with SentencePiece's compiled table of characters; None if any text can be read by it.
 
-    The `tokenizers` package reads the table without checking that its numbers stay within it: a bad table ends the
-    thread that loads it, or later each one that reads a text.
+    The `tokenizers` package does not check the table's numbers: a bad table ends the thread that loads or uses it.
 
     Source: darts-clone, whose double array it is: a unit holds a label, the distance to its children and a flag for a
-    value among them. A unit with the highest bit set is a value: where in the texts behind the array a replacement
-    begins.
+    value among them. With the highest bit set it is a value: where a replacement begins in the texts behind the array.
     """
     num_bytes = int.from_bytes(table[:4], "little")
     if not num_bytes or num_bytes % 4 or 4 + num_bytes > len(table):

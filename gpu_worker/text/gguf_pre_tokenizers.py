@@ -74,8 +74,7 @@ class PreTokenizer:
     """What comes before the merges.
 
     Attributes:
-        pattern: Splits the text into words; None is GPT-2's pattern, which the library has built in.
-        before: Patterns that split the text before that one does.
+        pattern, before: Split the text into words, `before` first; None is GPT-2's built-in pattern.
         splits_digits: Every digit is a word of its own, before the pattern.
         composes: Characters are put into Unicode's composed form (NFC) first.
         ignores_merges: A word that is a token is that token, whatever the merges would make of it.

@@ -34,8 +34,6 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """Tokens by id, and the type of each."""
-
     tokens: list[str]
     types: list[int]
 
@@ -55,11 +53,7 @@ class _Vocabulary:
 
 
 def tokenizer_json(metadata: Metadata) -> bytes:
-    """Return the tokenizer as the content of a `tokenizer.json`.
-
-    Raises:
-        GGUFError: Its model or pre-tokenizer is not supported, or a field is missing or malformed.
-    """
+    """Return the tokenizer as the content of a `tokenizer.json`; `GGUFError` if it is not supported or malformed."""
     vocabulary = _read_vocabulary(metadata)
     model = metadata.text(_MODEL)
     if model == "gpt2":
@@ -80,11 +74,7 @@ def tokenizer_json(metadata: Metadata) -> bytes:
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """Return what a `tokenizer_config.json` would say: the special tokens by their roles, and the chat template.
-
-    Raises:
-        GGUFError: A field is malformed.
-    """
+    """Return what `tokenizer_config.json` would hold: special tokens by role, and the chat template."""
     tokens = metadata.texts(TOKENS)
     ids = {name: token_id(metadata, role) for name, role in _ROLES.items()}
     config: dict[str, Any] = {name: tokens[index] for name, index in ids.items() if index is not None}
@@ -170,11 +160,7 @@ def _sentencepiece_tokenizer(
 
 
 def _merges_of_scores(metadata: Metadata, vocabulary: _Vocabulary, scores: list[float]) -> list[tuple[str, str]]:
-    """Order all pairs of tokens that make a token by its score, the highest first.
-
-    Sentencepiece merges the neighbours that make the piece with the highest score. Of pairs that make the same piece,
-    the one with the longer left half goes first, as in conversions of such models to `tokenizer.json`.
-    """
+    """Order all pairs of tokens that make a token by its score, the highest first, then by the longer left half."""
     ids = vocabulary.ids()
     made = (
         (-score, -cut, token[:cut], token[cut:])
@@ -191,7 +177,6 @@ def _merges_of_scores(metadata: Metadata, vocabulary: _Vocabulary, scores: list[
 
 
 def _template(metadata: Metadata, vocabulary: _Vocabulary, *, adds_bos: bool) -> dict[str, Any] | None:
-    """Return the step that puts the model's own tokens around a text; None where there are none."""
     before = _edge_token(metadata, vocabulary, "bos", adds_bos)
     after = _edge_token(metadata, vocabulary, "eos", False)
     if not before and not after:
@@ -211,7 +196,6 @@ def _template(metadata: Metadata, vocabulary: _Vocabulary, *, adds_bos: bool) ->
 
 
 def _edge_token(metadata: Metadata, vocabulary: _Vocabulary, role: str, default: bool) -> dict[str, int]:
-    """Return the token that begins or ends each text, with its id; empty where texts get none."""
     index = token_id(metadata, role)
     if not metadata.boolean(f"tokenizer.ggml.add_{role}_token", default and index is not None):
         return {}

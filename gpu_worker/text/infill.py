@@ -1,7 +1,4 @@
-"""Prompts for a text between a prefix and a suffix, for models with tokens that mark them.
-
-The tokens are found by the names under which public models have them.
-"""
+"""Prompts for a text between a prefix and a suffix, by the tokens that mark them in public models."""
 
 from __future__ import annotations
 

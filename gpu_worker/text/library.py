@@ -14,7 +14,6 @@ class TokenizerError(HeadraceError):
     """The model's tokenizer cannot do with a text, or at all; its files are wrong."""
 
     def __init__(self, reason: str) -> None:
-        """Say why, in the library's words."""
         super().__init__(f"the model's tokenizer fails: {reason[:200]}")
 
 
@@ -31,10 +30,9 @@ def library_errors() -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Give free pages back to the system, wherever they lie; C libraries other than glibc are left alone.
+    """Give free pages back to the system, wherever they lie; only with glibc, which frees the end of a heap alone.
 
-    The tokenizers library makes a string of each token: a text of 4 MB takes half a gigabyte of small blocks. Once they
-    are free, glibc keeps them, since it gives back the end of a heap alone.
+    The tokenizers library makes a string of each token: a text of 4 MB takes half a gigabyte of small blocks.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

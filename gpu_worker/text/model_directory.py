@@ -33,15 +33,10 @@ class ModelDirectory:
     """A model's directory, or its GGUF file, and the facts from there.
 
     Attributes:
-        path: The directory, or the file.
         vocab_size: Token ids the model can produce: `0 ... vocab_size - 1`.
         max_model_len: Context length the model was made for, in tokens.
-        hidden_size: Numbers of a hidden vector.
-        pooling_type: What a GGUF file says of its pooling, as in `ModelFacts`.
-        is_encoder: A GGUF file is of a model that attends in both directions.
-        num_classes: That its own head scores; 0 where it has none.
-        sampling_defaults: What `generation_config.json` advises for requests that do not say; None for nothing.
-        eos_token_ids: Tokens that end a sequence.
+        pooling_type, is_encoder, num_classes: Of a GGUF file, as in `ModelFacts`.
+        sampling_defaults: What `generation_config.json` advises for requests that do not say.
         bos_token_id: Token that stands for an empty prompt, if the model names one.
         tokenizer_config: Content of `tokenizer_config.json`, or what it would be; empty when there is none.
     """
@@ -59,11 +54,7 @@ class ModelDirectory:
     sampling_defaults: SamplingDefaults | None = None
 
     def read_tokenizer(self) -> bytes:
-        """Read the tokenizer, in the form of `tokenizer.json`.
-
-        Raises:
-            HeadraceError: It is missing or not supported.
-        """
+        """Read the tokenizer, in the form of `tokenizer.json`; `HeadraceError` if it is missing or not supported."""
         if self.path.is_file():
             with GGUFFile(self.path) as file:
                 return tokenizer_json(file.metadata)
@@ -74,11 +65,7 @@ class ModelDirectory:
 
 
 def read_model_directory(path: Path) -> ModelDirectory:
-    """Read a model's configuration: of a directory in Hugging Face's format, or of a GGUF file or one that holds it.
-
-    Raises:
-        HeadraceError: The directory or a file in it is missing or unusable.
-    """
+    """Read a model's configuration, of a directory in either format or a GGUF file; `HeadraceError` if unusable."""
     gguf = find_gguf(path)
     return _with_known_ids(_read_folder(path) if gguf is None else _read_gguf(gguf))
 
@@ -126,11 +113,7 @@ def _read_folder(path: Path) -> ModelDirectory:
 
 
 def _text_part(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the text part of a model that also sees or hears, or else of the whole.
-
-    Raises:
-        ConfigError: It is not an object.
-    """
+    """Return the fields of the text part of a model that also sees or hears, or else of the whole."""
     for name in ("thinker_config", "text_config", "llm_config"):
         if inner := config.get(name):
             if not isinstance(inner, dict):
@@ -165,11 +148,7 @@ def read_json(path: Path, *, kind: type[list[Any]], required: bool = False) -> l
 
 
 def read_json(path: Path, *, kind: type[Any] = dict, required: bool = False) -> Any:
-    """Read a file that holds an object, or a list of objects; an empty one where it is missing.
-
-    Raises:
-        ConfigError: It is required and missing, or holds something else.
-    """
+    """Read a file of an object or list of objects; empty if missing and not required; else `ConfigError`."""
     expected = dict[str, Any] if kind is dict else list[dict[str, Any]]
     if not path.is_file():
         if required:
@@ -193,11 +172,7 @@ def _positive(path: Path, config: dict[str, Any], name: str) -> int:
 
 
 def _described(path: Path, name: str) -> int | None:
-    """Return what a field says that the family calls otherwise, or leaves out; None where torch is missing.
-
-    Raises:
-        ConfigError: The architecture is not supported, or a field that it needs is not usable.
-    """
+    """Return a field as the model's family defines it; None where torch is missing."""
     # Asked only about a model that cannot be read without, since this imports torch.
     try:
         registry = importlib.import_module("gpu_worker.models.registry")
@@ -216,11 +191,7 @@ def _described(path: Path, name: str) -> int | None:
 
 
 def _token_ids(path: Path, name: str, places: Iterable[dict[str, Any]]) -> list[int]:
-    """Return the first token id, or list of them, that one of these objects names, as a list.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """Return the first token id, or list of them, that one of these objects names, as a list."""
     for place in places:
         found = place.get(name)
         if found is None or found == []:
@@ -234,10 +205,7 @@ def _token_ids(path: Path, name: str, places: Iterable[dict[str, Any]]) -> list[
 
 
 def read_sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults | None:
-    """Return the sampling that the content of a `generation_config.json` advises; None for nothing.
-
-    A value that no request could have is left out with a warning: the model can be served without it.
-    """
+    """Return the sampling that `generation_config.json` advises; invalid values are left out with a warning."""
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(SamplingDefaults):
         value = generation_config.get(field.name)

@@ -52,11 +52,10 @@ class EmbeddingForm:
     Attributes:
         rows: Which tokens' hidden vectors count.
         normalizes: Vectors have length 1, unless the request says otherwise.
-        size: Numbers of a vector.
         is_whole: The model attends in both directions.
-        dense: What the pooled vector goes through, before anything is cut or scaled.
+        dense: Applied to the pooled vector, before anything is cut or scaled.
         prompts: What the model was trained to read before a text, by what the text is for.
-        sizes: Smaller sizes that the model was trained for; empty where its files name none, and any is allowed.
+        sizes: Smaller sizes that the model was trained for; empty allows any.
     """
 
     rows: Rows
@@ -68,11 +67,7 @@ class EmbeddingForm:
     prompts: dict[str, str] = field(default_factory=dict)
 
     def prompt_for(self, input_type: str) -> str:
-        """Return the words before a text of this use; none where the model does not tell texts apart.
-
-        Raises:
-            BadRequestError: It tells them apart, by other names.
-        """
+        """Return the words before a text of this use, if uses differ; `BadRequestError` for an unknown use."""
         names = _INPUT_TYPES.get(input_type, (input_type,))
         found = next((self.prompts[name] for name in names if name in self.prompts), None)
         if found is None and self.prompts and input_type not in _INPUT_TYPES:
@@ -86,11 +81,7 @@ class EmbeddingForm:
         return PoolingPlan(self.rows, is_whole=self.is_whole)
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Refuse a size that vectors cannot be cut to.
-
-        Raises:
-            BadRequestError: It names the sizes that are allowed.
-        """
+        """Refuse a size that vectors cannot be cut to; `BadRequestError` names the allowed ones."""
         if dimensions is None or dimensions == self.size:
             return
         if dimensions > self.size or (self.sizes and dimensions not in self.sizes):
@@ -123,11 +114,7 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True)
 class ModelTasks:
-    """What a model can do.
-
-    Attributes:
-        max_tokens: Of a text that is embedded or scored, or of a pair; None for as many as the context holds.
-    """
+    """What a model can do, with texts or pairs of at most `max_tokens`; None is as many as the context holds."""
 
     generates: bool
     embedding: EmbeddingForm | Unserved
@@ -157,11 +144,7 @@ class ModelTasks:
 
 
 def read_model_tasks(directory: ModelDirectory, tokenizer: ModelTokenizer) -> ModelTasks:
-    """Read the tasks that a model can do.
-
-    Raises:
-        ConfigError: A file is not usable.
-    """
+    """Read the tasks that a model can do; `ConfigError` if a file is not usable."""
     if directory.is_encoder:
         return _gguf_encoder(directory)
     if find_gguf(directory.path) is not None:
@@ -223,7 +206,6 @@ def _is_encoder(config: dict[str, Any]) -> bool:
 
 
 def _dense_modules(modules: SentenceModules, size: int) -> tuple[DenseModule, ...] | Unserved:
-    """Read the matrices behind the pooling, the first of which takes vectors of `size` numbers."""
     found: list[DenseModule] = []
     folders = modules.folders("Dense")
     if folders and modules.names[2 : 2 + len(folders)] != ("Dense",) * len(folders):
@@ -238,7 +220,6 @@ def _dense_modules(modules: SentenceModules, size: int) -> tuple[DenseModule, ..
 
 
 def _listed(config: dict[str, Any], name: str) -> list[Any]:
-    """Return a field that is a list; an empty one where it is of another type."""
     value = config.get(name)
     return value if isinstance(value, list) else []
 

@@ -11,10 +11,9 @@ from shared.sampling import Sampling
 class StopStrings:
     """Passes text through, holding back the longest suffix that may still become a stop string.
 
-    Each stop string is followed by a Knuth-Morris-Pratt automaton, so the cost per character does not depend on the
-    strings' lengths. An automaton is built as far as the text has matched its string, so that a long stop string
-    costs nothing before the text resembles it. When several stop strings end in one piece, the one that starts first
-    wins.
+    Each stop string has a Knuth-Morris-Pratt automaton, built as far as the text has matched, so the cost per
+    character
+    does not depend on the strings' lengths. Of several that end in one piece, the one that starts first wins.
 
     Attributes:
         matched: The stop string that was found: the text before it has been passed through, and nothing follows.
@@ -68,17 +67,11 @@ class StopStrings:
 
 
 class _Automaton:
-    """Follows one stop string through the text.
-
-    Attributes:
-        stop: The stop string.
-        num_matched: Length of the longest suffix of the text that the stop string begins with.
-    """
+    """Follows one stop string; `num_matched` is the length of the text's longest suffix that is its prefix."""
 
     __slots__ = ("_links", "num_matched", "stop")
 
     def __init__(self, stop: str) -> None:
-        """Start before the text."""
         self.num_matched = 0
         self.stop = stop
         # For each matched length, the next shorter length that is still a match; known up to `num_matched`.
@@ -107,7 +100,6 @@ class _Automaton:
         return None
 
     def _next_link(self) -> int:
-        """Return the link of the shortest length that has none yet."""
         stop, links = self.stop, self._links
         last = stop[len(links) - 1]
         length = links[-1]
@@ -120,7 +112,6 @@ class OutputText:
     """What the client gets to read, piece by piece."""
 
     def __init__(self, detokenizer: Detokenizer, sampling: Sampling) -> None:
-        """Start with no tokens. Of `sampling`, what says how the text ends counts."""
         self._detokenizer = detokenizer
         self._stops: StopStrings | None = None
         if sampling.stop:

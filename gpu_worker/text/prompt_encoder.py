@@ -31,18 +31,14 @@ PromptText = str | InfillPrompt | ScoredText | Conversation
 
 
 class PromptEncoder:
-    """Owns the lanes. Used from the event loop only.
+    """Owns the lanes: `prompts` for long prompts, `calls` for `/tokenize`. Used from the event loop only.
 
     Attributes:
-        max_characters: A prompt of more cannot fit into the context, even if each token were the longest there is.
-        max_call_characters: The same for calls.
+        max_characters, max_call_characters: More cannot fit, even if each token were the longest there is.
         max_call_tokens: The answer to a call has no more.
-        prompts: Where long prompts of requests are encoded.
-        calls: Where calls of `/tokenize` are answered.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, max_model_len: int, score: ScoreForm | None = None) -> None:
-        """Encode with this tokenizer, for a model whose context holds `max_model_len` tokens and that scores so."""
         self._score = score
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -61,11 +57,7 @@ class PromptEncoder:
         return num_characters(prompt) <= INLINE_CHARACTERS
 
     def check_length(self, prompt: PromptText, max_characters: int | None = None) -> None:
-        """Refuse a text by its length alone.
-
-        Raises:
-            BadRequestError: It cannot fit.
-        """
+        """Refuse with `BadRequestError` a text that cannot fit, by its length alone."""
         limit = self.max_characters if max_characters is None else max_characters
         length = num_characters(prompt)
         if length > limit:
@@ -76,11 +68,7 @@ class PromptEncoder:
     def encode_now(
         self, prompt: PromptText, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> EncodedPrompt:
-        """Return the tokens of a prompt.
-
-        Raises:
-            BadRequestError: The prompt cannot be encoded, or is one text of more than `max_tokens`.
-        """
+        """Return the tokens of a prompt; `BadRequestError` if it cannot be encoded, or has more than `max_tokens`."""
         if isinstance(prompt, ScoredText):
             assert self._score is not None, "the request was not checked"
             return EncodedPrompt(score_prompt(self._tokenizer, self._score, prompt))
@@ -105,12 +93,12 @@ class PromptEncoder:
         add_special_tokens: bool = True,
         is_truncated: bool = False,
     ) -> EncodedPrompt:
-        """Return the tokens of a request's prompt.
+        """Return the tokens of a request's prompt, of any length; tenants take turns.
 
         Args:
-            prompt: Of any length.
-            tenant: Tenants take turns.
-            is_wanted: Asked when it is its turn; a prompt that is not wanted any more is not encoded.
+            prompt: A text, or what else a request has.
+            tenant: Whose turn it takes.
+            is_wanted: Asked when it is its turn.
             add_special_tokens: For a text, those that the tokenizer itself adds.
             is_truncated: Only its end will be used: it may be longer than what fits.
 

@@ -1,9 +1,8 @@
 """From a query and a text to the prompt by which a model scores the text.
 
-A chat template that knows the roles `query` and `document` makes it, as in sentence-transformers; an instruction is a
-system message. Without such a template, a cross-encoder gets its tokenizer's pair of texts, and a model that generates
-is asked, in the words of Qwen3-Reranker, whether the text is relevant: its own chat template then makes the very prompt
-that these were trained on.
+A chat template with the roles `query` and `document` makes it, the instruction as a system message. Otherwise a
+cross-encoder gets its tokenizer's pair of texts, and a model that generates is asked for the text's relevance in the
+words of Qwen3-Reranker, in its own chat template.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ Turns = Callable[[str], list[ChatMessage]]
 
 
 class ScoredText(Struct, frozen=True):
-    """What is scored: a text, for a query.
-
-    Attributes:
-        instruction: What makes it relevant.
-        max_tokens: Of the prompt: what is longer is cut at its end; None where it is not.
-    """
+    """A text to score for a query, by an `instruction`; a prompt longer than `max_tokens` is cut at its end."""
 
     query: str
     document: str
@@ -49,11 +43,7 @@ class ScoredText(Struct, frozen=True):
 
 
 def score_prompt(tokenizer: ModelTokenizer, form: ScoreForm, scored: ScoredText) -> list[int]:
-    """Return the token ids of the prompt.
-
-    Raises:
-        BadRequestError: The model takes no instruction, or the prompt cannot be encoded.
-    """
+    """Return the prompt's tokens; `BadRequestError` if the model takes no instruction, or it cannot be encoded."""
     query = scored.query
     instruction = form.instruction if scored.instruction is None else scored.instruction
     if tokenizer.has_chat_roles(*_ROLES):
@@ -72,11 +62,7 @@ def score_prompt(tokenizer: ModelTokenizer, form: ScoreForm, scored: ScoredText)
 def _conversation(
     tokenizer: ModelTokenizer, scored: ScoredText, turns: Callable[[str], list[ChatMessage]]
 ) -> list[int]:
-    """Return the prompt of the turns that are made of a document, which is cut where they are too long with it.
-
-    Raises:
-        BadRequestError: They are too long without a document.
-    """
+    """Return the prompt of the turns that are made of a document, which is cut to fit."""
     document = scored.document
     while True:
         token_ids = tokenizer.encode_chat(turns(document), _AT_ONCE).token_ids

@@ -22,21 +22,13 @@ _TRANSFORMER_FILES = "sentence_*_config.json"
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """The modules of sentence-transformers, in order.
-
-    Attributes:
-        modules: The class of each, and the folder with its configuration.
-    """
+    """The modules of sentence-transformers, in order: the class of each, and the folder with its configuration."""
 
     modules: tuple[tuple[str, Path], ...]
 
     @classmethod
     def read(cls, directory: Path) -> SentenceModules | None:
-        """Read `modules.json`; None where there is none.
-
-        Raises:
-            ConfigError: The file is not usable.
-        """
+        """Read `modules.json`; None where there is none, `ConfigError` if it is not usable."""
         entries = read_json(directory / "modules.json", kind=list)
         if not entries:
             return None
@@ -50,11 +42,7 @@ class SentenceModules:
         return tuple(name for name, _ in self.modules)
 
     def max_tokens(self) -> int | None:
-        """Return how many tokens of a text the model reads; None where its files leave it to the tokenizer's.
-
-        Raises:
-            ConfigError: A file is not usable.
-        """
+        """Return how many tokens of a text the model reads; None leaves it to the tokenizer's files."""
         for folder in self.folders("Transformer")[:1]:
             for file in sorted(folder.glob(_TRANSFORMER_FILES)):
                 limit = read_json(file).get("max_seq_length")
@@ -73,23 +61,14 @@ class SentenceModules:
 
 @dataclass(frozen=True, slots=True)
 class RerankerSettings:
-    """What becomes of a reranker's number, and what it is told without an instruction of the request.
-
-    Attributes:
-        activation: Name of the function that makes the score, in small letters.
-        instruction: What the model calls its default prompt; None where it has none.
-    """
+    """A reranker's `activation`, in small letters, and its default `instruction`, if any."""
 
     activation: str
     instruction: str | None = None
 
     @classmethod
     def read(cls, directory: Path, config: dict[str, Any]) -> RerankerSettings:
-        """Read `config_sentence_transformers.json`, or the older fields of `config.json`; the default is the sigmoid.
-
-        Raises:
-            ConfigError: A file is not usable.
-        """
+        """Read `config_sentence_transformers.json`, or older fields of `config.json`; the default is the sigmoid."""
         settings = read_json(directory / "config_sentence_transformers.json")
         if settings.get("model_type", _RERANKER) != _RERANKER:
             # Those of a model that makes vectors: its prompts are for these.
@@ -104,11 +83,7 @@ class RerankerSettings:
 
 
 def read_prompts(directory: Path) -> dict[str, str]:
-    """Return what a model that makes vectors reads before texts, by what they are for.
-
-    Raises:
-        ConfigError: The file is not usable.
-    """
+    """Return what a model that makes vectors reads before texts, by use; `ConfigError` if the file is not usable."""
     prompts = read_json(directory / "config_sentence_transformers.json").get("prompts")
     named = prompts.items() if isinstance(prompts, dict) else ()
     return {str(name): prompt for name, prompt in named if isinstance(prompt, str)}
@@ -134,13 +109,7 @@ _TYPES: dict[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseModule:
-    """A `Dense` module: a matrix, a bias and a function, which are applied to a text's vector.
-
-    Attributes:
-        weight: `[out_features, in_features]` float32.
-        bias: `[out_features]` float32; None where there is none.
-        activation: Applied to what comes out.
-    """
+    """A `Dense` module: `weight: [out_features, in_features]`, `bias: [out_features]`, float32, and a function."""
 
     weight: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32] | None
@@ -160,15 +129,7 @@ _ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {"Identity": _identity, "T
 
 
 def read_dense(folder: Path, in_features: int) -> DenseModule | str:
-    """Read one module from its folder, or return why it is not served.
-
-    Args:
-        folder: Holds `config.json` and `model.safetensors`.
-        in_features: Numbers of the vectors that it is given.
-
-    Raises:
-        ConfigError: A file is not usable.
-    """
+    """Read a module of `in_features` from its folder, or return why it is not served; may raise `ConfigError`."""
     config = read_json(folder / "config.json")
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if name not in _ACTIVATIONS:
@@ -187,11 +148,7 @@ def read_dense(folder: Path, in_features: int) -> DenseModule | str:
 
 
 def _read_tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Read a safetensors file of a few matrices, without torch.
-
-    Raises:
-        ConfigError: It is not a whole file of floating point numbers.
-    """
+    """Read a safetensors file of a few matrices, without torch."""
     try:
         entries = deserialize(read_small_file(path, _MAX_FILE_BYTES))  # type: ignore[no-untyped-call]
         return {name: _array(entry["data"], entry["dtype"], entry["shape"]) for name, entry in entries}

@@ -24,17 +24,12 @@ class PartEncoder:
     """
 
     def __init__(self, encode: Callable[[str, int | None], list[int]], special: Mapping[int, str]) -> None:
-        """Encode by a function that takes a text and a limit of tokens; `special` has the texts of special tokens."""
         self._encode = encode
         self._special = special
         self._adds_space = self._behind(_BEFORE, "a", None) != encode("a", None)
 
     def encode(self, text: str, mark: str, max_tokens: int | None) -> list[int]:
-        """Return the token ids of a text with marks.
-
-        Raises:
-            PromptTooLongError: There are more than `max_tokens` in a part and what stands before it.
-        """
+        """Return the token ids of a text with marks; `PromptTooLongError` if a part has more than `max_tokens`."""
         before, *parts = text.split(mark)
         token_ids = self._encode(before, max_tokens)
         for part in filter(None, parts):
@@ -47,7 +42,6 @@ class PartEncoder:
         return token_ids
 
     def _behind(self, before: str, part: str, max_tokens: int | None) -> list[int]:
-        """Return the token ids of a part behind others; of it alone, where the two have tokens together."""
         whole, first = self._encode(before + part, max_tokens), self._encode(before, None)
         return whole[len(first) :] if whole[: len(first)] == first else self._encode(part, max_tokens)
 
@@ -61,7 +55,6 @@ class SpelledTokens:
     """The special tokens of one tokenizer."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take their texts. One character cannot be broken up; a special token that short is not protected."""
         self._names = [name for name in names if len(name) > 1]
         self.pattern = re.compile(f"(?=({'|'.join(map(re.escape, self._names))}))") if self._names else None
         self.beginnings = frozenset(name[:end] for name in self._names for end in range(1, len(name)))
@@ -77,22 +70,17 @@ class SpelledTokens:
 
 
 class Shield:
-    """Puts the marks into the texts of one prompt.
-
-    Attributes:
-        mark: Digits: whatever a template does with cases or JSON leaves them as they are.
-    """
+    """Puts the marks, digits that survive cases and JSON, into the texts of one prompt."""
 
     def __init__(self, spelled: SpelledTokens, mark: str) -> None:
-        """Mark what spells one of these."""
         self._spelled = spelled
         self.mark = mark
 
     def text(self, text: str) -> str:
         """Return a text with marks where it spells a special token, or the beginning or the end of one.
 
-        A mark stands after the first character of every special token that is in it. One at the end of the text, or
-        at its begin, keeps it from becoming one together with what the template writes beside it.
+        One stands behind the first character of each; one at the text's edge parts it from what the template writes
+        there.
         """
         spelled = self._spelled
         if spelled.pattern is None:
@@ -106,25 +94,19 @@ class Shield:
         return before + text + behind if before or behind else text
 
     def _has_beginning(self, text: str) -> bool:
-        """Whether a text ends with the beginning of a special token."""
         tail = text[-self._spelled.longest :]
         if self._spelled.first_characters.isdisjoint(tail):
             return False
         return any(tail[at:] in self._spelled.beginnings for at in range(len(tail)))
 
     def _has_end(self, text: str) -> bool:
-        """Whether a text begins with the end of a special token."""
         head = text[: self._spelled.longest]
         if self._spelled.last_characters.isdisjoint(head):
             return False
         return any(head[:end] in self._spelled.ends for end in range(1, len(head) + 1))
 
     def value(self, value: Any) -> Any:
-        """Return what JSON was decoded to with marks in all its texts, keys too.
-
-        Raises:
-            RecursionError: It is nested too deeply.
-        """
+        """Return what JSON was decoded to with marks in all its texts, keys too; may raise `RecursionError`."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):

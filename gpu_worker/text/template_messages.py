@@ -30,8 +30,8 @@ class TemplateNeeds:
     Attributes:
         has_null_content: It looks whether a message with calls has no content.
         has_short_ids: Ids of calls must have nine letters or digits (Mistral).
-        has_developer: It knows the role `developer`; the others are given such messages as the system's.
-        has_parts: It reads a content's parts alone, as templates of models that see do: a text would leave no trace.
+        has_developer: It knows the role `developer`, for others `system`.
+        has_parts: It reads a content's parts alone; a text would leave no trace.
         part_roles: Roles of whose contents it reads lists of texts too, which it may treat one by one.
     """
 
@@ -55,34 +55,23 @@ class CallArguments(dict[str, Any]):
     """The arguments of a call as an object; as a text, they are what the model wrote."""
 
     def __init__(self, arguments: dict[str, Any], text: str) -> None:
-        """Take both forms."""
         super().__init__(arguments)
         self._text = text
 
     def __str__(self) -> str:
-        """Return the JSON text."""
         return self._text
 
     def __add__(self, other: object) -> str:
-        """Append a text."""
         return self._text + other if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: object) -> str:
-        """Append to a text."""
         return other + self._text if isinstance(other, str) else NotImplemented
 
 
 def template_messages(
     messages: Iterable[ChatMessage], needs: TemplateNeeds, shield: Shield, last_end: str = ""
 ) -> list[dict[str, Any]]:
-    """Return the messages of a conversation.
-
-    Args:
-        messages: Of one conversation.
-        needs: Of the template.
-        shield: Protects against spelled special tokens.
-        last_end: Put at the end of the last message's text.
-    """
+    """Return the messages of a conversation as the template needs them, shielded; `last_end` ends the last text."""
     names: dict[str, str] = {}
     fields: list[dict[str, Any]] = []
     for message in messages:
@@ -149,7 +138,6 @@ def _call(call: ToolCall, needs: TemplateNeeds, shield: Shield) -> dict[str, Any
 
 
 def _arguments(text: str, shield: Shield) -> CallArguments | str:
-    """Return the arguments as an object; as a text, if a call was cut off and they are none."""
     try:
         arguments = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError:

@@ -98,7 +98,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _measured(super().call_binop(context, operator, left, right))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template, and count its loops and its joined texts."""
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
             loop.iter = _filtered(loop.iter, "_counted")
@@ -158,8 +157,6 @@ def _check_format(form: Any, values: Iterable[Any]) -> None:
 
 
 def _narrow(function: Callable[..., Any], *, is_format: bool) -> Callable[..., Any]:
-    """Return a filter that is not applied with large widths."""
-
     @wraps(function)
     def apply(*args: Any, **kwargs: Any) -> Any:
         _check_widths((*args, *kwargs.values()))
@@ -171,8 +168,6 @@ def _narrow(function: Callable[..., Any], *, is_format: bool) -> Callable[..., A
 
 
 def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter or a test that takes steps, and whose result is bounded."""
-
     @wraps(function)
     def apply(*args: Any, **kwargs: Any) -> Any:
         _take_steps(STEPS_OF_A_CALL)

@@ -28,7 +28,7 @@ class TokenTable:
     Attributes:
         texts: The token's text; "" for a special or unused id; None when the token is not valid UTF-8 by itself.
         raw: The token's bytes.
-        strips_space: One leading space of the whole text is dropped, as sentencepiece models put it there themselves.
+        strips_space: One leading space of the whole text is dropped, which sentencepiece models add.
     """
 
     style: Style
@@ -54,13 +54,7 @@ def with_special_tokens(table: TokenTable, special: Mapping[int, str]) -> TokenT
 
 
 def build_table(tokenizer: Tokenizer, tokenizer_json: bytes, vocab_size: int) -> TokenTable | None:
-    """Build the table of a tokenizer, or return None when its decoder is of neither style.
-
-    Args:
-        tokenizer: The loaded tokenizer.
-        tokenizer_json: What it was loaded from, for the description of the decoder.
-        vocab_size: Ids the model can produce; ids that no token has contribute nothing.
-    """
+    """Build the table of a tokenizer loaded from `tokenizer_json`; None when its decoder is of neither style."""
     decoder = msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder
     tokens = _visible_tokens(tokenizer, vocab_size)
     if decoder is None:
@@ -76,7 +70,6 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def _visible_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[str | None]:
-    """Return the token of every id; None for special tokens and for ids without a token."""
     tokens: list[str | None] = [None] * max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
     for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
         if token_id < len(tokens):
@@ -88,17 +81,13 @@ def _visible_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[str | None]:
 
 
 def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a decoder, reduced to the options that matter to the text."""
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kept = {"type", "pattern", "content", "start", "stop"}
     return [{key: value for key, value in step.items() if key in kept} for step in steps]
 
 
 def _byte_level_alphabet() -> dict[int, str]:
-    """Return the translation of byte-level token characters to the characters of the same byte (Latin-1).
-
-    Source: `bytes_to_unicode` of GPT-2's encoder: printable bytes stand for themselves, the rest follow from U+0100.
-    """
+    """Return GPT-2's `bytes_to_unicode` inverted: byte-level characters to those of the same byte (Latin-1)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {byte: chr(byte) for byte in printable}

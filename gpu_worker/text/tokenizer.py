@@ -45,9 +45,7 @@ _LONG_CHARACTERS = 1 << 18
 class ChatSettings:
     """What the operator says about conversations.
 
-    Attributes:
-        chat_format: Name of the format of the model's answers, or `auto`: as its template says.
-        allows_templates: Requests may bring their own template.
+    `chat_format` is that of answers, or `auto`; with `allows_templates`, requests may bring their own template.
     """
 
     chat_format: str = "auto"
@@ -56,11 +54,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """The tokens of a prompt.
-
-    Attributes:
-        in_reasoning: The prompt has opened the model's reasoning, and the answer begins inside of it.
-    """
+    """The tokens of a prompt; `in_reasoning` if it has opened the reasoning in which the answer begins."""
 
     token_ids: list[int]
     in_reasoning: bool = False
@@ -70,17 +64,12 @@ class ModelTokenizer:
     """A tokenizer and chat template. Methods may run in several threads at once.
 
     Attributes:
-        chat_format: Name of the format in which the model writes reasoning and calls of tools.
+        chat_format: In which the model writes reasoning and calls of tools.
         vocab_size: Token ids are smaller than this.
         max_token_bytes: No token stands for more bytes of text.
     """
 
     def __init__(self, directory: ModelDirectory, chat: ChatSettings | None = None) -> None:
-        """Load from a model's directory.
-
-        Raises:
-            HeadraceError: The tokenizer or the chat template cannot be used.
-        """
         content = directory.read_tokenizer()
         self._tokenizer = _load(content, directory)
         self.vocab_size = directory.vocab_size
@@ -114,7 +103,7 @@ class ModelTokenizer:
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
-        """Return the token ids of a text; an empty one becomes the begin-of-sequence token.
+        """Return the token ids of a text, the begin-of-sequence token for an empty one.
 
         Raises:
             BadRequestError: The text is empty and the model has no begin-of-sequence token, or it has more tokens.
@@ -127,11 +116,7 @@ class ModelTokenizer:
         return [self._bos_token_id]
 
     def encode_infill(self, prompt: InfillPrompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a prompt for a text between two others; `add_special_tokens` is as for a text.
-
-        Raises:
-            BadRequestError: The model has no tokens that say what is before and what behind.
-        """
+        """Return the prompt for a text between two others; `BadRequestError` if the model has no tokens for that."""
         if self._infill is None:
             raise BadRequestError("This model cannot fill in text before a suffix. Leave 'suffix' out.", "suffix")
         prefix_ids, suffix_ids = (self._encode(text, False) for text in (prompt.prefix, prompt.suffix))
@@ -192,11 +177,7 @@ class ModelTokenizer:
         return EncodedPrompt(token_ids, self._is_in_reasoning(conversation, text.replace(shield.mark, "")))
 
     def render_chat(self, conversation: Conversation) -> str:
-        """Return the text of a conversation's prompt.
-
-        Raises:
-            BadRequestError: There is no chat template, or it refuses the conversation.
-        """
+        """Return the text of a conversation's prompt; `BadRequestError` if there is no template or it refuses."""
         shield = self._spelled.shield()
         return conversation_text(self._template_of(conversation.options), conversation, shield).replace(shield.mark, "")
 
@@ -253,9 +234,7 @@ class ModelTokenizer:
     def grammar_tokenizer(self) -> GrammarTokenizer:
         """The tokenizer for grammars of the output; of a large vocabulary it takes a second to make.
 
-        Raises:
-            LlguidanceMissingError: The package that reads grammars is not installed.
-            UnsupportedTokenizerError: It cannot read this tokenizer.
+        Raises `LlguidanceMissingError` or `UnsupportedTokenizerError` where it cannot be made.
         """
         return GrammarTokenizer(self.grammar_source())
 
@@ -313,11 +292,6 @@ class ModelTokenizer:
         self._compiled = compiled
 
     def _template_of(self, options: ChatOptions) -> ChatTemplate:
-        """Return the template for a conversation.
-
-        Raises:
-            BadRequestError: There is none, or the request's own is not allowed or wrong.
-        """
         if options.template is not None:
             return self._compiled_template(options.template)
         template = self._tools_template if options.tools and self._tools_template else self._template
@@ -339,11 +313,6 @@ class ModelTokenizer:
 
 
 def _load(content: bytes, directory: ModelDirectory) -> Tokenizer:
-    """Load a tokenizer.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
     try:
         check_steps(content)
         with library_errors():

@@ -53,11 +53,7 @@ class _File(msgspec.Struct):
 
 
 def check_steps(tokenizer_json: bytes) -> None:
-    """Check what the steps of a `tokenizer.json` could make of a text.
-
-    Raises:
-        TokenizerBoundsError: It is too much, or the file is no tokenizer's.
-    """
+    """Check what the steps of a `tokenizer.json` could make of a text; may raise `TokenizerBoundsError`."""
     try:
         file = msgspec.json.decode(tokenizer_json, type=_File)
         before = [*_flat(file.normalizer, "normalizers"), *_flat(file.pre_tokenizer, "pretokenizers")]
@@ -75,11 +71,7 @@ def check_steps(tokenizer_json: bytes) -> None:
 
 
 def check_vocabulary_sizes(vocabulary: Mapping[str, int], vocab_size: int) -> None:
-    """Check the tokens of a vocabulary, and how many the model has.
-
-    Raises:
-        TokenizerBoundsError: A token is too long, its id too large, or the model has too many.
-    """
+    """Check the vocabulary's sizes: tokens' lengths, ids, and the model's number; may raise `TokenizerBoundsError`."""
     if vocab_size > MAX_TOKENS:
         raise TokenizerBoundsError(f"its model has {vocab_size} tokens; at most {MAX_TOKENS} are read")
     for token, token_id in vocabulary.items():
@@ -154,7 +146,7 @@ class TextCutter:
     """Cuts token ids of texts that one tokenizer has made. The caller turns the library's errors into its own."""
 
     def __init__(self, tokenizer: Tokenizer, encode: Callable[[str, bool], list[int]]) -> None:
-        """Cut for this tokenizer; `encode` takes a text, and whether the tokenizer adds its own tokens."""
+        """Return a step, or the steps of a sequence, which has them in the field `name`."""
         self._tokenizer = tokenizer
         whole, bare = encode("a", True), encode("a", False)
         starts = (at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)

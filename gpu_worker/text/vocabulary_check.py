@@ -24,8 +24,7 @@ def check_vocabulary(tokenizer: ModelTokenizer, directory: ModelDirectory) -> No
     """Warn about tokens that the model does not have.
 
     Raises:
-        ConfigError: The tokenizer is another model's, or one of the tokens is part of every prompt, so that no request
-            could be served.
+        ConfigError: The tokenizer is another model's, or such a token is part of every prompt.
     """
     size, conversation = directory.vocab_size, _conversation(tokenizer)
     if tokenizer.num_own_ids > size:

@@ -23,10 +23,9 @@ class Family:
     """One family.
 
     Attributes:
-        architecture: Its name in the `architectures` of checkpoints.
-        read: Reads a configuration; the second argument is `architecture`.
+        architecture, also: Its names in the `architectures` of checkpoints.
+        read: Reads a configuration. A field that is missing, of the wrong type or not served is a `CheckpointError`.
         sample: Fields that the reader needs and `support_page.SAMPLE` lacks, and options that its row there shows.
-        also: Other names in `architectures`.
     """
 
     architecture: str

@@ -44,13 +44,7 @@ _MIXTURE = MixtureNames(router=("mlp.router.gate",), choice_bias="mlp.expert_bia
 
 
 def read_afmoe(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read AFMoE: gated attention in windows that rotate, normalisation around blocks, sigmoid routing.
-
-    Layers without a window do not rotate.
-
-    Raises:
-        CheckpointError: Projections of attention have biases, or experts are chosen in another way.
-    """
+    """Read AFMoE: gated attention, rotated in its windows alone, norms around blocks, sigmoid routing."""
     _refuse(file)
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     inner_size = file.integer("moe_intermediate_size", 1408)

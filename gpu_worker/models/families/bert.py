@@ -15,16 +15,7 @@ from gpu_worker.models.json_file import JsonFile
 
 
 def read_encoder(file: JsonFile, architecture: str, *, skips_padding: bool) -> ModelConfig:
-    """Read BERT or a descendant.
-
-    Args:
-        file: The `config.json`.
-        architecture: Name of the family's class.
-        skips_padding: Positions begin behind that of the padding token, as RoBERTa's do.
-
-    Raises:
-        CheckpointError: A field is missing, of the wrong type, or not supported.
-    """
+    """Read BERT or a descendant; with `skips_padding`, positions begin behind the padding token's, as RoBERTa's do."""
     activation = read_activation(file, default="gelu")
     if (positions := file.text("position_embedding_type", "absolute")) != "absolute":
         raise file.error("position_embedding_type", f"is {positions[:80]!r}; supported: 'absolute'")

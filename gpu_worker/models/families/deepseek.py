@@ -30,11 +30,7 @@ MAX_KEY_DIM, MAX_LATENT_DIM = 576, 512
 
 
 def read_latent_decoder(file: JsonFile, traits: FamilyTraits, *, is_interleaved: bool) -> ModelConfig:
-    """Read a decoder whose layers attend by latent vectors.
-
-    Raises:
-        CheckpointError: A field is missing, of the wrong type, or not supported.
-    """
+    """Read a decoder whose layers attend by latent vectors."""
     rotary_dim = file.integer("qk_rope_head_dim", maximum=MAX_KEY_DIM)
     config = read_decoder(file, replace(traits, head_dim=rotary_dim))
     plain_dim = file.integer("qk_nope_head_dim", maximum=MAX_KEY_DIM)
@@ -100,10 +96,7 @@ _RENAMED = ((r"^model\.blocks\.", "model.layers."),)
 
 
 def read_deepseek_v3(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read DeepSeek V3 and its like: latent attention; behind the first layers, routing by groups with a bias.
-
-    Layers behind the last one draft, and are no part of the model.
-    """
+    """Read DeepSeek V3 and its like: latent attention; behind the first layers, grouped routing with a bias."""
     names = TensorNames(renamed=_RENAMED, unused=nextn_tensors(file))
     traits = FamilyTraits(architecture, block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))

@@ -39,13 +39,7 @@ _MIXTURE = MixtureNames(
 
 
 def read_ernie4_5_moe(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read ERNIE 4.5 (mixtures): softmax with a bias for the choice alone, and shared experts, behind the first layer.
-
-    The layers that draft are not taken.
-
-    Raises:
-        CheckpointError: Projections have a bias, as those of no published checkpoint do.
-    """
+    """Read ERNIE 4.5 (mixtures): shared experts, and a bias for the choice alone, behind the first layer."""
     if file.boolean("use_bias", False):
         raise file.error("use_bias", "is true; supported: false, as in all published checkpoints")
     num_experts = read_num_experts(file, "moe_num_experts", "num_experts")

@@ -44,10 +44,7 @@ _NAMES = TensorNames(
 
 
 def read_exaone_moe(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read K-EXAONE: EXAONE 4's windows and heads with normalisation before the blocks, and DeepSeek V3's routing.
-
-    The layers that draft are not taken.
-    """
+    """Read K-EXAONE: EXAONE 4's windows and heads, normalisation before the blocks, and DeepSeek V3's routing."""
     counts = ("num_experts", "num_local_experts")
     shape = read_grouped_sigmoid(file, 1024, counts=counts, shared="num_shared_experts")
     shape = replace(shape, rule=replace(shape.rule, scale=file.number("routed_scaling_factor", 2.5)))

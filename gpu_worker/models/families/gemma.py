@@ -16,10 +16,7 @@ from kernels.activation import Activation
 
 
 def read_gemma(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Gemma: Llama with GELU, scaled embeddings, and weights of normalisations that are stored less one.
-
-    Its first release names another activation than it was trained with.
-    """
+    """Read Gemma: GELU whatever the file says, scaled embeddings, and norm weights stored less one."""
     block = BlockTraits(norm=NormKind(is_offset=True), embedding_scale=file.integer("hidden_size") ** 0.5)
     traits = FamilyTraits(architecture, head_dim=256, block=block, activation=Activation.GELU_TANH, is_tied=True)
     return read_decoder(file, traits)
@@ -38,11 +35,7 @@ def read_gemma2(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def gemma2_traits(file: JsonFile, architecture: str, names: TensorNames) -> FamilyTraits:
-    """Return the traits that Gemma 2 and VaultGemma share.
-
-    Raises:
-        CheckpointError: Tokens attend to later ones.
-    """
+    """Return the traits that Gemma 2 and VaultGemma share."""
     if file.boolean("use_bidirectional_attention", False):
         raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
     block = BlockTraits(

@@ -67,7 +67,6 @@ def read_gemma4(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def _layer_inputs(file: JsonFile, activation: Activation) -> LayerInputShape | None:
-    """Read what layers are given of each token."""
     size = file.integer("hidden_size_per_layer_input", 256, minimum=0, maximum=1 << 16)
     if size == 0:
         return None
@@ -89,7 +88,6 @@ def _has_experts(file: JsonFile) -> bool:
 
 
 def _with_experts(file: JsonFile, config: ModelConfig) -> ModelConfig:
-    """Return the model with experts beside the blocks of all layers, if it has any."""
     if not _has_experts(file):
         return config
     if (activation := file.text("hidden_activation", _ACTIVATION)) != _ACTIVATION:
@@ -152,7 +150,6 @@ def _shared(file: JsonFile, config: ModelConfig) -> ModelConfig:
 
 
 def _attention(file: JsonFile, index: int, layer: LayerTraits, shares: bool) -> AttentionShape:
-    """Return a layer's attention; those without a window have sizes of their own, and maybe values that are keys."""
     shape = layer.mixer
     assert isinstance(shape, AttentionShape)
     is_full = shape.sliding_window is None
@@ -172,7 +169,6 @@ def _attention(file: JsonFile, index: int, layer: LayerTraits, shares: bool) -> 
 
 
 def _overridden(shape: AttentionShape, fields: JsonFile) -> AttentionShape:
-    """Return a layer's attention with the sizes that the configuration gives it alone."""
     for name in fields.names() - {"head_dim", "num_key_value_heads"}:
         raise fields.error(name, "is set for one layer; supported for one layer: head_dim, num_key_value_heads")
     head_dim = fields.integer("head_dim", shape.head_dim, minimum=4, maximum=1024)
@@ -182,7 +178,6 @@ def _overridden(shape: AttentionShape, fields: JsonFile) -> AttentionShape:
 
 
 def _windows(file: JsonFile) -> tuple[int | None, ...]:
-    """Read the windows; the last layer never has one."""
     return (*read_windows(file, all_but_every(6), 512)[:-1], None)
 
 

@@ -45,10 +45,7 @@ def read_glm4(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def read_glm4_moe(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read GLM-4.5 and later mixtures: routing by groups with a bias, a shared expert, heads that turn by half.
-
-    Layers behind the last one draft, and are no part of the model.
-    """
+    """Read GLM-4.5 and later mixtures: grouped routing with a bias, a shared expert, heads that rotate by half."""
     traits = FamilyTraits(
         architecture,
         attention=AttentionShape(

@@ -52,10 +52,7 @@ _MIXTURE = MixtureNames(
 
 
 def read_granite_moe(file: JsonFile, architecture: str, shared_size: int = 0) -> ModelConfig:
-    """Read Granite-MoE (and PowerMoE): Granite's factors around experts that are stored as one tensor.
-
-    A `shared_size` above 0 is that of an expert that all tokens get.
-    """
+    """Read Granite-MoE and PowerMoE: experts stored as one tensor; a `shared_size` of 0 is no shared expert."""
     num_experts = read_num_experts(file, "num_local_experts")
     shape = MixtureShape(
         num_experts,
@@ -81,11 +78,7 @@ def read_granite_swa(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def with_windows(file: JsonFile, config: ModelConfig) -> ModelConfig:
-    """Return a Granite model whose layers have sinks, their window and their rotation.
-
-    Raises:
-        CheckpointError: The windows or the bases of the rotation are not given for each layer.
-    """
+    """Return a Granite model whose layers have sinks, their window and their rotation."""
     windows = read_windows(file, lambda layer: layer % 4 != 0, default=128)
     assert config.rope is not None
     thetas = _thetas(file, config.rope)

@@ -66,13 +66,7 @@ _MIXTURE = MixtureNames(router=("mlp.gate.wg",), shared="mlp.shared_mlp")
 
 
 def read_hunyuan_v1_moe(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Hunyuan (mixtures, A13B): the dense model's attention, and experts beside a shared one in every layer.
-
-    Published ones give the numbers of experts for each layer.
-
-    Raises:
-        CheckpointError: Layers share keys, or experts are of another size than `intermediate_size`.
-    """
+    """Read Hunyuan (mixtures, A13B): experts beside a shared one in every layer, counted once or by layer."""
     if file.boolean("use_cla", False):
         raise file.error("use_cla", "is true; supported: false, layers with keys and values of their own")
     check_silu(file)
@@ -107,10 +101,7 @@ _RENAMED = (
 
 
 def read_hy_v3(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Hunyuan 3: Qwen3's attention; behind the first layer, sigmoid routing with a bias and a shared expert.
-
-    The layer behind the last one drafts, and is no part of the model.
-    """
+    """Read Hunyuan 3: Qwen3's attention; behind the first layer, sigmoid routing with a bias and a shared expert."""
     mlp_bias = file.boolean("mlp_bias", False)
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     inner_size = file.integer("moe_intermediate_size", 1536)

@@ -42,11 +42,7 @@ _GPT2_NAMES = TensorNames(
 
 
 def read_gpt2(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read GPT-2: learned positions, LayerNorm, biases throughout, and matrices that are stored turned round.
-
-    Raises:
-        CheckpointError: Scores have a scale of each layer, or none.
-    """
+    """Read GPT-2: learned positions, LayerNorm, biases throughout, and transposed matrices."""
     if not file.boolean("scale_attn_weights", True):
         raise file.error("scale_attn_weights", "is false; supported: true, scores over the square root of heads' size")
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
@@ -157,11 +153,7 @@ _OPT_NAMES = TensorNames(
 
 
 def read_opt(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read OPT: learned positions, LayerNorm, ReLU, biases throughout.
-
-    Raises:
-        CheckpointError: The model is built as the 350M one: normalised behind blocks, with embeddings of another size.
-    """
+    """Read OPT: learned positions, LayerNorm before blocks, ReLU, biases throughout."""
     if not file.boolean("do_layer_norm_before", True):
         raise file.error("do_layer_norm_before", "is false; supported: true, normalisation before blocks")
     if not file.boolean("layer_norm_elementwise_affine", True):

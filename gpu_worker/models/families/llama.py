@@ -12,10 +12,7 @@ from kernels.activation import Activation
 
 
 def read_llama(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Llama 2 and 3, and the many models that share their form.
-
-    : the plain decoder, every bias optional.
-    """
+    """Read Llama 2 and 3 and the many models that share their form: the plain decoder, every bias optional."""
     traits = FamilyTraits(
         architecture,
         attention=biased(file),
@@ -83,11 +80,7 @@ def read_internlm3(file: JsonFile, architecture: str) -> ModelConfig:
 
 
 def read_iquestcoder(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read IQuest-Coder: Llama, with fields for clipped projections and windows that no published checkpoint sets.
-
-    Raises:
-        CheckpointError: Projections are clipped, or layers have a window.
-    """
+    """Read IQuest-Coder: Llama, without the clipping and windows that its configuration has fields for."""
     if "clip_qkv" in file.names():
         raise file.error("clip_qkv", "is set; supported: null, as in all published checkpoints")
     if file.boolean("use_sliding_window", False):

@@ -88,7 +88,6 @@ def _read_mixture(file: JsonFile) -> MixtureShape:
 
 
 def _mixture_layers(file: JsonFile) -> frozenset[int]:
-    """Read which layers are mixtures: `moe_layers` says it, or else the last one of each group."""
     if "moe_layers" in file.names():
         return frozenset(file.integers("moe_layers"))
     step = file.integer("interleave_moe_layer_step", 1)

@@ -145,10 +145,7 @@ _NEMOTRON_H_FIELDS = Mamba2Fields(
 
 
 def read_nemotron_h(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Nemotron-H and Nemotron 3: layers of one block each.
-
-    A block is Mamba-2, attention without rotation, a plain block with squared ReLU, or experts of that kind.
-    """
+    """Read Nemotron-H and Nemotron 3: a layer is Mamba-2, unrotated attention, squared ReLU, or experts."""
     pattern = _read_pattern(file)
     if file.boolean("attention_bias", False):
         raise file.error("attention_bias", "is true; attention of this family is served without biases")
@@ -197,7 +194,6 @@ def _read_pattern(file: JsonFile) -> str:
 
 
 def _read_mixture(file: JsonFile) -> MixtureShape:
-    """Read the experts, and the one that all tokens get, which is not of their size."""
     activation = file.text("mlp_hidden_act", "relu2")
     if activation != "relu2":
         problem = f"is {activation[:80]!r}; experts of this family are served with 'relu2'"

@@ -25,13 +25,7 @@ _NAMES = TensorNames(
 
 
 def read_mimo_v2_flash(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read MiMo V2 Flash: windows with sinks and more key heads, and value heads of a size of their own.
-
-    Fields may have their published names or those of `transformers`.
-
-    Raises:
-        CheckpointError: Queries, keys and values are one matrix, or experts are chosen in another way.
-    """
+    """Read MiMo V2 Flash: windows with sinks and more key heads; value heads have another size."""
     _refuse(file)
     kinds = _kinds(file)
     ropes = read_rope_of(file, FULL, "rope_theta", 5e6), read_rope_of(file, SLIDING, "swa_rope_theta", 1e4)
@@ -78,7 +72,6 @@ def _draft_head(file: JsonFile, layer: LayerTraits) -> DraftHead:
 
 
 def _layer(file: JsonFile, layer: LayerTraits, kind: str) -> LayerTraits:
-    """Return a layer with the attention of its kind."""
     shape = layer.mixer
     assert isinstance(shape, AttentionShape)
     value_dim = file.integer("v_head_dim", 128, minimum=4, maximum=1024)

@@ -23,10 +23,7 @@ from kernels.moe import RoutingRule
 
 
 def read_mistral(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Mistral: one sliding window for all layers, or none.
-
-    An absent window is the first release's 4096; null is none.
-    """
+    """Read Mistral: one sliding window for all layers, 4096 if the field is absent, none if it is null."""
     return read_decoder(file, FamilyTraits(architecture, layer_windows=read_uniform_windows(file, 4096)))
 
 
@@ -82,10 +79,7 @@ NAMES = MixtureNames(
 
 
 def read_mixtral(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Mixtral: experts in every layer, two of eight for a token.
-
-    The weights of a token's experts add up to one.
-    """
+    """Read Mixtral: experts in every layer, two of eight for a token, whose weights add up to one."""
     num_experts = read_num_experts(file, "num_local_experts")
     shape = MixtureShape(
         num_experts,

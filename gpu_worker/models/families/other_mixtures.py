@@ -103,10 +103,7 @@ _MINIMAX_M2_NAMES = TensorNames(renamed=((r"\.mlp\.e_score_correction_bias$", f"
 
 
 def read_minimax_m2(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read MiniMax M2: sigmoid routing with a bias, heads that turn in part, normalised queries and keys.
-
-    Published checkpoints give the number of dimensions that turn, not their share.
-    """
+    """Read MiniMax M2: sigmoid routing with a bias, normalised queries and keys; `rotary_dim` dimensions rotate."""
     num_experts = read_num_experts(file, "num_local_experts")
     head_dim = file.integer("head_dim", 128)
     shape = MixtureShape(

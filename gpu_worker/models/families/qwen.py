@@ -57,10 +57,7 @@ SEEING = "qwen3_vl_moe_text"
 
 
 def read_qwen3_moe(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Qwen3-MoE: Qwen3 with small experts in place of its feed-forward blocks.
-
-    A sliding window, which no published checkpoint has, is one of all layers.
-    """
+    """Read Qwen3-MoE: Qwen3 with small experts in place of its feed-forward blocks; a window is one of all layers."""
     windows = read_uniform_windows(file) if file.boolean("use_sliding_window", False) else None
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     shape = MixtureShape(
@@ -83,17 +80,7 @@ _LINEAR = "linear_attention"
 def _read_hybrid(
     file: JsonFile, architecture: str, *, by_key_head: bool, inner_size: str = "intermediate_size"
 ) -> ModelConfig:
-    """Read the configuration, with a gated block in all layers: by default three recurrent ones to one that attends.
-
-    Args:
-        file: The configuration.
-        architecture: Name of the family.
-        by_key_head: As `GatedDeltaShape` has it.
-        inner_size: The field of the gated block's size.
-
-    Raises:
-        CheckpointError: A field is missing, of the wrong type, or not supported.
-    """
+    """Read a hybrid of gated delta nets and gated attention, by default three to one; `inner_size` is a field."""
     attention = biased(file, AttentionShape(head_norm=HeadNorm.HEADS, output_gate=True))
     # The head that predicts further tokens is no part of the model.
     names = TensorNames(unused=(r"mtp\..*",))
@@ -114,16 +101,7 @@ def _read_hybrid(
 
 
 def _read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> MixtureShape:
-    """Read a mixture with an expert that all tokens get, weighed by a score of its own.
-
-    Args:
-        file: The configuration.
-        top_k: What an absent `num_experts_per_tok` means.
-        renormalize: The weights of a token's experts add up to one.
-
-    Raises:
-        CheckpointError: A field is missing, or a token would get more experts than there are.
-    """
+    """Read a mixture with a gated shared expert; `top_k` is the default of `num_experts_per_tok`."""
     num_experts = read_num_experts(file, "num_experts")
     return MixtureShape(
         num_experts,
@@ -135,11 +113,7 @@ def _read_shared_mixture(file: JsonFile, *, top_k: int, renormalize: bool) -> Mi
 
 
 def _read_gated_delta(file: JsonFile, *, by_key_head: bool) -> GatedDeltaShape:
-    """Read the sizes of gated delta nets, under the names that Qwen has for them.
-
-    Raises:
-        CheckpointError: A number is missing or cannot be served.
-    """
+    """Read the sizes of gated delta nets, under Qwen's names."""
     num_key_heads = file.integer("linear_num_key_heads", 16, maximum=1024)
     num_value_heads = file.integer("linear_num_value_heads", 32, maximum=1024)
     if num_value_heads % num_key_heads:

@@ -46,16 +46,7 @@ _POST_NORM_NAMES = TensorNames(
 
 
 def _read_rotary_encoder(file: JsonFile, traits: FamilyTraits, *, scores_classes: bool = False) -> ModelConfig:
-    """Read an encoder, which has no head for the vocabulary.
-
-    Args:
-        file: The configuration.
-        traits: Of the family; tokens see later ones whatever it says.
-        scores_classes: A head that scores classes is served.
-
-    Raises:
-        CheckpointError: A field is missing, of the wrong type, or not supported.
-    """
+    """Read an encoder without a vocabulary head; with `scores_classes`, one that scores classes is served too."""
     named = next((name for name in file.texts("architectures") if name.endswith(_CLASSES)), None)
     if named is not None and not scores_classes:
         problem = f"is {named[:80]!r}; supported of this family: {traits.architecture}, which makes vectors"
@@ -65,7 +56,6 @@ def _read_rotary_encoder(file: JsonFile, traits: FamilyTraits, *, scores_classes
 
 
 def _post_norm_block(names: TensorNames, num_segments: int) -> BlockTraits:
-    """Return the block of layers that normalise the stream behind each part, with this number of segments."""
     return BlockTraits(
         norm=NormKind(is_centered=True, has_bias=True),
         names=names,
@@ -135,13 +125,7 @@ _NOMIC_BERT_NAMES = replace(
 
 
 def read_nomic_bert(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read Nomic Embed (1 and 1.5): BERT's blocks with gates, without biases, whose tokens turn.
-
-    They may be in the names of published ones or of `transformers`.
-
-    Raises:
-        CheckpointError: The model has experts, as Nomic Embed 2, or another option that its dense sisters have not.
-    """
+    """Read Nomic Embed (1 and 1.5), in published names or those of `transformers`: BERT's blocks, gated and rotated."""
     if "n_embd" in file.names():
         file = _translated(file)
     traits = FamilyTraits(
@@ -191,11 +175,7 @@ _MODERNBERT_NAMES = TensorNames(
 
 
 def read_modernbert(file: JsonFile, architecture: str) -> ModelConfig:
-    """Read ModernBERT: gates, rotation, and windows in all but every third layer.
-
-    Raises:
-        CheckpointError: The head of classes has another function than GELU.
-    """
+    """Read ModernBERT: gates, rotation, and windows in all but every third layer."""
     if (kind := file.text("classifier_activation", "gelu")) != "gelu":
         raise file.error("classifier_activation", f"is {kind[:80]!r}; supported: 'gelu'")
     full, sliding = (

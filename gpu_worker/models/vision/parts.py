@@ -67,7 +67,7 @@ class Neighbourhood:
     """Where patches are, and which of them see one another.
 
     Attributes:
-        cos, sin: `[num_patches, head_dim]` float32, rotations; None where nothing turns.
+        cos, sin: `[num_patches, head_dim]` float32, rotations; None where nothing rotates.
         segments: Lengths of runs of patches that see one another; empty where all of a tile do.
     """
 
@@ -78,15 +78,7 @@ class Neighbourhood:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of patches in both directions.
-
-    Attributes:
-        qkv: To queries, keys and values, side by side.
-        output: From the heads back to the stream.
-        num_heads: Of each.
-        query_norm, key_norm: Of all heads as one vector; None where there are none.
-        is_local: Patches see their segment alone; else all of their tile.
-    """
+    """Attention of patches in both directions; with `is_local`, within their segment. Norms are of all heads as one."""
 
     qkv: Linear
     output: Linear
@@ -173,11 +165,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class VisionLayer:
-    """Attention and a feed-forward block, each behind a normalisation.
-
-    Attributes:
-        attention_scale, mlp_scale: `[size]`, what the blocks add is multiplied by; None is one.
-    """
+    """Attention and a feed-forward block, each behind a normalisation and scaled by `[size]`, if at all."""
 
     attention_norm: Norm
     attention: Attention

@@ -14,12 +14,9 @@ Resampling = Literal["bilinear", "bicubic"]
 
 
 def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> Pixels:
-    """Return an image in another size, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU.
+    """Resize `[height, width, 3]`, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU.
 
-    The result is memory of its own: what was decoded may lie in memory that others read, and that goes.
-
-    Shapes:
-        pixels: `[height, width, 3]`
+    The result is memory of its own: a decoder's memory may be shared and reused.
     """
     if pixels.shape[:2] == (height, width):
         return pixels.copy()
@@ -30,22 +27,12 @@ def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> P
 
 
 def normalised(values: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
-    """Return float32 numbers about zero.
-
-    Shapes:
-        values, result: `[..., 3]`, of 8 bits
-        mean, deviation: `[3]`, of numbers from 0 to 1
-    """
+    """Return 8-bit `values: [..., 3]` as float32 about zero; `mean` and `deviation` are `[3]`, from 0 to 1."""
     return (values.float() - mean * 255) / (deviation * 255)
 
 
 def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
-    """Cut images into square patches: row by row, or where several are merged, those of a merged one together.
-
-    Shapes:
-        images: `[num_tiles, height, width, 3]`
-        result: `[num_tiles, num_patches, 3, size, size]`
-    """
+    """Cut `[num_tiles, height, width, 3]` into `[num_tiles, num_patches, 3, size, size]`, merged ones together."""
     tiles, height, width, _ = images.shape
     rows, columns = height // size // merge, width // size // merge
     parts = images.reshape(tiles, rows, merge, size, columns, merge, size, 3)

@@ -54,7 +54,6 @@ class ImagePlan:
         num_rows: Embeddings that the tower makes.
         grid: As of `PreparedImage`.
         axes: As `MediaSpan.grid`.
-        num_patches: That a layer of the tower computes.
     """
 
     token_ids: list[int]
@@ -84,11 +83,7 @@ class ImageForm(Protocol):
         ...
 
     def plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
-        """Say what becomes of an image.
-
-        Raises:
-            BadRequestError: The model cannot read an image of this size.
-        """
+        """Plan an image; `BadRequestError` if the model cannot read this size."""
         ...
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
@@ -100,30 +95,19 @@ class MediaProcessor:
     """Prepares the images of one model. Keeps no state; any thread may use it."""
 
     def __init__(self, form: ImageForm, costs: Costs, fingerprint: bytes) -> None:
-        """Prepare by `form`.
-
-        Args:
-            form: The family's.
-            costs: Of the tower and the model.
-            fingerprint: Of all that decides what becomes of an image's bytes.
-        """
         self._form = form
         self._costs = costs
         self._fingerprint = fingerprint
 
     def spelled(self, text: str) -> str:
-        """Return a rendered prompt as the model was trained, with what stands around each image as text.
+        """Return a rendered prompt with the text that the model was trained with around each image.
 
-        Call it before the prompt is cut into tokens: texts on both sides may become one token.
+        Call it before tokenizing: texts on both sides may become one token.
         """
         return text if self._form.around is None else text.replace(*self._form.around)
 
     def num_tokens(self, ref: ImageReference) -> int:
-        """Return how many prompt tokens stand for an image, those around it that only an image has included.
-
-        Raises:
-            BadRequestError: The model cannot read an image of this size.
-        """
+        """Return how many prompt tokens stand for an image; `BadRequestError` if the model cannot read this size."""
         return len(self._plan(ref.width, ref.height, ref.detail).token_ids)
 
     def digest(self, ref: ImageReference) -> bytes:
@@ -132,14 +116,10 @@ class MediaProcessor:
         return sha256(ref.digest + self._fingerprint + detail.encode()).digest()
 
     def prepare(self, ref: ImageReference, pixels: Pixels) -> PreparedImage:
-        """Bring an image to the size that the tower reads; takes milliseconds, without the interpreter's lock.
-
-        Args:
-            ref: Of the image.
-            pixels: `[height, width, 3]`, RGB, turned as it is shown.
+        """Resize an image, RGB `[height, width, 3]`, for the tower; takes milliseconds, without the interpreter's lock.
 
         Raises:
-            BadRequestError: The model cannot read an image of this size, or the pixels have another than `ref` says.
+            BadRequestError: The model cannot read this size, or it is not the size that `ref` says.
         """
         height, width = pixels.shape[:2]
         if (width, height) != (ref.width, ref.height) or pixels.shape[2:] != (3,) or pixels.dtype != np.uint8:
@@ -148,14 +128,10 @@ class MediaProcessor:
         return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.grid, plan.num_rows)
 
     def expand(self, token_ids: Sequence[int], refs: Sequence[ImageReference]) -> tuple[list[int], list[MediaSpan]]:
-        """Replace each placeholder in a prompt by the tokens of its image, in order.
-
-        Returns:
-            The tokens, and where each image is: what `Sequence.media` takes.
+        """Replace each placeholder by the tokens of its image, in order; also return where each image is.
 
         Raises:
-            BadRequestError: There are more or fewer placeholders than images, an image is too oddly shaped, or the
-                prompt ends with an image.
+            BadRequestError: Placeholders and images differ in number, or an image is too odd or ends the prompt.
         """
         form, expanded, spans = self._form, list[int](), list[MediaSpan]()
         places = [place for place, token_id in enumerate(token_ids) if token_id == form.placeholder]
@@ -191,13 +167,7 @@ class MediaProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What tells how long a layer of the tower takes, in tokens of the model.
-
-    Attributes:
-        layer_weights: Weights of a layer of the tower that each patch is multiplied by.
-        model_weights: The same of the whole model and each token.
-        attention: Products of each patch with each other one, in weights.
-    """
+    """Weights per token of the model, and of a tower's layer per patch and (`attention`) per pair of patches."""
 
     layer_weights: int
     model_weights: int

@@ -70,11 +70,7 @@ def read_processor(directory: Path) -> MediaProcessor | None:
 
 
 def load_tower(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> VisionTower:
-    """Load the tower of a model.
-
-    Raises:
-        CheckpointError: A tensor is missing or has another shape.
-    """
+    """Load the tower of a model; `CheckpointError` if a tensor is missing or has another shape."""
     with _open(directory, vision, dtype, device) as checkpoint:
         tower = vision.take(WeightTaker(checkpoint), device)
         checkpoint.check_all_taken()
@@ -119,7 +115,6 @@ class _Tokenizer(msgspec.Struct):
 
 
 def _read_tokens(directory: Path) -> Mapping[str, int]:
-    """Read the tokens that `tokenizer.json` names besides its vocabulary; none where there is no such file."""
     try:
         read = msgspec.json.decode(read_small_file(directory / "tokenizer.json"), type=_Tokenizer)
     except (OSError, msgspec.DecodeError):
@@ -143,7 +138,6 @@ def _open(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: tor
 
 
 def _weights_per_token(config: ModelConfig) -> int:
-    """Return about how many weights a token is multiplied by."""
     names, size = config.block.names, config.hidden_size
     total = 0
     for layer in config.layers:

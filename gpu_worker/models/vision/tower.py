@@ -17,12 +17,7 @@ from gpu_worker.models.vision.parts import Neighbourhood, VisionLayer
 
 
 class EncodedImage(NamedTuple):
-    """What a tower makes of an image.
-
-    Attributes:
-        rows: `[num_rows, hidden_size]`, in place of tokens' embeddings.
-        deep: Likewise, each to be added to the stream behind one of the model's first layers.
-    """
+    """Embeddings `rows: [num_rows, hidden_size]`, and `deep` ones, added behind the model's first layers."""
 
     rows: torch.Tensor
     deep: tuple[torch.Tensor, ...] = ()
@@ -34,10 +29,8 @@ class Encoding:
 
     Attributes:
         stream: `[num_tiles, num_patches, size]`.
-        where: Its patches.
-        grid: As of `PreparedImage`.
         num_layers: Layers that it has passed.
-        deep: What layers on the way have given for the model's first layers.
+        deep: Embeddings so far for the model's first layers.
     """
 
     stream: torch.Tensor
@@ -64,11 +57,7 @@ class Project(Protocol):
 
 
 class VisionTower:
-    """Weights on one device, used by one thread.
-
-    Attributes:
-        num_layers: Of the tower.
-    """
+    """Weights on one device, used by one thread."""
 
     def __init__(
         self,
@@ -78,7 +67,6 @@ class VisionTower:
         device: torch.device,
         deep: Mapping[int, Project] | None = None,
     ) -> None:
-        """Put a tower together; behind layers in `deep`, what they are mapped to makes further embeddings."""
         self._embed = embed
         self._layers = layers
         self._project = project

@@ -24,15 +24,7 @@ CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.
 
 @dataclass(frozen=True, slots=True)
 class VisionFiles:
-    """The configuration of a model that sees.
-
-    Attributes:
-        whole: `config.json`.
-        vision: Its part for the tower.
-        text: Its part for text.
-        processor: Of its image processor; empty where the directory has none.
-        tokens: Tokens that the tokenizer has besides those that texts are cut into, by their text.
-    """
+    """The configuration of a model that sees: `config.json`, its parts, the image processor's, and added tokens."""
 
     whole: JsonFile
     vision: JsonFile
@@ -41,11 +33,7 @@ class VisionFiles:
     tokens: Mapping[str, int]
 
     def special_token(self, text: str) -> int:
-        """Return a token by its text.
-
-        Raises:
-            CheckpointError: The tokenizer does not have it.
-        """
+        """Return a token by its text; `CheckpointError` if the tokenizer does not have it."""
         if text not in self.tokens:
             raise CheckpointError(self.whole.path.parent / "tokenizer.json", f"has no token {text!r}")
         return self.tokens[text]
@@ -56,18 +44,13 @@ class VisionConfig:
     """How a model sees.
 
     Attributes:
-        form: How images are read.
         image_token: The prompt's token whose embedding is replaced.
-        num_layers: Of the tower.
         size: Of the tower's stream.
         layer_weights: Of a layer of the tower.
-        max_rows: Embeddings of the largest image.
-        max_patches: Its patches.
+        max_rows, max_patches: Of the largest image.
         take: Makes the tower of its weights, on a device.
-        renamed: Patterns of tensors' names, and what they are replaced by.
-        tensors: Pattern of the names that the tower's tensors have then.
-        axes: For each pair of dimensions that turns, the axis of positions (0 is that of text, 1 rows, 2 columns) that
-            it turns by; empty where positions have one axis.
+        renamed, tensors: Patterns of tensors' names with replacements, and of the tower's names after that.
+        axes: For each rotary pair, its axis of positions (0 text, 1 rows, 2 columns); empty for one axis.
         num_deep: Layers of the model that get further embeddings.
     """
 
@@ -97,28 +80,14 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """One family of towers.
-
-    Attributes:
-        architectures: Their names in the `architectures` of checkpoints.
-        read: Reads the configuration.
-    """
+    """One family of towers: its names in `architectures`, and the reader of its configuration."""
 
     architectures: tuple[str, ...]
     read: Callable[[VisionFiles], VisionConfig]
 
 
 def read_colours(file: JsonFile, mean: tuple[float, ...], deviation: tuple[float, ...]) -> torch.Tensor:
-    """Read the mean and the deviation of the pixels that a tower was trained with, `[2, 3]` float32.
-
-    Args:
-        file: Of the processor.
-        mean: What an absent `image_mean` means.
-        deviation: The same of `image_std`.
-
-    Raises:
-        CheckpointError: A list has not three numbers.
-    """
+    """Read the mean and deviation of training pixels, `[2, 3]` float32; the arguments are defaults."""
     found = (file.numbers("image_mean") or mean, file.numbers("image_std") or deviation)
     for name, values in zip(("image_mean", "image_std"), found, strict=True):
         if len(values) != 3:
@@ -127,11 +96,7 @@ def read_colours(file: JsonFile, mean: tuple[float, ...], deviation: tuple[float
 
 
 def read_side(file: JsonFile, name: str, default: int) -> int:
-    """Read the side of a square, which may be given as two numbers.
-
-    Raises:
-        CheckpointError: It is no square.
-    """
+    """Read the side of a square, which may be given as two numbers."""
     if not isinstance(file.fields.get(name), list):
         return file.integer(name, default, maximum=1 << 16)
     sides = file.integers(name)

@@ -32,13 +32,7 @@ _EVEN_BYTES = 0x00FF00FF00FF00FF
 
 
 class _Groups(NamedTuple):
-    """Unpacked groups of rows.
-
-    Attributes:
-        values: `[rows, ...]` uint8, which flattened are a row's values in the engine's form.
-        scales: `[rows, num_groups]` float32.
-        offsets: The same.
-    """
+    """Rows in the engine's form: `values: [rows, ...]` uint8, `scales` and `offsets: [rows, num_groups]` float32."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -50,14 +44,7 @@ class NonFiniteScaleError(ValueError):
 
 
 def unpack(raw: torch.Tensor, kind: TensorType) -> GroupQuantizedWeight:
-    """Unpack the rows of a tensor.
-
-    Shapes:
-        raw: `[rows, row_bytes]` uint8, of a type that has `bits`
-
-    Raises:
-        NonFiniteScaleError: A scale or an offset is not a finite number.
-    """
+    """Unpack `raw: [rows, row_bytes]` uint8, of a type with `bits`; may raise `NonFiniteScaleError`."""
     assert kind.bits is not None
     if kind is tensor_types.MXFP4:
         return _unpack_mxfp4(raw)
@@ -78,11 +65,7 @@ def unpack(raw: torch.Tensor, kind: TensorType) -> GroupQuantizedWeight:
 
 
 def _unpack_mxfp4(raw: torch.Tensor) -> GroupQuantizedWeight:
-    """Unpack blocks of an exponent and 16 bytes, whose low halves are the first 16 numbers and high halves the others.
-
-    Raises:
-        NonFiniteScaleError: An exponent says that the block's numbers are none.
-    """
+    """Unpack blocks of an exponent and 16 bytes, whose low halves are the first 16 numbers."""
     blocks = raw.view(raw.shape[0], -1, tensor_types.MXFP4.block_bytes)
     exponents = blocks[..., 0].contiguous()
     if (exponents == _NOT_A_NUMBER).any():
@@ -169,11 +152,7 @@ def _k_groups(blocks: torch.Tensor, values: torch.Tensor) -> _Groups:
 
 
 def _low_halves(blocks: torch.Tensor, begin: int) -> torch.Tensor:
-    """Return 8 groups from 128 bytes; each 32 of them hold one in their low and the next in their high halves.
-
-    Shapes:
-        result: `[rows, num_blocks, 8, 4]` int64, a value a byte
-    """
+    """Return 8 groups, `[rows, num_blocks, 8, 4]` int64, of 128 bytes: each 32 hold two, in low and high halves."""
     packed = torch.unflatten(_words(blocks, begin, begin + 128), -1, (4, 4))
     return _pieces(packed, 4, _LOW_HALF).flatten(-3, -2)
 
@@ -215,8 +194,6 @@ def _q6_k(blocks: torch.Tensor) -> _Groups:
 
 
 def _of_table(read: Callable[[torch.Tensor], TableNumbers]) -> Callable[[torch.Tensor], _Groups]:
-    """Return what unpacks blocks whose numbers are entries of a table."""
-
     def unpacked(blocks: torch.Tensor) -> _Groups:
         codes, factors = read(blocks)
         scales = (_half(blocks, 0).unsqueeze(-1) * factors).flatten(1)

@@ -19,14 +19,9 @@ _UINT64 = struct.Struct("<Q")
 
 
 class ByteReader:
-    """A cursor over the header.
-
-    Attributes:
-        position: Of the next byte.
-    """
+    """A cursor over the header, at `position`; what does not fit or cannot be read is a `GGUFError`."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
-        """Start at the first of the `size` bytes of `file`, which is `path` and was just opened."""
         self._path = path
         self._file = file
         self._end = min(size, MAX_HEADER_BYTES)
@@ -42,20 +37,12 @@ class ByteReader:
         return GGUFError(self._path, field, problem)
 
     def check_count(self, count: int, item_bytes: int, field: str) -> None:
-        """Check that `count` items of at least so many bytes each can follow.
-
-        Raises:
-            GGUFError: They cannot.
-        """
+        """Check that `count` items of at least this many bytes each can follow."""
         if count * item_bytes > self.num_left:
             raise self._too_long(field, f"names {count} items of at least {item_bytes} bytes")
 
     def take(self, num_bytes: int, field: str) -> bytes:
-        """Return the next bytes.
-
-        Raises:
-            GGUFError: The header ends before, or cannot be read.
-        """
+        """Return the next bytes."""
         if num_bytes > self.num_left:
             raise self._too_long(field, f"needs {num_bytes} bytes")
         try:
@@ -78,11 +65,7 @@ class ByteReader:
         return value
 
     def text(self, field: str) -> str:
-        """Read a string: its length in bytes, then UTF-8.
-
-        Raises:
-            GGUFError: It is longer than what is left, or not UTF-8.
-        """
+        """Read a string: its length in bytes, then UTF-8."""
         content = self.take(self.uint64(field), field)
         try:
             return content.decode()

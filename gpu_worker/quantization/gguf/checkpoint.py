@@ -42,16 +42,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Heads of a projection: those whose rows were reordered, and behind them those whose rows were not."""
-
     turning: int
     still: int = 0
 
 
 class GGUFCheckpoint:
-    """Hands out tensors by name, checked for shape and converted; remembers which were taken.
+    """Hands out tensors by name, checked for shape and converted; remembers which were taken. A context manager.
 
-    Use as a context manager: leaving it closes the file.
+    A tensor that is missing, of another shape, or has a scale that is not finite is a `GGUFError`.
     """
 
     def __init__(
@@ -63,18 +61,7 @@ class GGUFCheckpoint:
         *,
         keeps_half: KeepsHalf | None = None,
     ) -> None:
-        """Open a file.
-
-        Args:
-            path: The file.
-            dtype: What tensors are converted to.
-            device: Where they are put.
-            progress: Called after each tensor with the bytes that were taken and that there are, in the file.
-            keeps_half: Says which matrices are not converted; None converts all.
-
-        Raises:
-            GGUFError: The file is malformed, or holds a tensor of an unknown name.
-        """
+        """Open a file; arguments as of `Checkpoint`."""
         self._dtype = dtype
         self._device = device
         self._progress = progress
@@ -91,21 +78,15 @@ class GGUFCheckpoint:
         self._num_bytes_taken = sum(self._tensors[name].num_bytes for name in self._taken)
 
     def __enter__(self) -> GGUFCheckpoint:
-        """Return self."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the file."""
         self._file.close()
 
     def num_bytes_loaded(self, unused: str) -> int:
-        """Return the bytes that the tensors will have once they are loaded.
-
-        Args:
-            unused: Tensors whose whole name matches this pattern are not.
-        """
+        """Return the bytes of the loaded tensors, those whose whole name matches `unused` left out."""
         used = [name for name in self._tensors if not re.fullmatch(unused, name)]
         return sum(self._num_bytes_loaded(name) for name in used)
 
@@ -118,27 +99,15 @@ class GGUFCheckpoint:
         return name
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape, in numbers however they are stored.
-
-        Raises:
-            GGUFError: It is missing.
-        """
+        """Return a tensor's shape, in numbers however they are stored."""
         return self._info(name).shape
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """Copy one tensor, which must have exactly this shape; a quantized one is dequantized.
-
-        Raises:
-            GGUFError: It is missing, has another shape, or a scale that is not a finite number.
-        """
+        """Copy one tensor, which must have exactly this shape; a quantized one is dequantized."""
         return self.take_rows([name], [shape])
 
     def take_rows(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        """Copy several tensors, concatenated along their first dimension, as one.
-
-        Raises:
-            GGUFError: As for `take()`.
-        """
+        """Copy several tensors, concatenated along their first dimension, as one."""
         infos = [self._checked(name, shape) for name, shape in zip(names, shapes, strict=True)]
         num_rows = [shape[0] for shape in shapes]
         whole = torch.empty((sum(num_rows), *shapes[0][1:]), dtype=self._dtype_of(infos), device=self._device)
@@ -150,11 +119,7 @@ class GGUFCheckpoint:
         return whole
 
     def take_raw(self, name: str) -> torch.Tensor:
-        """Copy one tensor as it is stored: a quantized one as the bytes of its rows.
-
-        Raises:
-            GGUFError: It is missing, or cannot have the heads that the metadata names.
-        """
+        """Copy one tensor as it is stored: a quantized one as the bytes of its rows."""
         info = self._info(name)
         raw = torch.from_numpy(self._file.rows(info, 0, info.num_bytes // info.row_bytes)).to(self._device)
         if info.type.bits is None:
@@ -164,11 +129,7 @@ class GGUFCheckpoint:
         return raw if heads is None else _in_order(raw, heads)
 
     def take_float32(self, name: str, *shape: int) -> torch.Tensor:
-        """Copy one tensor, which must have this shape, in float32 whatever the model's dtype is.
-
-        Raises:
-            GGUFError: As for `take()`.
-        """
+        """Copy one tensor, which must have this shape, as float32."""
         info = self._checked(name, shape)
         tensor = torch.empty(shape, dtype=torch.float32, device=self._device)
         self._fill(tensor, name, info, range(info.num_bytes // info.row_bytes))
@@ -181,11 +142,7 @@ class GGUFCheckpoint:
         return torch.ones(size, dtype=self._dtype, device=self._device)
 
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
-        """Copy one of the tensors that are stacked along the first dimension of one, which must have this shape.
-
-        Raises:
-            GGUFError: As for `take()`.
-        """
+        """Copy item `index` of tensors stacked along the first dimension; the item must have this shape."""
         info = self._checked(name, shape)
         item = torch.empty(shape[1:], dtype=self._dtype_of([info]), device=self._device)
         self._fill(item, name, info, self._item_rows(info, index))
@@ -193,11 +150,7 @@ class GGUFCheckpoint:
         return item
 
     def take_raw_item(self, name: str, index: int) -> torch.Tensor:
-        """Copy one of the tensors that are stacked along the first dimension of one, as `take_raw()` does.
-
-        Raises:
-            GGUFError: It is missing, or has fewer.
-        """
+        """Copy item `index` of a stack as `take_raw()` does."""
         info = self._info(name)
         rows = self._item_rows(info, index)
         raw = torch.from_numpy(self._file.rows(info, rows.start, len(rows))).to(self._device)
@@ -205,16 +158,9 @@ class GGUFCheckpoint:
         return raw if info.type.bits is not None else raw.view(_DTYPES[info.type]).view(info.shape[1:])
 
     def take_part(self, name: str, item: int | None, box: Sequence[range], *, is_raw: bool) -> torch.Tensor:
-        """Copy some rows and columns of a matrix, or of one of those that are stacked along its first dimension.
+        """Copy a box of a matrix, or of one item of a stack, as stored (`is_raw`) or dequantized.
 
-        Args:
-            name: Of the tensor.
-            item: Number of the one in the stack; None where there is none.
-            box: Which rows and columns, in numbers; columns begin and end with blocks.
-            is_raw: As it is stored, quantized ones as the bytes of their rows; else dequantized.
-
-        Raises:
-            GGUFError: It is missing, or has a scale that is not a finite number.
+        The box is of rows and columns, in numbers; columns begin and end with blocks.
         """
         info = self._info(name)
         rows = range(info.num_bytes // info.row_bytes) if item is None else self._item_rows(info, item)
@@ -250,18 +196,13 @@ class GGUFCheckpoint:
                 self._mark(name)
 
     def check_all_taken(self) -> None:
-        """Check that the model has used every tensor.
-
-        Raises:
-            GGUFError: Some were not, so that the weights are not of the model that the metadata describe.
-        """
+        """Raise `GGUFError` if a tensor was not used: the weights are of another model than the metadata."""
         unexpected = sorted(self._tensors.keys() - self._taken)
         if unexpected:
             more = f", and neither have {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
             raise self.error(unexpected[0], f"has no place in the model that the metadata describe{more}")
 
     def _reordered_heads(self) -> dict[str, _Heads]:
-        """Heads of the projections whose rows the file has reordered."""
         metadata = self._file.metadata
         if (architecture := metadata.text("general.architecture")) not in _NEIGHBOURS:
             return {}
@@ -287,7 +228,6 @@ class GGUFCheckpoint:
         return heads
 
     def _fill(self, target: torch.Tensor, name: str, info: TensorInfo, rows: range) -> None:
-        """Convert rows of a tensor into `target`, some at a time."""
         num_rows, chunk = len(rows), max(1, _CHUNK_BYTES // info.row_bytes)
         target = target.view(num_rows, -1)
         for first in range(0, num_rows, chunk):
@@ -327,7 +267,6 @@ class GGUFCheckpoint:
         return size * kind.bits // 8 + size // kind.group_size * _GROUP_BYTES
 
     def _dtype_of(self, parts: Sequence[TensorInfo]) -> torch.dtype:
-        """Return the type in which tensors are handed out as one."""
         kind, shape = parts[0].type, parts[0].shape
         if self._keeps_half is None or len(shape) not in (2, 3) or kind not in _DTYPES:
             return self._dtype

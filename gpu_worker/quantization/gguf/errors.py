@@ -8,16 +8,9 @@ from shared.errors import HeadraceError
 
 
 class GGUFError(HeadraceError):
-    """A GGUF file cannot be read or served.
-
-    Attributes:
-        path: The file.
-        field: The metadata key, tensor or part of the header that is wrong.
-        problem: What is wrong with it, and what is supported.
-    """
+    """A GGUF file cannot be read or served: `field` is the metadata key, tensor or part of the header that is wrong."""
 
     def __init__(self, path: Path, field: str, problem: str) -> None:
-        """Say which file and field, what is wrong, and what is supported."""
         field = field[:120]
         super().__init__(f"{path}: {field} {problem}")
         self.path = path

@@ -34,13 +34,7 @@ _TENSOR_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies and what it is.
-
-    Attributes:
-        shape: Outermost dimension first, as torch has it; the file has it the other way round.
-        offset: Of its first byte in the file.
-        row_bytes: Bytes of one row, the innermost dimension.
-    """
+    """Where a tensor lies and what it is; its shape begins with the outermost dimension, rows are the innermost."""
 
     name: str
     type: TensorType
@@ -51,20 +45,10 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """An open file. Use as a context manager, or close it. One thread reads: the file has one position.
-
-    Attributes:
-        path: Of the file.
-        metadata: Its fields.
-        tensors: Its tensors, by name.
-    """
+    """An open file, a context manager. One thread reads: the file has one position."""
 
     def __init__(self, path: Path) -> None:
-        """Open and check a file.
-
-        Raises:
-            GGUFError: It cannot be read, or is malformed.
-        """
+        """Open and check a file; `GGUFError` if it cannot be read or is malformed."""
         self.path = path
         self._file = _open(path)
         try:
@@ -78,13 +62,11 @@ class GGUFFile:
             raise
 
     def __enter__(self) -> GGUFFile:
-        """Return self."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the file."""
         self.close()
 
     def close(self) -> None:
@@ -92,25 +74,11 @@ class GGUFFile:
         self._file.close()
 
     def rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[np.uint8]:
-        """Read `count` rows from `first` on, as they are stored.
-
-        Shapes:
-            result: `[count, row_bytes]`
-
-        Raises:
-            GGUFError: The file ends early, or cannot be read.
-        """
+        """Read rows as they are stored, `[count, row_bytes]`; `GGUFError` if the file ends early."""
         return self.part(info, range(first, first + count), range(info.row_bytes))
 
     def part(self, info: TensorInfo, rows: range, columns: range) -> npt.NDArray[np.uint8]:
-        """Read some bytes of some rows, as they are stored.
-
-        Shapes:
-            result: `[len(rows), len(columns)]`
-
-        Raises:
-            GGUFError: As for `rows()`.
-        """
+        """Read some bytes of some rows, `[len(rows), len(columns)]`; `GGUFError` if the file ends early."""
         assert 0 <= rows.start <= rows.stop <= info.num_bytes // info.row_bytes
         stored = np.empty((len(rows), len(columns)), np.uint8)
         first = info.offset + rows.start * info.row_bytes + columns.start
@@ -196,7 +164,6 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_header(reader: ByteReader) -> tuple[int, int]:
-    """Return the numbers of tensors and of metadata fields."""
     magic = reader.take(4, "the magic number")
     if magic != _MAGIC:
         raise reader.error("the magic number", f"is {magic!r}; a GGUF file begins with {_MAGIC!r}")

@@ -36,7 +36,6 @@ class Metadata:
     """The fields by key, with typed access. Arrays of numbers and booleans are numpy's, all others lists."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
-        """Wrap the fields of `path`."""
         self._path = path
         self._fields = fields
 
@@ -114,11 +113,7 @@ class Metadata:
 
 
 def read_metadata(path: Path, reader: ByteReader, count: int) -> Metadata:
-    """Read `count` fields.
-
-    Raises:
-        GGUFError: One is malformed, or two have the same key.
-    """
+    """Read `count` fields; `GGUFError` if one is malformed or two have the same key."""
     if count > _MAX_FIELDS:
         raise reader.error("the number of metadata fields", f"is {count}; at most {_MAX_FIELDS} are read")
     values = _ValueReader(reader)
@@ -135,8 +130,6 @@ def read_metadata(path: Path, reader: ByteReader, count: int) -> Metadata:
 
 
 class _ValueReader:
-    """Reads values; counts arrays, because an empty one costs us far more than the file."""
-
     def __init__(self, reader: ByteReader) -> None:
         self._reader = reader
         self._num_arrays = 0

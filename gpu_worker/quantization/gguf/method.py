@@ -19,11 +19,7 @@ NAME = "gguf"
 
 @dataclass(frozen=True, slots=True)
 class GGUFMethod:
-    """Linear layers of a GGUF file.
-
-    Attributes:
-        types: Of the file's tensors, by the names that checkpoints give them.
-    """
+    """Linear layers of a GGUF file, whose tensors' `types` are by the names that checkpoints give them."""
 
     types: Mapping[str, TensorType]
 
@@ -33,11 +29,7 @@ class GGUFMethod:
         return NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
-        """Take the weights of one linear layer: groups of 32 or 16 columns, or dense ones.
-
-        Raises:
-            Exception: What `source.error` makes: it is missing, has another shape or a scale that is not finite.
-        """
+        """Take a linear layer's weights: groups of 32 or 16 columns, or dense; raises what `source.error` makes."""
         stored = f"{name}.weight"
         kind = self.types.get(stored)
         if kind is None or kind.bits is None:
@@ -70,10 +62,6 @@ class GGUFMethod:
 
 
 def read_gguf_method(file: GGUFFile) -> GGUFMethod | None:
-    """Return how a file's linear layers are quantized, or None where all are dense.
-
-    Raises:
-        GGUFError: A tensor has a name that no model that we serve has.
-    """
+    """Return how a file's linear layers are quantized; None where all are dense."""
     types = {name: info.type for name, info in tensors_by_name(file).items()}
     return GGUFMethod(types) if any(kind.bits is not None for kind in types.values()) else None

@@ -109,10 +109,8 @@ class ModelFacts:
 
     Attributes:
         architecture: As GGUF calls it; the prefix of the metadata's keys.
-        vocab_size: Rows of the embedding.
-        context_length: Tokens, before any scaling that the rotary embedding has.
-        hidden_size: Columns of the embedding.
-        pooling_type: As llama.cpp numbers them, 1 mean, 2 first and 3 last token; None where nothing is said.
+        context_length: Tokens, before any rope scaling.
+        pooling_type: llama.cpp's number, 1 mean, 2 first and 3 last token; None where absent.
         num_classes: That an encoder's own head scores; 0 where it has none.
     """
 
@@ -125,11 +123,7 @@ class ModelFacts:
 
 
 def model_facts(file: GGUFFile) -> ModelFacts:
-    """Read the facts of a file.
-
-    Raises:
-        GGUFError: The model is not of a supported family, is not whole, or is malformed.
-    """
+    """Read the facts of a file; `GGUFError` if its model is not supported, not whole, or malformed."""
     metadata = file.metadata
     architecture = metadata.text("general.architecture")
     if architecture not in ARCHITECTURES:

@@ -10,12 +10,9 @@ SUFFIX = ".gguf"
 
 
 def find_gguf(model: Path) -> Path | None:
-    """Return the GGUF file that `model` stands for, or None when it is a model of another format, or none.
+    """Return the GGUF file that `model` is or holds, None for another format; `ConfigError` if it holds several.
 
-    A directory with `config.json` is one in Hugging Face's format, whatever else it holds.
-
-    Raises:
-        ConfigError: A directory holds several GGUF files.
+    A directory with `config.json` is in Hugging Face's format, whatever else it holds.
     """
     if model.suffix == SUFFIX and model.is_file():
         return model

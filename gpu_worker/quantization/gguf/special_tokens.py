@@ -25,11 +25,7 @@ _PHI_ENDS, _HARMONY_ENDS = frozenset({"<|end|>"}), frozenset({"<|return|>", "<|c
 
 
 def token_id(metadata: Metadata, name: str) -> int | None:
-    """Return the id of the token with a role such as `bos`; None where the file names none.
-
-    Raises:
-        GGUFError: It is not the id of a token.
-    """
+    """Return the id of the token with a role such as `bos`, or None; `GGUFError` if it is no token's."""
     field = f"tokenizer.ggml.{name}_token_id"
     if field not in metadata:
         return None
@@ -37,11 +33,7 @@ def token_id(metadata: Metadata, name: str) -> int | None:
 
 
 def end_token_ids(metadata: Metadata) -> frozenset[int]:
-    """Return the tokens that end a sequence: those that the file names, and special ones known by their spelling.
-
-    Raises:
-        GGUFError: The file has no vocabulary, or names an id that is not in it.
-    """
+    """Return the tokens that end a sequence: those that the file names, and special ones known by their spelling."""
     tokens = metadata.texts(TOKENS)
     named = {token_id(metadata, name) for name in _END_IDS} - {None}
     spelled: set[int] = set()

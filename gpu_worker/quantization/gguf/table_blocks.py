@@ -17,12 +17,7 @@ import torch
 
 
 class TableNumbers(NamedTuple):
-    """Numbers of blocks, before the blocks' own scales.
-
-    Attributes:
-        codes: `[rows, num_blocks, block_size]` uint8, what stands for each number.
-        factors: `[rows, num_blocks, num_groups]` float32, what the block's scale is multiplied by in each group.
-    """
+    """`codes: [rows, num_blocks, block_size]` uint8, and the scale's `factors: [rows, num_blocks, num_groups]`."""
 
     codes: torch.Tensor
     factors: torch.Tensor

@@ -250,11 +250,7 @@ _LAYER_NAME = re.compile(
 
 
 def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
-    """Rename a file's tensors. Those of layers behind the last one, which draft, are left out.
-
-    Raises:
-        GGUFError: One has a name that no model that we serve has.
-    """
+    """Rename a file's tensors, without draft layers; `GGUFError` for a name that no served model has."""
     tensors = {}
     architecture = file.metadata.text("general.architecture", "")
     layer = {**_LAYER, **_FAMILIES.get(architecture, {})}
@@ -274,7 +270,6 @@ def tensors_by_name(file: GGUFFile) -> dict[str, TensorInfo]:
 def _checkpoint_name(
     name: str, parts: Mapping[str, str], wholes: Mapping[str, str], outside: Mapping[str, str]
 ) -> str | None:
-    """Return what a checkpoint calls the tensor, or None when no model that we serve has it."""
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         return outside.get(name)
@@ -285,7 +280,6 @@ def _checkpoint_name(
 
 
 def _drafts(file: GGUFFile, architecture: str, name: str) -> bool:
-    """Whether a tensor belongs to the layers that draft, which the number of layers counts too."""
     metadata, field = file.metadata, f"{architecture}.nextn_predict_layers"
     match = _ANY_LAYER.match(name)
     if match is None or field not in metadata or (count := metadata.integer(field, minimum=0)) == 0:

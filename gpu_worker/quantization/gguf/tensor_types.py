@@ -16,10 +16,7 @@ class TensorType:
 
     Attributes:
         number: In the file.
-        block_size: Numbers in a block.
-        block_bytes: Bytes of a block.
-        bits: Of a value in the engine's form; None where the numbers are plain floating point.
-        group_size: Numbers that share a scale in the engine's form.
+        bits, group_size: Of a value, and of its scale, in the engine's form; no bits are plain floating point.
     """
 
     name: str

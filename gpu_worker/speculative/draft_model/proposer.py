@@ -73,13 +73,7 @@ class _Shadow:
 
 @dataclass(slots=True, eq=False)
 class _Drafting:
-    """A draft in the making.
-
-    Attributes:
-        sequence: As the draft model has it.
-        num_wanted: Draft tokens at most.
-        token_ids: Those sampled so far.
-    """
+    """A draft in the making: at most `num_wanted` tokens, those sampled so far in `token_ids`."""
 
     sequence: Sequence
     num_wanted: int
@@ -98,14 +92,7 @@ class DraftModelProposer:
     def __init__(
         self, runner: DraftRunner, *, vocab_size: int, max_model_len: int, max_num_batched_tokens: int
     ) -> None:
-        """Draft with `runner`.
-
-        Args:
-            runner: Runs the draft model.
-            vocab_size: Tokens that the draft model knows; a sequence with others gets no draft.
-            max_model_len: Tokens of a sequence that it can take.
-            max_num_batched_tokens: Tokens to compute at once.
-        """
+        """Draft with `runner`, for sequences of at most `max_model_len` tokens, all below `vocab_size`."""
         self._runner = runner
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -185,10 +172,7 @@ class DraftModelProposer:
 
 
 def plain_sampling(sampling: Sampling) -> Sampling:
-    """Return the parameters without log probabilities, and without penalties and grammar.
-
-    What these keep of the tokens cannot be taken back.
-    """
+    """Return the parameters without log probabilities, penalties and grammar, whose state cannot be taken back."""
     return msgspec.structs.replace(
         sampling,
         presence_penalty=0.0,

@@ -24,9 +24,8 @@ class EagleConfig:
     """Sizes and options of a layer.
 
     Attributes:
-        layer: Of the one layer, for sequences as long as the model's; its vocabulary is the model's.
-        tapped_layers: Layers of the model before which its residual stream is read, in EAGLE-3; the others, where this
-            is empty, read what the model's own head reads.
+        layer: Of the one layer, with the model's vocabulary and length.
+        tapped_layers: Layers of the model whose inputs EAGLE-3 reads; empty reads the head's input.
         num_features: Tokens that it can draft.
         is_stream_normed: Its residual stream begins with the normalised vector, in EAGLE-3.
     """
@@ -44,11 +43,7 @@ def is_third(file: JsonFile) -> bool:
 
 
 def read_eagle_config(file: JsonFile, model: ModelConfig) -> EagleConfig:
-    """Read the configuration of a layer for `model`.
-
-    Raises:
-        CheckpointError: A field is missing, not supported, or of another model.
-    """
+    """Read a layer's configuration; `CheckpointError` if a field is missing, not supported, or of another model."""
     nested = file.nested(_NESTED)
     fields = file if nested is None else nested
     layer = read_llama(fields, "LlamaForCausalLM")

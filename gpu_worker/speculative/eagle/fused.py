@@ -44,7 +44,6 @@ class FusedEagle:
     """Packs the weights; the plain ones, but for the embedding, can be freed afterwards."""
 
     def __init__(self, library: CpuLibrary, shape: StackShape, weights: DraftLayerWeights) -> None:
-        """Pack the weights; the head must be one that `can_fuse` lets pass."""
         dtype = weights.embedding.dtype
         packing = _Packing(LayerPacking(library, dtype), is_rounded=dtype is torch.bfloat16)
         mixer = weights.layer.mixer
@@ -86,8 +85,6 @@ def can_fuse(head: LayerHead, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """Packs matrices, rounded to eight bits where that is wanted."""
-
     packing: LayerPacking
     is_rounded: bool
 

@@ -1,15 +1,11 @@
 """The layer of EAGLE: it predicts the next hidden vector from a token and the hidden vector before that.
 
-Entry `i` of its KV cache is made from hidden vector `i` and token `i + 1`, at position `i`; what it yields predicts
-hidden vector `i + 1`, and the head scores token `i + 2` by it. EAGLE and EAGLE-2 read what the model's own head reads,
-and use that head; EAGLE-3 reads several layers of the model, which `fc` makes one vector of, and has a smaller head.
+Entry `i` of its KV cache is made from hidden vector `i` and token `i + 1`; what it yields predicts hidden vector
+`i + 1`, and the head scores token `i + 2` by it. EAGLE and EAGLE-2 read what the model's own head reads, and use that
+head; EAGLE-3 reads several layers of the model, which `fc` makes one vector of, and has a smaller head.
 
-Read from the layouts of the authors: `fc.weight`, `layers.0.…` without `input_layernorm`, and `embed_tokens.weight`
-where it is not the model's; in EAGLE-3 `midlayer.…` with `hidden_norm`, `norm.weight`, `lm_head.weight` and `d2t`, or
-`layers.0.…` as the `speculators` library calls it.
-
-Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1; the first layer has no normalisation before its attention,
-as in the authors' code. "EAGLE-3" (arXiv 2503.01840), section 3.1.
+Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, without normalisation before attention, as in the authors'
+code; "EAGLE-3" (arXiv 2503.01840), section 3.1.
 """
 
 from __future__ import annotations
@@ -43,11 +39,7 @@ _LAYER, _AUTHORS_THIRD = "layers.0", "midlayer"
 
 
 def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> DraftLayer:
-    """Load the layer that was trained for `model`, to compute in `dtype`, or else in the model's type.
-
-    Raises:
-        CheckpointError: A file, field or tensor is missing, malformed, or of another model.
-    """
+    """Load the layer for `model`, in `dtype` or the model's; `CheckpointError` if malformed or of another model."""
     config = read_eagle_config(JsonFile.read(directory / "config.json"), model.config)
     assert config.tapped_layers == model.config.tapped_layers
     dtype = dtype or model.dtype
@@ -59,7 +51,6 @@ def load_eagle_layer(directory: Path, model: CausalLM, dtype: torch.dtype | None
 
 
 def _take_layer(config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype) -> DraftLayer:
-    """Take every weight that the configuration calls for; `model` has the embedding and head that are missing."""
     size = config.layer.hidden_size
     own = 2 * size**2 + _num_weights(config.layer) + size * config.num_features
     whole = model.config.num_layers * _num_weights(model.config) + size * model.config.vocab_size
@@ -73,7 +64,6 @@ def _take_layer(config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dt
 
 
 def _num_weights(config: ModelConfig) -> int:
-    """Return how many numbers the matrices of a layer hold."""
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     return config.hidden_size * (heads + 3 * config.intermediate_size)
 
@@ -91,11 +81,7 @@ def _form(config: ModelConfig, weights: DraftLayerWeights, model: CausalLM) -> L
 def _take_weights(
     config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype
 ) -> DraftLayerWeights:
-    """Take every weight of the layer but what makes one vector of several, in EAGLE-3.
-
-    Raises:
-        CheckpointError: One is missing, malformed, or of another model.
-    """
+    """Take every weight of the layer but `fc` of EAGLE-3."""
     layer, is_third = config.layer, bool(config.tapped_layers)
     size = layer.hidden_size
     is_speculators = checkpoint.has(f"{_LAYER}.mlp.down_proj.weight")
@@ -121,7 +107,6 @@ def _take_weights(
 
 
 def _take_projection(checkpoint: Checkpoint, names: list[str], rows: list[int], columns: int) -> Projection:
-    """Take layers of the same input as one; they have biases where the checkpoint says so."""
     weight = checkpoint.take_rows([f"{name}.weight" for name in names], [(count, columns) for count in rows])
     bias = None
     if checkpoint.has(f"{names[0]}.bias"):

@@ -26,18 +26,11 @@ from gpu_worker.speculative.hidden_vectors.form import EntryStep
 
 
 class PendingEntries:
-    """Owns the vectors, which belong to neighbouring positions, and the sequence as the layer sees it.
-
-    Attributes:
-        shifted: The sequence without its first token: position `i` has token `i + 1`.
-        start: Position of the first vector.
-        count: Vectors that are kept.
-    """
+    """Owns the vectors of `count` positions from `start`, and `shifted`, the sequence without its first token."""
 
     __slots__ = ("_chunks", "_original", "count", "shifted", "start")
 
     def __init__(self, original: BatchSequence) -> None:
-        """Keep nothing."""
         self.shifted = Sequence(original.id, [], original.num_prompt_tokens - 1, original.sampling, 0)
         self._original = original
         self.clear()
@@ -92,7 +85,6 @@ class EntryRows:
     """Owns a row of the layer's batch for each sequence that it has seen, with its block table on host and device."""
 
     def __init__(self, cache: KVCache, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
-        """Make room for `max_num_seqs` sequences of at most `max_model_len` tokens, over the layer's `cache`."""
         self._cache = cache
         self._device = device
         self._writer, self._sequences = PlanWriter(), BatchSequences()
@@ -102,13 +94,7 @@ class EntryRows:
     def step(
         self, scheduled: Values[ScheduledSequence], hidden: Values[torch.Tensor], limits: Values[int] = ()
     ) -> EntryStep:
-        """Return the step of these entries.
-
-        Args:
-            scheduled: The entries of each sequence, as its tokens.
-            hidden: The vectors of each.
-            limits: Most draft tokens of each of the first sequences; none where nothing is drafted.
-        """
+        """Return the step of these entries; `limits` are most draft tokens of each of the first sequences."""
         upload = Upload(self._device)
         plan = self._writer.write_any(scheduled, self._departed)
         self._departed = []

@@ -25,12 +25,7 @@ Candidates = tuple[list[int], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class PairNorms:
-    """The input of EAGLE-3: attention reads the embedding and the hidden vector side by side, each normalised.
-
-    Attributes:
-        embedding, hidden: `[hidden_size]`.
-        is_stream_normed: The residual stream begins with the normalised hidden vector, not with the vector as it is.
-    """
+    """The input of EAGLE-3: attention reads the embedding and the hidden vector side by side, each normalised."""
 
     embedding: torch.Tensor
     hidden: torch.Tensor
@@ -39,12 +34,7 @@ class PairNorms:
 
 @dataclass(frozen=True, slots=True)
 class NormedJoin:
-    """The input of MTP heads: a projection of both vectors, each normalised, is the residual stream.
-
-    Attributes:
-        projection: Of the embedding and the hidden vector, side by side.
-        embedding, hidden: Their normalisations.
-    """
+    """The input of MTP heads: a projection of both vectors, each normalised, is the residual stream."""
 
     projection: Projection
     embedding: NormWeights
@@ -59,7 +49,7 @@ class LayerHead:
         matrix: `[num_features, hidden_size]`, or the model's own head.
         norm: `[hidden_size]`, applied before it; None is nothing.
         token_ids: `[num_features]` int32, the token of each feature; None where features are numbered as tokens.
-        hands_on_normed: The layer's result, which it reads itself at the next depth, is normalised by `norm`.
+        hands_on_normed: At the next depth the layer reads its own result behind `norm`.
     """
 
     matrix: Projection | LMHead
@@ -70,17 +60,7 @@ class LayerHead:
 
 @dataclass(frozen=True, slots=True)
 class DraftLayerWeights:
-    """A layer's weights, in the type that it computes in.
-
-    Attributes:
-        embedding: Of tokens, in the type that the layer computes in.
-        inputs: How the residual stream begins. In EAGLE and EAGLE-2 it is a plain projection of the embedding and the
-            hidden vector, side by side.
-        layer: The rest of the layer.
-        head: What tokens are drafted by.
-        eps: Of its normalisations.
-        rotations: Its rotary table.
-    """
+    """A layer's weights, in the type that it computes in; EAGLE's plain `inputs` project both vectors side by side."""
 
     embedding: Embedding
     inputs: Projection | PairNorms | NormedJoin
@@ -95,12 +75,10 @@ class EntryStep:
     """The entries to compute at once, of all sequences end to end (`proposer` says what an entry is).
 
     Attributes:
-        token_ids: `[num_tokens]` int64, the token behind each hidden vector.
+        token_ids, positions: `[num_tokens]` int64, the token behind each hidden vector, and the vector's position.
         hidden: `[num_tokens, hidden_size]`, what the layer reads of the model, or what it yielded itself.
-        positions: `[num_tokens]` int64, of the hidden vectors.
         context: The batch as attention sees it, over the layer's cache.
-        limits: `[num_drafting]` int64, most draft tokens of each of the first sequences, at least 1; block tables cover
-            them. None where nothing is drafted.
+        limits: `[num_drafting]` int64, most draft tokens, at least 1, of each of the first sequences; None drafts none.
     """
 
     token_ids: torch.Tensor
@@ -120,16 +98,13 @@ class LayerForm(Protocol):
     def draft(
         self, step: EntryStep, limits: Sequence[int], num_candidates: int, least_score: float
     ) -> list[list[Candidates]]:
-        """Do the same, and draft behind the first sequences: some candidates at each depth, all behind the likeliest.
+        """Do the same, and draft behind the first sequences; return the candidates of each depth by sequence.
 
         Args:
             step: The entries of the first sequences, and of any others.
             limits: The step's `limits`, on the host.
-            num_candidates: Of a depth, at most.
+            num_candidates: Of a depth, at most; all stand behind the likeliest of the depth before.
             least_score: The log probability that the chain of the likeliest must have to go on.
-
-        Returns:
-            By sequence, the candidates of each depth.
         """
         ...
 
@@ -137,12 +112,7 @@ class LayerForm(Protocol):
 class DraftLayer:
     """A layer that was trained for one model, and predicts its next hidden vector. Holds weights only.
 
-    Attributes:
-        config: Its sizes; one layer.
-        dtype: What it computes in.
-        device: Where it runs.
-        relative_cost: What a pass takes, with the scores, as a share of a step of the model: by their weights, which is
-            what takes the time.
+    `relative_cost` is what a pass with scores takes, as a share of a step of the model, by their weights.
     """
 
     def __init__(
@@ -154,16 +124,7 @@ class DraftLayer:
         relative_cost: float,
         reduce: Linear | None = None,
     ) -> None:
-        """Hold the layer's form; what is described above is as it is there.
-
-        Args:
-            config: Of one layer.
-            form: What computes it.
-            dtype: Of its results.
-            device: Where they are.
-            relative_cost: Of a pass.
-            reduce: Makes one vector of what the model reports of its layers; None reads what the model's head reads.
-        """
+        """Hold the layer's form; `reduce` makes one vector of the tapped layers, None reads the head's input."""
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -185,7 +146,6 @@ class DraftLayer:
         return self._form.draft(read, limits, num_candidates, least_score)
 
     def _read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Take from the model's vectors what the layer reads."""
         if self._reduce is None:
             return hidden
         return self._reduce(hidden[:, self.config.hidden_size :].to(self.dtype))

@@ -28,13 +28,7 @@ class SingleSteps:
     """
 
     def __init__(self, context: AttentionContext, limits: torch.Tensor, num_steps: int) -> None:
-        """Continue behind `context`.
-
-        Args:
-            context: Of the step before.
-            limits: Most draft tokens of each of its first sequences, which continue; block tables cover them.
-            num_steps: Steps to describe.
-        """
+        """Continue the first sequences of `context` by `num_steps`; `limits` are their most draft tokens."""
         tables, block_size = context.block_tables[: len(limits)], context.caches[0].keys.shape[1]
         steps = torch.arange(num_steps, device=limits.device)[:, None]
         takes_part = steps < limits - 1
@@ -114,7 +108,6 @@ class LayeredForm:
     """Holds weights only: every call's state is in its arguments."""
 
     def __init__(self, weights: DraftLayerWeights, linears: LinearFactory) -> None:
-        """Make the layer's operations."""
         self._rotations = weights.rotations
         parts = LayerParts.made_by(linears, self._rotations)
         inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype

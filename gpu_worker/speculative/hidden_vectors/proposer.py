@@ -1,21 +1,16 @@
 """Drafts by a layer that predicts hidden vectors, whose KV cache has the blocks of the model's own.
 
 An *entry* is what the layer keeps of a position: keys and values made of a hidden vector of the model and of the token
-that follows it. The entries of a sequence lie in the blocks of its own block table. So blocks that are found in the
-prefix cache bring their entries along, and preemption and resumption need nothing more.
+that follows it, in the blocks of the sequence's own table. So prefix cache, preemption and resumption need nothing
+more. Entries of a step's hidden vectors are computed when drafts are next asked for, for all sequences at once.
 
-Steps of the model leave hidden vectors behind. Their entries are computed when drafts are next asked for, for all
-sequences at once, so that a batch that drafts nothing pays next to nothing.
+Some entries are wrong: those that were never computed are what the zeroed memory held, and the last entry of a shared
+block depends on the next token, which differs between sequences. They make drafts worse, never answers.
 
-Some entries are wrong: those that were never computed hold whatever the memory held, and the last entry of a shared
-block depends on the next token, which differs between sequences. The cache was zeroed, so that wrong entries are
-numbers all the same: they make drafts worse, never answers, because drafts are verified.
+A draft is the likeliest chain of tokens with other candidates beside each, and ends where another pass no longer pays.
 
-A draft is the likeliest chain of tokens and, beside each token, other candidates of the same depth, which cost no pass
-of the layer. The chain ends where its probability no longer pays for another pass.
-
-Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1, and "EAGLE-2" (arXiv 2406.16858), section 4.2, whose
-trees grow behind several tokens of a depth, where ours go on behind the likeliest only.
+Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1; "EAGLE-2" (arXiv 2406.16858), section 4.2, whose trees
+grow behind several tokens of a depth, ours behind the likeliest.
 """
 
 from __future__ import annotations
@@ -72,13 +67,7 @@ class HiddenVectorProposer:
     wants_hidden = True
 
     def __init__(self, layer: Layer, rows: EntryRows, *, max_num_batched_tokens: int) -> None:
-        """Draft by `layer`.
-
-        Args:
-            layer: Predicts hidden vectors.
-            rows: Over the layer's cache, which holds numbers only.
-            max_num_batched_tokens: Entries to compute at once.
-        """
+        """Draft by `layer`, over the cache of `rows`, computing at most `max_num_batched_tokens` entries at once."""
         self._layer = layer
         # A pass pays if its token is accepted with a probability above the cost of the pass. At temperature 1 the
         # layer's probability is about the acceptance rate; when decoding is greedy, it underestimates that. The
@@ -118,7 +107,6 @@ class HiddenVectorProposer:
         return drafts
 
     def _reaches_end(self, sequence: BatchSequence) -> bool:
-        """Say whether the vectors reach up to the sequence's last token, which a draft follows."""
         pending = self._pending.get(sequence)
         return pending is not None and pending.count > 0 and pending.end == len(sequence.token_ids) - 1
 
@@ -138,10 +126,7 @@ class HiddenVectorProposer:
         return chain.draft()
 
     def _pending_entries(self, asked: list[BatchSequence], limits: list[int]) -> EntryStep:
-        """Return a step that computes all pending entries, those of the sequences `asked` for first.
-
-        Where these are too many for one step, all but the last of each sequence are computed before.
-        """
+        """Return a step of all pending entries, those of `asked` first; if too many, all but the last run before."""
         first = set(asked)
         sequences = asked + [s for s, pending in self._pending.items() if pending.count and s not in first]
         if sum(self._pending[sequence].count for sequence in sequences) > self._max_num_batched_tokens:

@@ -40,11 +40,7 @@ def head_config(model: ModelConfig) -> ModelConfig:
 
 
 def open_head(directory: Path, model: ModelConfig, dtype: torch.dtype, device: torch.device) -> StoredWeights:
-    """Open the tensors of the head alone, less its copies of the model's; use the result as a context manager.
-
-    Raises:
-        CheckpointError: A file is missing or damaged.
-    """
+    """Open the head's tensors without its copies of the model's, a context manager; may raise `CheckpointError`."""
     head, names = _described(model), model.block.names
     prefix = re.escape(head.prefix)
     # Those of the model, of further heads, and copies of the model's.
@@ -56,11 +52,7 @@ def open_head(directory: Path, model: ModelConfig, dtype: torch.dtype, device: t
 
 
 def load_head(directory: Path, model: CausalLM, dtype: torch.dtype | None = None) -> DraftLayer:
-    """Load the head beside `model`, to compute in `dtype`, or else in the model's type.
-
-    Raises:
-        CheckpointError: A tensor is missing or malformed, or has no place.
-    """
+    """Load the head beside `model`, in `dtype` or else the model's; `CheckpointError` if a tensor is malformed."""
     dtype = dtype or model.dtype
     config = head_config(model.config)
     with open_head(directory, model.config, dtype, model.device) as checkpoint:
@@ -74,7 +66,6 @@ def load_head(directory: Path, model: CausalLM, dtype: torch.dtype | None = None
 
 
 def _take_head(config: ModelConfig, source: LayerSource, model: CausalLM, dtype: torch.dtype) -> DraftLayerWeights:
-    """Take the head's tensors; its embedding and vocabulary head are the model's."""
     head = _described(config)
     size, name = config.hidden_size, f"{head.prefix}.{{}}".format
     inputs = NormedJoin(
@@ -111,7 +102,6 @@ def _num_mixed(layer: LayerTraits) -> int:
 
 
 def _num_inner(layer: LayerTraits) -> int:
-    """Return the inner features that a token's blocks have."""
     block = layer.feed_forward
     if isinstance(block, MixtureShape):
         return block.rule.top_k * block.expert_size + block.shared_size

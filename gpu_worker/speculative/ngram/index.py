@@ -27,7 +27,6 @@ class RunIndex:
     __slots__ = ("_parts", "_previous", "_run", "text")
 
     def __init__(self, text: Values[int]) -> None:
-        """Begin without tokens."""
         self.text = text
         # The latest place where each run ends, among `_PART_TOKENS` places.
         self._parts: list[dict[int, int]] = []

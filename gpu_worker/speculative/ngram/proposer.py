@@ -72,16 +72,11 @@ class _Lookup:
 
 
 class NgramProposer:
-    """Keeps the indexes of the batch's sequences.
-
-    Attributes:
-        num_left: Tokens that may be indexed yet.
-    """
+    """Keeps the indexes of the batch's sequences; `num_left` more tokens may be indexed."""
 
     wants_hidden = False
 
     def __init__(self, max_tokens: int) -> None:
-        """Index at most `max_tokens` in all."""
         self._lookups: dict[BatchSequence, _Lookup] = {}
         self.num_left = max_tokens
 

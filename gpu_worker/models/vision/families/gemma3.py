@@ -33,16 +33,7 @@ _RENAMED = (
 
 @dataclass(frozen=True, slots=True)
 class SquareForm:
-    """Images of one size, whatever their shape.
-
-    Attributes:
-        placeholder: What the chat template writes, and the token before an image.
-        token: Of each of its embeddings.
-        end: The token behind it.
-        side: Pixels of its side.
-        num_rows: Its embeddings.
-        num_patches: That a layer computes.
-    """
+    """Images of one size, whatever their shape; `placeholder` and `end` stand around the embeddings' tokens."""
 
     placeholder: int
     token: int

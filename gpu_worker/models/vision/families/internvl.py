@@ -38,15 +38,9 @@ _PROJECTOR_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class TilesForm:
-    """Images of tiles, as many tokens each.
+    """Images of square tiles of `side` pixels, as many tokens each, between the tokens `begin` and `end`.
 
-    Attributes:
-        placeholder: Token of an image, and of each of its embeddings.
-        begin, end: Tokens around an image.
-        side: Pixels of a tile's side.
-        tokens_per_tile: Embeddings of a tile.
-        patches_per_tile: That a layer computes.
-        min_tiles, max_tiles: Of an image, the small one not counted; both 1 where images are not cut.
+    `min_tiles` and `max_tiles` do not count the picture of the whole; both are 1 where images are not cut.
     """
 
     placeholder: int

@@ -1,7 +1,4 @@
-"""Mistral Small 3.1 and 3.2, Ministral 3: the Pixtral tower, whose images keep their shape.
-
-Rows of an image end with a token of their own, and the last one with another.
-"""
+"""The Pixtral tower of Mistral Small 3.1 and 3.2 and Ministral 3: images keep their shape, rows end with a token."""
 
 from __future__ import annotations
 
@@ -43,14 +40,7 @@ _RENAMED = ((r"^model\.(vision_tower|multi_modal_projector)\.", r"\1."),)
 
 @dataclass(frozen=True, slots=True)
 class RowsForm:
-    """Images of any shape, of which no side is longer than `max_side` pixels, row by row.
-
-    Attributes:
-        placeholder: Token of an image, and of each of its embeddings.
-        row_end, image_end: Tokens behind each row, and behind the last.
-        unit: Pixels of a token's side.
-        merge: Patches of a token's side.
-    """
+    """Images of any shape, row by row, no side longer than `max_side` pixels; a token is `unit` pixels wide."""
 
     placeholder: int
     row_end: int

@@ -48,14 +48,7 @@ _RENAMED = ((r"^model\.visual\.", "visual."),)
 
 @dataclass(frozen=True, slots=True)
 class DynamicForm:
-    """Images of any shape.
-
-    Attributes:
-        placeholder: Token of an image, and of each of its embeddings.
-        patch_size: Pixels of a patch's side.
-        merge: Patches of a token's side.
-        min_pixels, max_pixels: Of an image as the tower reads it.
-    """
+    """Images of any shape, of which the tower reads from `min_pixels` to `max_pixels`."""
 
     placeholder: int
     patch_size: int
@@ -188,13 +181,7 @@ class _Embed:
 
 
 def _resampled(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
-    """Return the learned position of each patch, between those of the square grid that was trained.
-
-    Shapes:
-        table: `[side * side, size]`
-        rows, columns: `[num_patches]`
-        result: `[num_patches, size]`
-    """
+    """Interpolate learned positions: `[num_patches, size]` from a square grid `table: [side * side, size]`."""
     side = math.isqrt(len(table))
     result = torch.zeros((), device=table.device)
     taps = []
@@ -211,13 +198,7 @@ def _resampled(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, g
 
 
 def _windows(grid: tuple[int, ...], merge: int, window: int) -> tuple[torch.Tensor, list[int]]:
-    """Return the order of patches in which those of a window stand together, and the number of each window's.
-
-    Args:
-        grid: Rows and columns of patches.
-        merge: Patches of a token's side, which stay together.
-        window: Tokens of a window's side.
-    """
+    """Return the order of patches in which those of a window stand together, and each window's number of patches."""
     rows, columns = grid[0] // merge, grid[1] // merge
     places = torch.arange(rows * columns).view(rows, columns)
     parts = [part.flatten() for row in torch.split(places, window) for part in torch.split(row, window, 1)]
