@@ -6,7 +6,9 @@ Credentials, region and endpoint come from the variables that all clients of S3 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,3 +34,17 @@ def open_bucket(url: str, variable: str, **client_options: Any) -> tuple[Any, An
     is_http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     options: Any = {"allow_http": is_http, **client_options}
     return obstore, S3Store(place.netloc, prefix=prefix, client_options=options)
+
+
+@contextlib.contextmanager
+def bucket_errors() -> Iterator[None]:
+    """Turn errors of the package into `FileNotFoundError`, `FileExistsError` and other `OSError`s."""
+    from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError) as error:
+        reason = str(error).partition("\n")[0][:300]
+        if isinstance(error, NotFoundError | FileNotFoundError):
+            raise FileNotFoundError(reason) from None
+        raise (FileExistsError if isinstance(error, AlreadyExistsError) else OSError)(reason) from None

@@ -14,15 +14,15 @@ import msgspec
 from msgspec import Struct
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from shared.log_limit import LogLimit
 from shared.messages import FinishReason
-from shared.result_shares import WRONG_LAST_SEQUENCE, ResultShares
+from shared.publication import publish_expecting
+from shared.result_shares import ResultShares
 from shared.streams import ENDS_STREAM
 from shared.subjects import end_subject, result_subject
 
-_IF_EMPTY = {"Nats-Expected-Last-Subject-Sequence": "0"}
 JOB_ENDED = "job_ended_before"
 """Error code of a job that is not run because one of its id has ended, and whose result is no longer kept."""
 
@@ -68,7 +68,7 @@ class KeptResults:
         """
         await self.shares.wait(tenant)
         subject = result_subject(tenant, request_id)
-        stored = await self._publish_if_empty(subject, payload)
+        stored = await publish_expecting(self._js, subject, payload, 0)
         # Also where there was a result: whoever stored it may have died before it stored the end.
         await self._store_end(tenant, request_id, finish)
         if stored is not None:
@@ -100,7 +100,7 @@ class KeptResults:
             return
         end = msgspec.msgpack.encode(JobEnd(finish, self.shares.clock.now()))
         try:
-            await self._publish_if_empty(end_subject(tenant, request_id), end)
+            await publish_expecting(self._js, end_subject(tenant, request_id), end, 0)
         except (NoStreamResponseError, NatsTimeoutError) as error:
             self._paused_until = time.monotonic() + _PAUSE_S
             self._log_limit.warning(
@@ -110,12 +110,3 @@ class KeptResults:
                 error,
                 _PAUSE_S,
             )
-
-    async def _publish_if_empty(self, subject: str, payload: bytes) -> int | None:
-        """Store a message and return its number; None if its subject has one already."""
-        try:
-            return (await self._js.publish(subject, payload, headers=_IF_EMPTY)).seq
-        except APIError as error:
-            if error.err_code != WRONG_LAST_SEQUENCE:
-                raise
-            return None

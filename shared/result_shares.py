@@ -12,7 +12,6 @@ A process that dies leaves at most one piece of each tenant uncounted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -28,6 +27,7 @@ from shared.background_tasks import BackgroundTasks
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
+from shared.publication import WRONG_LAST_SEQUENCE, publish_expecting
 from shared.server_clock import ServerClock
 from shared.streams import ENDS_STREAM, RESULTS_STREAM
 from shared.subjects import decode_name, ends_filter, ledger_subject, results_filter
@@ -46,7 +46,6 @@ _MESSAGE_BYTES = 100
 _PAUSE_S = 30.0
 _NUM_TRIES = 10
 _MAX_PAUSE_S = 0.1
-WRONG_LAST_SEQUENCE = 10071
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
 _log = logging.getLogger(__name__)
@@ -170,15 +169,12 @@ class ResultShares:
 
     async def _enter(self, tenant: str, piece: Piece) -> None:
         """Add a piece to a tenant's ledger, again if another process writes it at the same time."""
-        for tries_left in reversed(range(_NUM_TRIES)):
+        for _ in range(_NUM_TRIES):
             pieces, revision = await self._ledger(tenant)
-            try:
-                await self._write(tenant, sorted([*pieces, piece], key=lambda piece: piece.last_seq), revision)
+            if await self._write(tenant, sorted([*pieces, piece], key=lambda piece: piece.last_seq), revision):
                 return
-            except APIError as error:
-                if error.err_code != WRONG_LAST_SEQUENCE or not tries_left:
-                    raise
-                await asyncio.sleep(random.uniform(0, _MAX_PAUSE_S))
+            await asyncio.sleep(random.uniform(0, _MAX_PAUSE_S))
+        raise APIError(err_code=WRONG_LAST_SEQUENCE, description=f"other processes were faster {_NUM_TRIES} times")
 
     async def _ledgers(self, max_age_s: float) -> dict[str, list[Piece]]:
         """Return the ledgers of all tenants without what is too old to be in the stream; empty ones are left out."""
@@ -209,9 +205,10 @@ class ResultShares:
             self._log_limit.warning(tenant, "the ledger of a tenant's results cannot be read: %s", error)
             return [], message.seq or 0
 
-    async def _write(self, tenant: str, pieces: list[Piece], revision: int) -> None:
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
-        await self._js.publish(ledger_subject(tenant), msgspec.msgpack.encode(pieces[-_MAX_PIECES:]), headers=headers)
+    async def _write(self, tenant: str, pieces: list[Piece], revision: int) -> bool:
+        """Replace a ledger; False if another process has just written it."""
+        payload = msgspec.msgpack.encode(pieces[-_MAX_PIECES:])
+        return await publish_expecting(self._js, ledger_subject(tenant), payload, revision) is not None
 
     async def _purge_results(self, tenant: str, pieces: list[Piece], share: int) -> None:
         """Drop the oldest pieces of a tenant until the rest fits its share."""
@@ -224,8 +221,8 @@ class ResultShares:
         last_seq = pieces[num_dropped - 1].last_seq
         await self._js.purge_stream(RESULTS_STREAM, subject=results_filter(tenant), seq=last_seq + 1)
         current, revision = await self._ledger(tenant)
-        with contextlib.suppress(APIError):  # another process has just written it; the next purge repeats this
-            await self._write(tenant, [piece for piece in current if piece.last_seq > last_seq], revision)
+        # Where another process was faster, the next purge repeats this.
+        await self._write(tenant, [piece for piece in current if piece.last_seq > last_seq], revision)
         self._log_limit.warning(
             tenant,
             "the stream of results is nearly full: the oldest of tenant %r, which holds more than its share of %d "

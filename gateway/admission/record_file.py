@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from shared.atomic_file import AtomicFile
 from shared.errors import ConfigError
 from shared.field_problem import field_problem
 
@@ -117,22 +117,15 @@ def write_records(path: Path, records: Sequence[Struct]) -> None:
         ConfigError: It cannot be written.
     """
     content = msgspec.json.format(msgspec.json.encode(records), indent=2) + b"\n"
-    # mkstemp makes the file readable by its owner alone.
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+        file = AtomicFile(path)
+        try:
+            file.write(content)
+            file.commit()
+        finally:
+            file.abort()
     except OSError as error:
         raise _unwritable(path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _unwritable(path, error) from None
-        raise
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

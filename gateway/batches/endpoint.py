@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
+from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.decoding import decode_typed
@@ -35,7 +36,7 @@ from gateway.batches.record import (
 )
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog, Hooks, PartialFile
-from gateway.files.endpoint import check_query, checked_after, checked_limit, reading
+from gateway.files.endpoint import checked_after, reading
 from gateway.files.objects import ordered_hex
 from gateway.files.upload import checked_expiry
 from shared.batch_streams import batch_stream
@@ -145,7 +146,7 @@ class BatchRoutes:
     async def _list(self, request: Request, principal: Principal) -> Response:
         allow_unknown = self.services.config.allow_unknown_parameters
         check_query(request, frozenset({"after", "limit"}), allow_unknown=allow_unknown)
-        limit = checked_limit(request.query_params.get("limit"), 20, _MAX_PAGE)
+        limit = whole_number(request.query_params.get("limit"), "limit", 1, _MAX_PAGE, 20)
         after = checked_after(request.query_params.get("after"), BATCH_ID)
         async with reading(self.services, principal):
             page, has_more = await _answered(self.log.page(principal.tenant, limit, after))

@@ -20,7 +20,7 @@ from gateway.batches.record import BATCH_ID, BatchRecord, decode_batch
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError, InvalidNameError
 from shared.nats_connection import SEND_ERRORS
-from shared.result_shares import WRONG_LAST_SEQUENCE
+from shared.publication import publish_expecting
 from shared.streams import BATCHES_STREAM, StreamLimits
 from shared.subjects import batch_subject, batches_filter, decode_name
 
@@ -96,14 +96,11 @@ class BatchLog:
         Raises:
             ReplacedError: Its number is another.
         """
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
         subject = batch_subject("active", record.tenant, record.id)
-        try:
-            return (await self._js.publish(subject, msgspec.msgpack.encode(record), headers=headers)).seq
-        except APIError as error:
-            if error.err_code == WRONG_LAST_SEQUENCE:
-                raise ReplacedError(f"batch {record.id} was changed by another gateway") from None
-            raise
+        stored = await publish_expecting(self._js, subject, msgspec.msgpack.encode(record), revision)
+        if stored is None:
+            raise ReplacedError(f"batch {record.id} was changed by another gateway")
+        return stored
 
     async def end(self, record: BatchRecord, revision: int) -> None:
         """Keep the record of a batch that has ended, and take it from those that run; may be repeated."""

@@ -11,7 +11,6 @@ import itertools
 import logging
 from collections.abc import Callable
 
-import msgspec
 from nats.aio.msg import Msg
 
 from gateway.dispatch.inflight import Flight
@@ -19,6 +18,7 @@ from gateway.errors import ApiError
 from shared.direct_client import DirectClient
 from shared.messages import encode_request
 from shared.nats_connection import SEND_ERRORS
+from shared.publication import decode_ack
 from shared.subjects import request_subject
 
 RETRY_AFTER_S = 2.0
@@ -30,17 +30,6 @@ ACK_MEMORY_S = 60.0
 _NO_LEADER = 10008
 
 _logger = logging.getLogger(__name__)
-
-
-class _PublishError(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _PublishAck(msgspec.Struct):
-    seq: int = 0
-    error: _PublishError | None = None
 
 
 class Publisher:
@@ -74,7 +63,6 @@ class Publisher:
         self._subjects: dict[str, str] = {}
         # Flight, epoch, and when it was published; the oldest first.
         self._waiting: dict[str, tuple[Flight, int, float]] = {}
-        self._decode = msgspec.json.Decoder(_PublishAck).decode
         self._on_stored = on_stored
         self._on_refused = on_refused
         self._on_no_stream = on_no_stream
@@ -156,7 +144,7 @@ class Publisher:
             # NATS answers with an empty message when no stream listens on the subject.
             self._on_no_stream(flight, epoch)
             return
-        ack = self._decode(message.data)
+        ack = decode_ack(message.data)
         if ack.error is None:
             self._on_stored(flight, epoch, ack.seq)
             return

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -20,10 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
+from shared.atomic_file import WRITING, AtomicFile, temporary_beside
 
 # NATS and Redis may write to the same disk: some room is left for them.
 KEPT_FREE_BYTES = 64 << 20
-_TEMPORARY = ".writing-"
 _ABANDONED_S = 86_400.0
 _THREADS = 4
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -48,7 +47,7 @@ class DirectoryStore:
 
         def create() -> None:
             self._make(target.parent)
-            temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
+            temporary = temporary_beside(target)
             temporary.write_bytes(data)
             try:
                 with contextlib.suppress(FileExistsError):
@@ -67,13 +66,12 @@ class DirectoryStore:
     async def writer(self, key: str) -> DirectoryWriter:
         """Begin a file beside its place."""
         target = self._root / check_key(key)
-        temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
 
-        def begin() -> int:
+        def begin() -> AtomicFile:
             self._make(target.parent)
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            return AtomicFile(target)
 
-        return DirectoryWriter(self, await self.run(begin), temporary, target)
+        return DirectoryWriter(self, await self.run(begin))
 
     async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
         """Read a range of a file."""
@@ -99,7 +97,7 @@ class DirectoryStore:
                             found.append(StoredObject(entry.name, state.st_size, state.st_mtime))
             abandoned = time.time() - _ABANDONED_S
             for name, _, modified in found:
-                if name.startswith(_TEMPORARY) and modified < abandoned:
+                if name.startswith(WRITING) and modified < abandoned:
                     (self._root / folder / name).unlink(missing_ok=True)
             return sorted(each for each in found if not each.name.startswith("."))
 
@@ -156,45 +154,19 @@ class DirectoryStore:
 class DirectoryWriter:
     """A file that is being written. Made by `DirectoryStore.writer`."""
 
-    def __init__(self, store: DirectoryStore, descriptor: int, temporary: Path, target: Path) -> None:
+    def __init__(self, store: DirectoryStore, file: AtomicFile) -> None:
         self._store = store
-        self._descriptor = descriptor
-        self._temporary = temporary
-        self._target = target
-        self._is_open = True
+        self._file = file
 
     async def write(self, data: bytes) -> None:
         """Add bytes."""
-
-        def write() -> None:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-
-        await self._store.run(write)
+        await self._store.run(partial(self._file.write, data))
 
     async def commit(self) -> None:
-        """Sync the file, rename it, and sync the directory."""
-
-        def commit() -> None:
-            os.fsync(self._descriptor)
-            self._close()
-            self._temporary.replace(self._target)
-            directory = os.open(self._target.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-
-        await self._store.run(commit)
+        """Sync the file and rename it."""
+        await self._store.run(self._file.commit)
 
     async def abort(self) -> None:
         """Delete the file, unless it was renamed."""
-        if self._is_open:
-            self._close()
-            with contextlib.suppress(StoreError):
-                await self._store.run(partial(self._temporary.unlink, missing_ok=True))
-
-    def _close(self) -> None:
-        self._is_open = False
-        os.close(self._descriptor)
+        with contextlib.suppress(StoreError):
+            await self._store.run(self._file.abort)

@@ -16,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.door import exchange_of
+from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.checks import invalid_value, unknown_parameter
+from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
 from gateway.files.catalog import READ_BYTES, FileCatalog
 from gateway.files.form_data import FormData
@@ -109,16 +110,13 @@ class FileRoutes:
     async def _list(self, request: Request, principal: Principal) -> Response:
         query = request.query_params
         check_query(request, _LIST, allow_unknown=self._services.config.allow_unknown_parameters)
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
-        limit = checked_limit(query.get("limit"), _MAX_FILES, _MAX_FILES)
+        limit = whole_number(query.get("limit"), "limit", 1, _MAX_FILES, _MAX_FILES)
         async with self._reading(principal):
             found, has_more = await self._catalog.page(
                 principal.tenant,
                 limit,
                 checked_after(query.get("after"), FILE_ID),
-                is_ascending=order == "asc",
+                is_ascending=is_ascending(request),
                 purpose=query.get("purpose"),
             )
         first, last = (found[0].id, found[-1].id) if found else (None, None)
@@ -206,30 +204,6 @@ async def reading(services: RouteServices, principal: Principal) -> AsyncIterato
         yield
     finally:
         lease.release(1)
-
-
-def check_query(request: Request, known: frozenset[str], *, allow_unknown: bool) -> None:
-    """Refuse unknown parameters of a query.
-
-    Raises:
-        ApiError: 400; it names the first.
-    """
-    for name in request.query_params:
-        if name not in known and not allow_unknown:
-            raise unknown_parameter(name)
-
-
-def checked_limit(text: str | None, default: int, most: int) -> int:
-    """Return how many objects a page has at most.
-
-    Raises:
-        ApiError: 400; the number is out of range.
-    """
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
-        raise invalid_value("limit", f"'limit' must be a whole number from 1 to {most}.")
-    return int(text)
 
 
 def checked_after(text: str | None, form: re.Pattern[str]) -> str | None:

@@ -1,7 +1,6 @@
 """Files in a bucket of S3, or of a server that speaks its protocol, through the package `obstore`.
 
-Credentials, region and endpoint come from the variables that all clients of S3 read (`AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, ...). An object is uploaded in parts and appears with its last one.
+An object is uploaded in parts and appears with its last one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, check_key
-from shared.bucket import open_bucket
+from shared.bucket import bucket_errors, open_bucket
 
 _PART_BYTES = 8 << 20
 
@@ -34,9 +33,7 @@ class S3Store:
 
     async def create(self, key: str, data: bytes) -> None:
         """Put an object on the condition that there is none."""
-        from obstore.exceptions import AlreadyExistsError
-
-        with contextlib.suppress(AlreadyExistsError):
+        with contextlib.suppress(FileExistsError):
             await self._answered(self._client.put_async(self._bucket, check_key(key), data, mode="create"))
 
     async def check_room(self, num_bytes: int) -> None:
@@ -87,17 +84,15 @@ class S3Store:
         """Do nothing: connections end with the object."""
 
     async def _answered(self, call: Awaitable[Result]) -> Result:
-        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
-
         try:
-            return await call
-        except AlreadyExistsError:
+            with bucket_errors():
+                return await call
+        except FileExistsError:
             raise
-        except (NotFoundError, FileNotFoundError) as error:
+        except FileNotFoundError as error:
             raise MissingObjectError(f"{self.place} has no such object, or there is no such bucket") from error
-        except (BaseError, OSError) as error:
-            reason = str(error).partition("\n")[0][:300]
-            raise StoreError(f"{self.place} cannot be used: {reason}") from error
+        except OSError as error:
+            raise StoreError(f"{self.place} cannot be used: {error}") from error
 
 
 class S3Writer:

@@ -225,11 +225,6 @@ class Fleet:
         beats = [beat for beat in self.liveness.live() if beat.model == model]
         return sum("resumed" in beat.features for beat in beats), len(beats)
 
-    def do_workers_understand(self, model: str, feature: str) -> bool:
-        """Whether a model has live workers, and all of them understand what earlier versions do not."""
-        beats = [beat for beat in self.liveness.live() if beat.model == model]
-        return bool(beats) and all(feature in beat.features for beat in beats)
-
     def pulled(self, model: str, is_resumed: bool) -> tuple[int, int]:
         """Return the stream sequences between which all requests of a queue are with some worker.
 

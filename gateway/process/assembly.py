@@ -66,7 +66,6 @@ from gateway.resumable.routes import StreamRoutes
 from shared.direct_client import DirectClient
 from shared.grammar.checker import GrammarChecker
 from shared.media_store import MediaStore
-from shared.messages import BOUND_SEALS
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.request_log import RequestLog
 from shared.task_supervisor import TaskSupervisor
@@ -166,11 +165,10 @@ def _responses(
     stack: contextlib.AsyncExitStack, services: RouteServices, nats: DirectClient, dispatcher: Dispatcher
 ) -> ResponseStore:
     """Return the store of responses, which writes the rest down when the gateway stops."""
-    log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock, dispatcher.fleet)
+    log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock)
     stack.push_async_callback(log.close)
     stack.push_async_callback(jobs.kept.shares.close)
-    may_bind = partial(dispatcher.fleet.do_gateways_understand, BOUND_SEALS)
-    seals = ReasoningSeals.read(services.config.responses_secret, may_bind)
+    seals = ReasoningSeals.read(services.config.responses_secret)
     return ResponseStore(log, jobs, seals, services.bodies, services.limiter)
 
 

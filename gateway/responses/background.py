@@ -232,7 +232,7 @@ class Submission:
         draft = generation.draft
         jobs = self.store.jobs
         queue, stream_seq = await jobs.publish(request)
-        job = BackgroundJob.of(generation, stream_seq, deadline, queue, jobs.first_piece)
+        job = BackgroundJob.of(generation, stream_seq, deadline, queue)
         response = msgspec.json.encode(response_fields(draft, "queued"))
         record = ResponseRecord(caller.tenant, generation.model, draft, response, job)
         try:

@@ -62,8 +62,7 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
         generation: ResponseGeneration,
         stream_seq: int,
         deadline: float,
-        queue: Queue = "batch",
-        first_piece: int | None = None,
+        queue: Queue = "background",
     ) -> BackgroundJob:
         """Return the job of a generation that is in the queue."""
         reading, tools = generation.reading, generation.tools
@@ -71,7 +70,7 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
             stream_seq=stream_seq,
             deadline=deadline,
             queue=queue,
-            first_piece=first_piece,
+            first_piece=FIRST_PIECE,
             chat_format=None if reading is None else reading.format_name,
             tools=None if tools is None else replace(tools, schema_places=()),
             includes_reasoning=generation.includes_reasoning,

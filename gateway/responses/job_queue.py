@@ -1,8 +1,7 @@
 """The jobs of background responses on NATS: published, looked for, watched, cancelled.
 
 Everything that a job has is where every gateway finds it: its request in the tenant's stream, what it has so far in the
-record of its progress, and its result in the stream of results. A job waits in the queue of background responses, or
-behind the tenant's batch jobs where a worker or the stream is of an earlier version.
+record of its progress, and its result in the stream of results.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import contextlib
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from nats.errors import MaxPayloadError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
-from gateway.responses.job import FIRST_PIECE, BackgroundJob, JobWatch
+from gateway.responses.job import BackgroundJob, JobWatch
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
 from shared.kept_results import JobEnd, KeptResults
-from shared.messages import BACKGROUND, SHORT_PIECES, BatchResult, Cancel, Request, encode, encode_request
+from shared.messages import BatchResult, Cancel, Request, encode, encode_request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
@@ -41,18 +40,6 @@ _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
 MAX_WATCHES = 256
 """Jobs watched at once, each with two of the 1,000 subscriptions that NATS allows a connection; others are polled."""
-
-
-class Understanding(Protocol):
-    """The features that all processes of a kind have (`Fleet`)."""
-
-    def do_workers_understand(self, model: str, feature: str) -> bool:
-        """Whether a model has live workers, and all of them understand what earlier versions do not."""
-        ...
-
-    def do_gateways_understand(self, feature: str) -> bool:
-        """Whether all gateways have a feature."""
-        ...
 
 
 class Place(NamedTuple):
@@ -99,10 +86,9 @@ class JobQueue:
         kept: Stores the results of cancelled jobs.
     """
 
-    def __init__(self, nats: DirectClient, clock: ServerClock, fleet: Understanding | None = None) -> None:
-        """Work over an open connection; without a fleet, as with workers of earlier versions."""
+    def __init__(self, nats: DirectClient, clock: ServerClock) -> None:
+        """Work over an open connection."""
         self._nats = nats
-        self._fleet = fleet
         self._num_watches = 0
         self.clock = clock
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
@@ -111,42 +97,20 @@ class JobQueue:
         self._decode_consumer = msgspec.json.Decoder(_ConsumerInfo).decode
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
 
-    @property
-    def first_piece(self) -> int | None:
-        """Characters of the first event of text in streams of jobs; None while a gateway knows one length for all."""
-        is_known = self._fleet is not None and self._fleet.do_gateways_understand(SHORT_PIECES)
-        return FIRST_PIECE if is_known else None
-
     async def publish(self, request: Request) -> Place:
-        """Put a request into its tenant's queue of background responses, or that of jobs; say where it is.
+        """Put a request into its tenant's queue of background responses; say where it is.
 
         Raises:
             ApiError: There is no such queue, it is full, the request is too large, or NATS does not answer.
         """
-        if self._fleet is not None and self._fleet.do_workers_understand(request.model, BACKGROUND):
-            # A stream that an earlier version has made has no such subject.
-            with contextlib.suppress(NoStreamResponseError):
-                return await self._publish(request, "background")
+        subject = request_subject(request.model, "background", request.tenant)
         try:
-            return await self._publish(request, "batch")
+            ack = await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
         except NoStreamResponseError as error:
             message = (
                 "This tenant has no batch queue for background responses. The operator makes it: `headrace setup`."
             )
             raise ApiError(400, message, param="background", code="background_unavailable") from error
-
-    async def _publish(self, request: Request, queue: Queue) -> Place:
-        """Publish to one queue.
-
-        Raises:
-            ApiError: As `publish`.
-            NoStreamResponseError: There is no such queue.
-        """
-        subject = request_subject(request.model, queue, request.tenant)
-        try:
-            ack = await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
-        except NoStreamResponseError:
-            raise
         except MaxPayloadError as error:
             message = f"The conversation is larger than {self._nats.max_payload} bytes."
             raise ApiError(413, message, code="request_too_large") from error
@@ -155,7 +119,7 @@ class JobQueue:
             raise ApiError(503, message, code="queue_full", retry_after_s=30.0) from error
         except SEND_ERRORS as error:
             raise _unavailable() from error
-        return Place(queue, ack.seq)
+        return Place("background", ack.seq)
 
     async def watch(self, tenant: str, response_id: str) -> JobWatch:
         """Hear of a job from now on, until `unwatch`; nothing is heard of more than `MAX_WATCHES` at once."""

@@ -4,9 +4,6 @@ It is the text, encrypted and authenticated with a key that is made of the opera
 kind of item. So only gateways with the same secret read it. What was changed, or was made for another tenant, model or
 kind, or by another provider, is refused. The same text of the same item is always encrypted to the same bytes, because
 the events of a background response are told again by whichever gateway is asked.
-
-Seals of earlier versions (`hr1.`) are bound to their tenant alone. This version opens them, the next one will not. It
-makes them as long as a gateway runs that opens no others (`GatewayHeartbeat.features`).
 """
 
 from __future__ import annotations
@@ -31,52 +28,48 @@ Seal = Callable[[SealKind, str, str], str]
 """Encrypts a text for one tenant and model; its kind and the id of its item come first."""
 
 _PREFIX = "hr2."
-_TENANT_PREFIX = "hr1."
 _SHOWN_CHARACTERS = 12
 
 
 class ReasoningSeals:
     """Encrypts with the first of the operator's secrets, and decrypts with any. Keeps nothing else."""
 
-    def __init__(self, secrets: Sequence[str], may_bind: Callable[[], bool] = lambda: True) -> None:
-        """Make keys of these secrets, of which there is at least one; `may_bind`: all gateways open bound seals."""
+    def __init__(self, secrets: Sequence[str]) -> None:
+        """Make keys of these secrets, of which there is at least one."""
         self._boxes = [Aead(_key(secret, b"reasoning key 1")) for secret in secrets]
         self._nonce_key = _key(secrets[0], b"reasoning nonce1")
-        self._may_bind = may_bind
 
     @classmethod
-    def read(cls, setting: str | None, may_bind: Callable[[], bool] = lambda: True) -> ReasoningSeals | None:
+    def read(cls, setting: str | None) -> ReasoningSeals | None:
         """Return the seals of a setting: secrets separated by commas; None where it is empty.
 
         Raises:
             ConfigError: A secret is too short.
         """
         secrets = read_secrets(setting)
-        return cls(secrets, may_bind) if secrets else None
+        return cls(secrets) if secrets else None
 
     def seal(self, tenant: str, model: str, kind: SealKind, item_id: str, text: str) -> str:
         """Return the text of an item, encrypted for a tenant, model and kind."""
-        is_bound = self._may_bind()
-        owner, plain = _bound_to(tenant, model, kind) if is_bound else tenant.encode(), text.encode()
+        owner, plain = _bound_to(tenant, model, kind), text.encode()
         # Never the same for two texts: a nonce made of the text itself needs no memory and no chance.
         nonce = hashlib.blake2b(key=self._nonce_key, digest_size=Aead.NONCE_SIZE)
         nonce.update(_with_lengths(owner, item_id.encode(), plain))
         sealed = self._boxes[0].encrypt(plain, owner, nonce.digest())
-        return (_PREFIX if is_bound else _TENANT_PREFIX) + base64.urlsafe_b64encode(sealed).decode()
+        return _PREFIX + base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, tenant: str, model: str, kind: SealKind, content: str) -> str | None:
         """Return the text that was encrypted for a tenant, model and kind; None if this is none, or was changed."""
         prefix, packed = content[: len(_PREFIX)], content[len(_PREFIX) :]
-        owners = {_PREFIX: _bound_to(tenant, model, kind), _TENANT_PREFIX: tenant.encode()}
         try:
             sealed = base64.b64decode(packed, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             return None
-        if prefix not in owners or len(sealed) < Aead.NONCE_SIZE + Aead.MACBYTES:
+        if prefix != _PREFIX or len(sealed) < Aead.NONCE_SIZE + Aead.MACBYTES:
             return None
         for box in self._boxes:
             try:
-                return box.decrypt(sealed, owners[prefix]).decode()
+                return box.decrypt(sealed, _bound_to(tenant, model, kind)).decode()
             except CryptoError:
                 continue
         return None

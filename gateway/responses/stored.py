@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import Principal
 from gateway.api.large_bodies import LARGE_BYTES
+from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, json_response
-from gateway.api.schemas.checks import invalid_value, unknown_parameter
+from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
 from gateway.responses.background import Follower
 from gateway.responses.body import ItemBody
@@ -23,6 +24,7 @@ from gateway.responses.log import PieceBudget, ResponseRecord, has_ended
 from gateway.responses.names import ENCRYPTED_REASONING, LOGPROBS, check_includes
 from gateway.responses.store import ResponseStore
 from gateway.streams.event_stream import EVENT_STREAM_HEADERS
+from gateway.streams.numbered import MAX_EVENT
 
 _PATH = "/v1/responses/{response_id}"
 _EVENT_STREAM_HEADERS = {name.decode(): value.decode() for name, value in EVENT_STREAM_HEADERS}
@@ -31,9 +33,6 @@ _RETRIEVE = _INCLUDE | {"stream", "starting_after", "include_obfuscation"}
 _LIST = _INCLUDE | {"order", "limit", "after"}
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
-# More than any response has events.
-_MAX_EVENT = 10**9
-_MAX_DIGITS = len(str(_MAX_EVENT))
 
 Read = Callable[[str, str, PieceBudget], Awaitable[ResponseRecord | None]]
 
@@ -56,7 +55,7 @@ class StoredResponses:
         ]
 
     async def _retrieve(self, request: Request, principal: Principal) -> Response:
-        self._check_names(request, _RETRIEVE)
+        check_query(request, _RETRIEVE, allow_unknown=self._allow_unknown)
         record = await self._find(request, principal)
         _check_include(request, record)
         stream = request.query_params.get("stream", "false").lower()
@@ -73,7 +72,7 @@ class StoredResponses:
         if record.job is None:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
             raise invalid_value("stream", message)
-        starting_after = _number(request.query_params.get("starting_after"), "starting_after", -1, 0, _MAX_EVENT)
+        starting_after = whole_number(request.query_params.get("starting_after"), "starting_after", 0, MAX_EVENT, -1)
         return _FollowingStream(Follower(record, self._store, starting_after), self._store)
 
     def is_one(self, stream_id: str) -> bool:
@@ -122,15 +121,12 @@ class StoredResponses:
         return json_response(DeletedResponse(_id(request), "response", True))
 
     async def _list_input(self, request: Request, principal: Principal) -> Response:
-        self._check_names(request, _LIST)
+        check_query(request, _LIST, allow_unknown=self._allow_unknown)
         record = await self._find(request, principal)
         _check_include(request, record)
         query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise invalid_value("order", "'order' must be 'asc' or 'desc'.")
-        limit = _number(query.get("limit"), "limit", _DEFAULT_ITEMS, 1, _MAX_ITEMS)
-        items = record.draft.input if order == "asc" else record.draft.input[::-1]
+        limit = whole_number(query.get("limit"), "limit", 1, _MAX_ITEMS, _DEFAULT_ITEMS)
+        items = record.draft.input if is_ascending(request) else record.draft.input[::-1]
         after = query.get("after")
         if after is not None:
             position = next((i for i, item in enumerate(items) if item.id == after), None)
@@ -142,11 +138,6 @@ class StoredResponses:
         page = await self._store.bodies.read_kept(principal.tenant, LARGE_BYTES + 1, listed)
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         return json_response(InputItemList("list", page, first, last, has_more=len(items) > len(page)))
-
-    def _check_names(self, request: Request, known: frozenset[str]) -> None:
-        for name in request.query_params:
-            if name not in known and not self._allow_unknown:
-                raise unknown_parameter(name)
 
     async def _find(self, request: Request, principal: Principal) -> ResponseRecord:
         async with self._store.reading(principal) as budget:
@@ -220,11 +211,3 @@ def _check_include(request: Request, record: ResponseRecord) -> None:
     for value in values:
         if not made.get(value, True):
             raise invalid_value("include", f"'{value}' has to be in 'include' when the response is made. Leave it out.")
-
-
-def _number(text: str | None, name: str, default: int, least: int, most: int) -> int:
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not least <= int(text) <= most:
-        raise invalid_value(name, f"'{name}' must be a whole number from {least} to {most}.")
-    return int(text)

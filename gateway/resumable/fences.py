@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable
 from typing import NamedTuple
 
-import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionReconnectingError
@@ -26,7 +25,7 @@ from gateway.resumable.journal import SLOTS, JournalTail, Span
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
-from shared.result_shares import WRONG_LAST_SEQUENCE
+from shared.publication import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE, decode_ack, publish_expecting
 from shared.streams import STREAMS_STREAM
 from shared.subjects import fence_subject, journal_subject
 
@@ -35,7 +34,6 @@ REVOKED_S = 2.0
 _MAX_REVOKED = 64
 # Header of a fence: the journal's span. Earlier versions write no journal, and no header.
 _SPAN = "Hr-Journal"
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 # A dead writer's journal is kept this long. Streams not taken over by then lose what is only there.
 _JOURNAL_KEPT_S = 600.0
 # Messages of a journal that are asked for at once.
@@ -63,20 +61,6 @@ class _Revoked(NamedTuple):
 
     at: float
     tail: asyncio.Task[JournalTail]
-
-
-class _PublishError(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _PublishAck(msgspec.Struct):
-    seq: int = 0
-    error: _PublishError | None = None
-
-
-_decode_ack = msgspec.json.Decoder(_PublishAck).decode
 
 
 class Fences:
@@ -134,7 +118,7 @@ class Fences:
             raise ConnectionReconnectingError
         reply = f"{self._inbox}.{next(self._numbers)}"
         ack = self._acks[reply] = asyncio.get_running_loop().create_future()
-        headers = f"{_EXPECTED}: {seq}\r\n{_SPAN}: {_span_text(span)}\r\n".encode()
+        headers = f"{EXPECTED_SEQUENCE}: {seq}\r\n{_SPAN}: {_span_text(span)}\r\n".encode()
         self._nats.send(fence_subject(writer), writer.encode(), reply, headers)
         return self._written(reply, ack)
 
@@ -149,7 +133,7 @@ class Fences:
         if not message.data:
             # NATS answers with an empty message when no stream listens on the subject.
             raise NoStreamResponseError
-        answer = _decode_ack(message.data)
+        answer = decode_ack(message.data)
         error = answer.error
         if error is not None and error.err_code != WRONG_LAST_SEQUENCE:
             raise APIError(code=error.code, err_code=error.err_code, description=error.description)
@@ -228,19 +212,3 @@ class Fences:
 
 def _span_text(span: Span) -> str:
     return f"{span[0]}-{span[1]}"
-
-
-async def publish_expecting(
-    js: JetStreamContext, subject: str, payload: bytes, seq: int, headers: dict[str, str] | None = None
-) -> int | None:
-    """Store a message if the last one of its subject is `seq`, 0 for none; return its number or None.
-
-    Raises:
-        Exception: One of `ERRORS` of the log.
-    """
-    try:
-        return (await js.publish(subject, payload, headers={_EXPECTED: str(seq), **(headers or {})})).seq
-    except APIError as error:
-        if error.err_code != WRONG_LAST_SEQUENCE:
-            raise
-        return None

@@ -20,13 +20,14 @@ import msgspec
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from gateway.errors import ApiError
-from gateway.resumable.fences import Fences, publish_expecting
+from gateway.resumable.fences import Fences
 from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, encode
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
+from shared.publication import publish_expecting
 from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
 from shared.subjects import decode_name, stream_subject, streams_filter
 
@@ -248,10 +249,10 @@ class StreamLog:
         """
         subject = stream_subject(tenant, digest, "key")
         try:
-            stored = await self._publish_expecting(subject, encode(record), seq)
+            stored = await publish_expecting(self._js, subject, encode(record), seq)
         except NoStreamResponseError:
             await self.ensure()
-            stored = await self._publish_expecting(subject, encode(record), seq)
+            stored = await publish_expecting(self._js, subject, encode(record), seq)
         return stored is not None
 
     async def release_key(self, tenant: str, digest: str) -> None:
@@ -287,7 +288,7 @@ class StreamLog:
 
     async def _publish_head(self, head: StreamHead, seq: int) -> int | None:
         subject = stream_subject(head.tenant, head.id, "head")
-        return await self._publish_expecting(subject, self._in_chunks(head.tenant, subject, encode(head)), seq)
+        return await publish_expecting(self._js, subject, self._in_chunks(head.tenant, subject, encode(head)), seq)
 
     def _in_chunks(self, tenant: str, subject: str, payload: bytes) -> bytes:
         """Return a payload, or if it is large, send its chunks and return what names them.
@@ -328,9 +329,6 @@ class StreamLog:
         except NotFoundError:
             return None
         return message.data or b"", message.seq or 0
-
-    async def _publish_expecting(self, subject: str, payload: bytes, seq: int) -> int | None:
-        return await publish_expecting(self._js, subject, payload, seq)
 
 
 def unavailable() -> ApiError:

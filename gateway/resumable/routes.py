@@ -19,8 +19,9 @@ from gateway.api.door import exchange_of, head_of
 from gateway.api.endpoint import Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.operation import Operation
+from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
-from gateway.api.schemas.checks import invalid_value, unknown_parameter
+from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
 from gateway.http1.head import REQUEST_ID
 from gateway.resumable.hub import StreamHub
@@ -31,7 +32,6 @@ from shared.bounds import MAX_NAME_BYTES
 
 _PATH = "/v1/streams/{stream_id:path}"
 _LAST_EVENT_ID = "last-event-id"
-_MAX_DIGITS = len(str(MAX_EVENT))
 # About as many heads as fit into one read of 64 kB.
 _HEADS_A_READ = 16
 
@@ -118,7 +118,7 @@ class StreamRoutes:
         ]
 
     async def _list(self, request: Request, principal: Principal) -> Response:
-        self._check_query(request, frozenset())
+        check_query(request, frozenset(), allow_unknown=self._allow_unknown)
         lease, num_read = await self._limiter.admit_read(principal), 0
         try:
             heads, num_read, has_more = await self._hub.running(principal)
@@ -132,7 +132,7 @@ class StreamRoutes:
         return json_response(StreamList("list", streams, has_more))
 
     async def _read(self, request: Request, principal: Principal) -> Response:
-        self._check_query(request, frozenset({"from"}))
+        check_query(request, frozenset({"from"}), allow_unknown=self._allow_unknown)
         first_event = _first_event(request)
         head = await self._found(request, principal)
         if isinstance(head, str):
@@ -141,11 +141,6 @@ class StreamRoutes:
             return Response(media_type="text/event-stream")
         endpoint = self._endpoints[head.form.endpoint]
         return _StreamResponse(self._service, endpoint, self._hub, head, principal, first_event)
-
-    def _check_query(self, request: Request, known: frozenset[str]) -> None:
-        for name in request.query_params:
-            if name not in known and not self._allow_unknown:
-                raise unknown_parameter(name)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
         (await self._limiter.admit_read(principal)).release(1)
@@ -214,15 +209,8 @@ def _first_event(request: Request) -> int:
     if last is not None and first is not None:
         raise invalid_value("from", "Give either 'from' or the header 'Last-Event-ID'.")
     if last is not None:
-        return _number(last, "Last-Event-ID") + 1
-    return 0 if first is None else _number(first, "from")
-
-
-def _number(text: str, name: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or int(text) > MAX_EVENT:
-        message = f"'{name}' must be a whole number from 0 to {MAX_EVENT}, the id of an event."
-        raise ApiError(400, message, param=name, code="invalid_value")
-    return int(text)
+        return 1 + whole_number(last, "Last-Event-ID", 0, MAX_EVENT, 0)
+    return whole_number(first, "from", 0, MAX_EVENT, 0)
 
 
 OPERATIONS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
 from gpu_worker.execution.tiers.directory import Folder, StoredFile
-from shared.bucket import open_bucket
+from shared.bucket import bucket_errors, open_bucket
 
 _TIMEOUT = "10s"
 
@@ -29,19 +29,19 @@ class BucketStore:
 
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
         """Put an object."""
-        with _Errors():
+        with bucket_errors():
             self._client.put(self._bucket, key, b"".join(parts), use_multipart=False)
 
     def read(self, key: str, most_bytes: int) -> bytes:
         """Get an object, whose size comes before its bytes."""
-        with _Errors():
+        with bucket_errors():
             found = self._client.get(self._bucket, key)
             return bytes(found.bytes()) if found.meta["size"] <= most_bytes else b""
 
     def delete(self, key: str) -> None:
         """Delete an object."""
         try:
-            with _Errors():
+            with bucket_errors():
                 self._client.delete(self._bucket, key)
         except FileNotFoundError:
             return
@@ -49,7 +49,7 @@ class BucketStore:
     def folders(self) -> Iterable[Folder]:
         """List everything, and return it by folder."""
         self._listed = {}
-        with _Errors():
+        with bucket_errors():
             for batch in self._client.list(self._bucket):
                 for each in batch:
                     folder = each["path"].rpartition("/")[0]
@@ -63,18 +63,3 @@ class BucketStore:
 
     def prune(self, folder: str) -> None:
         """Do nothing: a bucket has no folders."""
-
-
-class _Errors:
-    """Turns errors of the package into those of a disk."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        from obstore.exceptions import BaseError, NotFoundError
-
-        if isinstance(error, NotFoundError | FileNotFoundError):
-            raise FileNotFoundError(str(error)[:300]) from None
-        if isinstance(error, BaseError):
-            raise OSError(str(error).partition("\n")[0][:300]) from None

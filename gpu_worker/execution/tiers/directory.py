@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterable
@@ -17,9 +16,9 @@ from collections.abc import Sequence as Values
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from shared.atomic_file import WRITING, AtomicFile, temporary_beside
 from shared.errors import ConfigError
 
-_WRITING = ".writing-"
 ABANDONED_S = 300.0
 """Nothing takes so long to write."""
 
@@ -95,7 +94,7 @@ class DirectoryStore:
         self._root = root
         try:
             root.mkdir(parents=True, exist_ok=True)
-            probe = root / f"{_WRITING}{secrets.token_hex(8)}"
+            probe = temporary_beside(root / "probe")
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -104,22 +103,18 @@ class DirectoryStore:
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
         """Write beside the place, sync, and rename."""
         target = self._root / key
-        temporary = target.with_name(f"{_WRITING}{secrets.token_hex(8)}")
         try:
-            file = _create(temporary)
+            file = AtomicFile(target)
         except FileNotFoundError:
             target.parent.mkdir(parents=True, exist_ok=True)
-            file = _create(temporary)
+            file = AtomicFile(target)
         try:
-            with open(file, "wb", buffering=0) as sink:
-                for part in parts:
-                    _write_all(sink.fileno(), memoryview(part))
-                os.fsync(sink.fileno())
-            os.replace(temporary, target)
-        except BaseException:
+            for part in parts:
+                file.write(part)
+            file.commit(syncs_directory=False)
+        finally:
             with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+                file.abort()
 
     def read(self, key: str, most_bytes: int) -> bytes:
         """Read all of a file, and make it the most recently used. Links are not followed, pipes not waited for."""
@@ -165,7 +160,7 @@ class DirectoryStore:
                         continue
                     if not entry.name.startswith("."):
                         found[f"{folder}/{entry.name}"] = StoredFile(state.st_size, state.st_mtime)
-                    elif entry.name.startswith(_WRITING) and state.st_mtime < abandoned:
+                    elif entry.name.startswith(WRITING) and state.st_mtime < abandoned:
                         os.unlink(entry.path)
         return found
 
@@ -178,15 +173,6 @@ class DirectoryStore:
             except OSError:
                 return
             path = path.parent
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def _read_all(file: int, num_bytes: int) -> bytes:

@@ -99,7 +99,7 @@ async def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         descriptor = os.open("/dev/full", os.O_WRONLY)
     except FileNotFoundError:
         pytest.skip("needs /dev/full")
-    os.dup2(descriptor, writer._descriptor)
+    os.dup2(descriptor, writer._file._descriptor)
     os.close(descriptor)
     with pytest.raises(StoreFullError, match="No space left"):
         await writer.write(b"x" * 100)

@@ -398,15 +398,6 @@ def test_feature_is_used_once_all_gateways_that_run_have_it(watched: Watched, mo
     assert uses == [False, True, False, True]
 
 
-def test_model_understands_what_all_of_its_live_workers_do(watched: Watched) -> None:
-    assert not watched.fleet.do_workers_understand("m", "new")
-    watched.hear(features=("new",))
-    watched.hear(worker="other", model="n", features=())
-    assert watched.fleet.do_workers_understand("m", "new")
-    watched.hear(worker="w2", features=())
-    assert not watched.fleet.do_workers_understand("m", "new")
-
-
 def test_claims_of_a_worker_count_no_more_than_what_gateways_have_given_out(watched: Watched) -> None:
     watched.hear(worker="liar", waiting=100_000, waiting_tokens=10**9)
     for awaited, requests, most_tokens in (((0, 0), 0, 0), ((4, 100), 4, 4 * 256 + 350)):

@@ -41,7 +41,7 @@ class BatchWorker:
     async def take(self) -> Request:
         """Take the next job."""
         js = self.nats.jetstream()
-        queue = await js.pull_subscribe_bind(consumer_name(self.model, "batch"), stream=batch_stream(self.tenant))
+        queue = await js.pull_subscribe_bind(consumer_name(self.model, "background"), stream=batch_stream(self.tenant))
         (message,) = await queue.fetch(1, timeout=10)
         request = decode_request(message.data)
         self._messages[request.id] = message
@@ -81,7 +81,7 @@ async def batch_worker(nats_url: str, model: str, tenant: str = "default") -> As
     try:
         js = nats.jetstream()
         await ensure_streams(js, LIMITS, [tenant])
-        await ensure_consumer(js, model, "batch", LIMITS, tenant)
+        await ensure_consumer(js, model, "background", LIMITS, tenant)
         worker = BatchWorker(nats, model, tenant)
         await nats.subscribe(cancel_subject(model), cb=worker._hear_cancel)
         yield worker

@@ -19,9 +19,9 @@ from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import JobQueue, JobRef, JobState
 from shared.batch_progress import BatchProgress
 from shared.direct_client import DirectClient
-from shared.messages import BACKGROUND, SHORT_PIECES, Request
+from shared.messages import Request
 from shared.server_clock import ServerClock
-from shared.subjects import Queue, cancel_subject
+from shared.subjects import cancel_subject
 
 REF = JobRef("t", "m", "resp_1", BackgroundJob(stream_seq=7, deadline=0.0))
 REQUEST = Request(id="resp_1", model="m", tenant="t", lane="batch", text="x")
@@ -39,7 +39,6 @@ class Wire:
         self.sent: list[str] = []
         self.published: list[str] = []
         self.subscribed: set[str] = set()
-        self.is_of_an_earlier_version = False
 
     def jetstream(self, timeout: float | None = None) -> Wire:
         self.timeout_s = timeout
@@ -48,8 +47,6 @@ class Wire:
     async def publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> Any:
         if self.failure is not None:
             raise self.failure
-        if self.is_of_an_earlier_version and ".background." in subject:
-            raise NoStreamResponseError
         self.published.append(subject)
         return PubAck(stream="s", seq=1)
 
@@ -116,37 +113,9 @@ async def test_queue_that_does_not_answer_is_a_503(
     assert wire.timeout_s == 3.0
 
 
-class Peers:
-    """Workers and gateways that all understand these features."""
-
-    def __init__(self, *features: str) -> None:
-        self._features = features
-
-    def do_workers_understand(self, model: str, feature: str) -> bool:
-        return model == "m" and feature in self._features
-
-    def do_gateways_understand(self, feature: str) -> bool:
-        return feature in self._features
-
-
-@pytest.mark.parametrize(
-    ("features", "is_of_an_earlier_version", "queue"),
-    [((BACKGROUND,), False, "background"), ((), False, "batch"), ((BACKGROUND,), True, "batch")],
-)
-async def test_job_waits_behind_batch_jobs_only_where_a_worker_or_the_stream_is_of_an_earlier_version(
-    wire: Wire, features: tuple[str, ...], is_of_an_earlier_version: bool, queue: Queue
-) -> None:
-    wire.is_of_an_earlier_version = is_of_an_earlier_version
-    place = await JobQueue(cast("DirectClient", wire), ServerClock(), fleet=Peers(*features)).publish(REQUEST)
-    assert place == (queue, 1)
-    assert wire.published == [f"hr.req.m.{queue}.t"]
-
-
-@pytest.mark.parametrize(("features", "first_piece"), [((SHORT_PIECES,), 1), ((), None)])
-def test_first_pieces_are_short_once_all_gateways_tell_them_so(
-    wire: Wire, features: tuple[str, ...], first_piece: int | None
-) -> None:
-    assert JobQueue(cast("DirectClient", wire), ServerClock(), fleet=Peers(*features)).first_piece == first_piece
+async def test_job_waits_in_the_queue_of_background_responses(queue: JobQueue, wire: Wire) -> None:
+    assert await queue.publish(REQUEST) == ("background", 1)
+    assert wire.published == ["hr.req.m.background.t"]
 
 
 async def test_jobs_beyond_the_subscriptions_of_a_connection_are_not_watched(

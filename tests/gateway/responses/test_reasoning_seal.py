@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from typing import Any, cast
 
 import httpx2
@@ -47,44 +46,6 @@ def test_what_was_sealed_is_opened_for_its_tenant_model_and_kind_alone(
     # Events that are told again are the same; items are not.
     again = SEALS.seal(tenant, model, "reasoning", item_id, text)
     assert again == sealed != SEALS.seal(tenant, model, "reasoning", item_id + "x", text)
-
-
-def _sealed_by_the_previous_version(tenant: str, text: str, secret: str = OLD) -> str:
-    sealed = _previous_box(secret).encrypt(text.encode(), tenant.encode())
-    return "hr1." + base64.urlsafe_b64encode(sealed).decode()
-
-
-def _opened_by_the_previous_version(tenant: str, content: str) -> str:
-    assert content.startswith("hr1.")
-    return _previous_box(OLD).decrypt(base64.urlsafe_b64decode(content[4:]), tenant.encode()).decode()
-
-
-def _previous_box(secret: str) -> Aead:
-    return Aead(hashlib.blake2b(secret.encode(), digest_size=Aead.KEY_SIZE, person=b"reasoning key 1").digest())
-
-
-@pytest.mark.parametrize("kind", ["reasoning", "compaction"])
-def test_item_of_the_previous_version_is_opened_for_its_tenant(kind: SealKind) -> None:
-    sealed = _sealed_by_the_previous_version("t", TEXT)
-    assert SEALS.open("t", "m", kind, sealed) == TEXT
-    assert SEALS.open("other", "m", kind, sealed) is None
-    assert ReasoningSeals([NEW, OLD]).open("t", "m", kind, sealed) == TEXT
-    # A replaced secret ends that.
-    assert ReasoningSeals([NEW]).open("t", "m", kind, sealed) is None
-    # A seal of one form does not pass as the other.
-    assert SEALS.open("t", "m", kind, sealed.replace("hr1.", "hr2.")) is None
-    assert SEALS.open("t", "m", kind, SEALS.seal("t", "m", kind, "a", TEXT).replace("hr2.", "hr1.")) is None
-
-
-def test_previous_version_opens_what_is_sealed_while_one_of_its_gateways_runs() -> None:
-    all_understand = False
-    seals = ReasoningSeals([OLD], lambda: all_understand)
-    during = seals.seal("t", "m", "reasoning", "a", TEXT)
-    assert _opened_by_the_previous_version("t", during) == TEXT == seals.open("t", "m", "reasoning", during)
-    all_understand = True
-    after = seals.seal("t", "m", "reasoning", "a", TEXT)
-    assert after.startswith("hr2.")
-    assert seals.open("t", "other", "reasoning", after) is None
 
 
 def test_no_two_texts_are_encrypted_with_the_same_nonce() -> None:

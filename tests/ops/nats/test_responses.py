@@ -24,21 +24,11 @@ from tests.ops.nats.secured import Connection
 Connect = Callable[[str], Awaitable[Connection]]
 
 
-class NewestFleet:
-    """Workers and gateways that understand everything."""
-
-    def do_workers_understand(self, model: str, feature: str) -> bool:
-        return True
-
-    def do_gateways_understand(self, feature: str) -> bool:
-        return True
-
-
 async def test_gateway_may_do_all_that_responses_need(as_role: Connect) -> None:
     admin, gateway, worker = await as_role("admin"), await as_role("gateway"), await as_role("worker")
     await ensure_streams(admin.client.jetstream(), StreamLimits(), ["default"])
     direct = cast("DirectClient", gateway.client)
-    log, jobs = ResponseLog(direct), JobQueue(direct, ServerClock(), fleet=NewestFleet())
+    log, jobs = ResponseLog(direct), JobQueue(direct, ServerClock())
     draft = ResponseDraft(id="resp_" + 32 * "0", created_at=1, parameters=b"{}", input=[])
     record = ResponseRecord("default", "m", draft, b"{}" * 20_000)
     await log.put(record)

@@ -1,0 +1,45 @@
+"""Publication to a JetStream stream on a condition, and what NATS answers to a publication."""
+
+from __future__ import annotations
+
+import msgspec
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+WRONG_LAST_SEQUENCE = 10071
+
+
+class PublishError(msgspec.Struct):
+    """Why a message was not stored."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class PublishAck(msgspec.Struct):
+    """The sequence of a stored message, or the error."""
+
+    seq: int = 0
+    error: PublishError | None = None
+
+
+decode_ack = msgspec.json.Decoder(PublishAck).decode
+
+
+async def publish_expecting(
+    js: JetStreamContext, subject: str, payload: bytes, seq: int, headers: dict[str, str] | None = None
+) -> int | None:
+    """Store a message if the last one of its subject is `seq`, 0 for none; return its sequence, or None if not stored.
+
+    Raises:
+        nats.errors.Error: NATS refuses the message for another reason, or does not answer.
+        OSError: The connection failed.
+    """
+    try:
+        return (await js.publish(subject, payload, headers={EXPECTED_SEQUENCE: str(seq), **(headers or {})})).seq
+    except APIError as error:
+        if error.err_code != WRONG_LAST_SEQUENCE:
+            raise
+        return None
