@@ -7,9 +7,8 @@ writer is the event loop's thread. Nothing is registered globally: the code that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -44,86 +43,17 @@ REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 RETRY_ERROR_BUCKETS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
-class ConnectionCounts(Protocol):
-    """What a server counts of its connections."""
-
-    @property
-    def members(self) -> Collection[object]:
-        """The open ones."""
-        ...
-
-    @property
-    def num_evicted(self) -> int:
-        """Waiting ones closed to make room, since the start."""
-        ...
-
-    @property
-    def num_limited(self) -> int:
-        """Those beyond the limit, since the start."""
-        ...
-
-
 class GatewayMetrics:
     """The numbers of one gateway process. Add to the attributes directly.
 
     Attributes:
         requests: By (route, status). Routes are our own names, never the client's path.
-        shed: Requests refused for lack of capacity, by reason (`overloaded`, `queue_full`, `no_worker`).
-        promises: Places kept for refused requests: `made`, and what became of them: `kept`, `broken`, `unused`.
-        limited: Requests refused with a 429, by limit (`requests`, `tokens`, `concurrency`, `reads`).
-        redispatches: Sequences sent to another worker, by reason (`worker_dead`, `gap`, `handoff`, ...).
-        sequences: Sequences that were dispatched, by how they ended (`completed`, `failed`, `cancelled`).
-        cache_hits, cache_misses, cache_shared: Response cache lookups; `shared` joined a generation in flight.
-        connections: Open client connections, and how many were `connections_evicted` or `connections_limited` since the
-            start, as of the last sweep.
-        disconnects: Requests whose client left early; `slow_readers` were cut by us.
-        redis_failures: Redis calls that failed or came too late; `is_redis_open` while the breaker is open.
-        key_reload_failures: Changes of the key file that could not be read; `is_keys_file_unread` until one can.
-        prediction_error_s: Actual minus predicted time to first token.
         retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
         by_model: Measurements of each model's requests.
         usage: What tenants have had, which NATS adds up.
-        batches_created, batches_taken_over: Batches of OpenAI's API; `batches_driven` runs here now.
-        file_bytes_uploaded, file_bytes_downloaded: Of files; `file_store_failures` counts what their store refused.
-    """
 
-    __slots__ = (
-        "active_streams",
-        "batches_created",
-        "batches_driven",
-        "batches_taken_over",
-        "by_model",
-        "cache_hits",
-        "cache_misses",
-        "cache_shared",
-        "cached_prompt_tokens",
-        "completion_tokens",
-        "connections",
-        "connections_evicted",
-        "connections_limited",
-        "dead_letters",
-        "disconnects",
-        "file_bytes_downloaded",
-        "file_bytes_uploaded",
-        "file_store_failures",
-        "is_keys_file_unread",
-        "is_nats_connected",
-        "is_redis_open",
-        "key_reload_failures",
-        "limited",
-        "nats_disconnects",
-        "prediction_error_s",
-        "promises",
-        "prompt_tokens",
-        "redis_failures",
-        "redispatches",
-        "requests",
-        "retry_after_error_s",
-        "sequences",
-        "shed",
-        "slow_readers",
-        "usage",
-    )
+    The others are counters and gauges of `ROWS`; see there.
+    """
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -160,12 +90,6 @@ class GatewayMetrics:
         self.retry_after_error_s = Histogram(RETRY_ERROR_BUCKETS_S)
         self.by_model = RequestMetrics()
         self.usage = UsageLedger("interactive")
-
-    def count_connections(self, table: ConnectionCounts) -> None:
-        """Take over what the server of the public port has counted."""
-        self.connections = len(table.members)
-        self.connections_evicted = table.num_evicted
-        self.connections_limited = table.num_limited
 
 
 _COUNTERS = {
@@ -233,7 +157,6 @@ class MetricsCollector(Collector):
     """Reads a `GatewayMetrics` when Prometheus scrapes."""
 
     def __init__(self, metrics: GatewayMetrics, process: int) -> None:
-        """Label everything with the number of the process among those that share the port."""
         self._metrics = metrics
         self._process = str(process)
 

@@ -97,7 +97,6 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replaces: str | None = None
 
     def __post_init__(self) -> None:
-        """Bound the limits."""
         bound_limits(self)
 
     def is_valid(self, now: float) -> bool:
@@ -280,7 +279,6 @@ class TenantRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_concurrent: Limit | None = None
 
     def __post_init__(self) -> None:
-        """Bound the limits."""
         bound_limits(self)
 
 

@@ -105,7 +105,11 @@ class Principal:
 
 
 class KeyStore:
-    """The valid keys."""
+    """The valid keys: those of the file, and two of the settings, unlimited and of the tenant `default`.
+
+    Raises:
+        ConfigError: There is no key at all to let anyone in with, or the file is not a key file.
+    """
 
     def __init__(
         self,
@@ -117,19 +121,6 @@ class KeyStore:
         probe_key: str | None = None,
         asks_for_key: bool = True,
     ) -> None:
-        """Read the key file.
-
-        Args:
-            path: The key file; it may be missing when there is an `api_key`.
-            api_key: One more key: unlimited, of the tenant `default`.
-            metrics: Counts failed reloads.
-            clock: Seconds, for the interval between looks at the file.
-            probe_key: One more key, whose answers count for no tenant.
-            asks_for_key: Whether a request must show a key; see `check_auth_settings`.
-
-        Raises:
-            ConfigError: There is no key at all to let anyone in with, or the file is not a key file.
-        """
         self._path = path
         self._metrics = metrics
         self._clock = clock
@@ -193,7 +184,6 @@ class KeyStore:
         return ([], []) if self._path is None else (list_keys(self._path), list_tenants(self._path))
 
     def _index(self, records: list[KeyRecord], tenants: list[TenantRecord]) -> None:
-        """Let in the holders of these keys, with the limits of their tenants."""
         limits = {record.tenant: record for record in tenants}
         valid = [record for record in records if record.revoked is None]
         self._principals: dict[str, Holder] = {
@@ -208,7 +198,6 @@ class KeyStore:
         self._nobody = Principal(NO_KEY_ID, "default", tenant_limits=limits.get("default"))
 
     def _stat(self) -> tuple[FileState | None, FileState | None]:
-        """Return the states of the key file and of the tenants' limits."""
         return (None, None) if self._path is None else (_state(self._path), _state(tenants_file(self._path)))
 
     def _reload_if_changed(self) -> None:

@@ -80,7 +80,6 @@ class AnswerPlaces:
     """The places for the requests that a gateway answers at once: who gets one, and when the next is free."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Have `total` places, shared fairly among keys."""
         self._shares = Shares(total, _PLACES_PER_FREE_PLACE)
         self._clock = clock
         self._all = HoldTimes()

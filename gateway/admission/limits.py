@@ -119,13 +119,6 @@ class RateLimiter:
     def __init__(
         self, redis: RedisCache | None, metrics: GatewayMetrics, clock: Callable[[], float] = time.time
     ) -> None:
-        """Limit by Redis where there is one.
-
-        Args:
-            redis: Where gateways meet; None for a gateway that is alone.
-            metrics: Counts refusals by limit.
-            clock: Unix seconds.
-        """
         self._store = None if redis is None else LimitStore(redis, clock)
         self._metrics = metrics
         self._clock = clock
@@ -238,7 +231,6 @@ class RateLimiter:
     def _with_slot_wait(
         self, account: KeyAccount, verdict: Verdict, limits: Limits, num_sequences: int, running: int, hold_s: float
     ) -> Verdict:
-        """Put into a refusal for too many sequences the time until enough of them will have ended."""
         if verdict.exceeded != "concurrency" or limits.concurrency is None:
             return verdict
         missing = running + num_sequences - limits.concurrency
@@ -274,7 +266,6 @@ _DESCRIPTIONS = {
 
 
 def _left(limits: Limits, verdict: Verdict, tokens: int, output: Output) -> str:
-    """Return what a request that is over the limit of tokens reserves, what is left, and what would fit."""
     if verdict.exceeded != "tokens" or limits.tokens is None or limits.are_reads:
         return ""
     left = max(0, limits.tokens - verdict.tokens)
@@ -284,7 +275,6 @@ def _left(limits: Limits, verdict: Verdict, tokens: int, output: Output) -> str:
 
 
 def _limits_of(principal: Principal) -> list[tuple[str, Limits]]:
-    """Return the accounts that a request counts against, with their limits: its key's, its tenant's, or both."""
     own = Limits(principal.requests_per_minute, principal.tokens_per_minute, principal.max_concurrent)
     limited = [] if own == Limits(None, None, None) else [(principal.key_id, own)]
     if (of_tenant := principal.tenant_limits) is not None:

@@ -51,7 +51,6 @@ def read_records(path: Path, kind: type[R], what: str) -> list[R]:
 
 
 def _problem(content: bytes, error: Exception, kind: type[Struct], what: str) -> str:
-    """Say where a file is wrong, by line or by record, and how."""
     if not content.strip():
         # Not the same as no keys: it may be on its way here.
         return f" is empty; a file without {what}s holds []"

@@ -97,7 +97,6 @@ class _Line:
             del self._work_s[second]
 
     def before(self, since: float) -> float:
-        """Return the work of those who were refused in an earlier second."""
         since_second = since if since == math.inf else math.floor(since)
         return sum(work_s for second, work_s in self._work_s.items() if second < since_second)
 
@@ -254,7 +253,6 @@ class ReservationBook:
         return line.before(math.inf if reservation is None else reservation.since)
 
     def _promise(self, reservation: Reservation, wait_s: int, now: float) -> RetryAdvice:
-        """Book a reservation, and return the wait that its client is promised."""
         reservation.promised_wait_s = wait_s
         self._book(reservation, now + wait_s)
         self._expect(reservation, now + wait_s)

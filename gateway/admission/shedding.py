@@ -68,15 +68,6 @@ class Shedder:
         clock: Callable[[], float] = time.monotonic,
         places: SharedPlaces | None = None,
     ) -> None:
-        """Refuse by the configuration's objective and queue bounds.
-
-        Args:
-            config: The gateway's.
-            metrics: Counts refusals, and what becomes of promises.
-            uniform: Draws jitter from [0, 1).
-            clock: Monotonic seconds.
-            places: Where gateways find each other's promises.
-        """
         self._places = places
         self._config = config
         self._metrics = metrics
@@ -159,11 +150,6 @@ class Shedder:
         )
 
     def _check_turn(self, load: FleetLoad, size: Size, caller: Caller, expected: Forecast) -> None:
-        """Use the reservation with which a caller returns; refuse requests that may not begin now.
-
-        Raises:
-            ApiError: 503.
-        """
         book = self._books.get(load.model)
         if book is None:
             book = self._books[load.model] = ReservationBook(self._uniform)
@@ -272,7 +258,6 @@ def _size(generation: Generation) -> Size:
 
 
 def _tolerance_s(promise: Reservation, excess: Excess, slo_s: float) -> float:
-    """Return by how much the queue may be too long for a client that returns to a promised place."""
     if not excess.is_elastic:
         return 0.0
     if excess.reason != "overloaded":

@@ -209,7 +209,6 @@ def _plain_text(content: str | list[BlockBody] | None, where: str) -> str:
 
 
 def _with_places(blocks: Iterable[BlockBody], where: str) -> Iterator[tuple[BlockBody, str]]:
-    """Yield blocks, each with its place in the body."""
     for index, block in enumerate(blocks):
         yield block, f"{where}.[{index}]"
 

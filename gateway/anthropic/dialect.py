@@ -102,7 +102,6 @@ class BlockEvents:
     """Events of the blocks of a stream. One block is open at a time, and each has a number."""
 
     def __init__(self, digits: Callable[[int], str]) -> None:
-        """Begin without blocks; `digits` are those of the id of the block with a number."""
         self._digits = digits
         self._index = -1
         self._open: str | None = None
@@ -147,7 +146,6 @@ class BlockList:
     """Collects the blocks of a whole message."""
 
     def __init__(self, digits: Callable[[int], str]) -> None:
-        """Begin without blocks; `digits` are those of the id of the block with a number."""
         self._digits = digits
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []
@@ -181,7 +179,6 @@ class BlockList:
         self._texts.append(text)
 
     def _complete(self) -> None:
-        """Put the text that was collected into the last block."""
         if not self._blocks:
             return
         block, text = self._blocks[-1], "".join(self._texts)

@@ -173,7 +173,6 @@ class _StreamedChoice(MessageChoice):
         self._has_begun = False
 
     def delivered(self, finish: Finish | None) -> None:
-        """Send the events. Those of the first output are written at once."""
         super().delivered(finish)
         is_first = not self._has_begun
         if is_first:

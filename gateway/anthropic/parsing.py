@@ -93,11 +93,6 @@ def _prompt(body: PromptBody, tools: str | None) -> Prompt:
 
 
 def _variables(body: PromptBody) -> dict[str, Raw]:
-    """Return the template's variables.
-
-    Raises:
-        ApiError: 400; those that the client names contradict `thinking`, or are not allowed.
-    """
     is_on, effort = None, None
     if body.thinking is not None and body.thinking.type != "adaptive":
         is_on = body.thinking.type == "enabled"

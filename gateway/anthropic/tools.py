@@ -89,7 +89,6 @@ _BASH = ClientTool(
 
 
 def _editor(name: str, insert_text: str, *, has_undo: bool) -> ClientTool:
-    """Return the text editor; `insert_text` names the argument with the text that `insert` puts in."""
     commands = ("view", "create", "str_replace", "insert", *(("undo_edit",) if has_undo else ()))
     undo = " `undo_edit` takes the last change of a file back." if has_undo else ""
     new_text = "For str_replace: what takes its place; nothing if left out."
@@ -194,7 +193,6 @@ def _own(tool: ToolBody, where: str) -> chat.FunctionBody:
 
 
 def _defined(tool: ToolBody, where: str) -> chat.FunctionBody:
-    """Return a tool that Anthropic has defined."""
     kind = tool.type or ""
     defined = CLIENT_TOOLS.get(kind)
     if defined is None:
@@ -222,7 +220,6 @@ def _refuse_characters(tool: ToolBody, where: str) -> None:
 
 
 def _why_not(kind: str) -> str:
-    """Return why a type of tools is not served, and what to do."""
     if kind.startswith(_SCREENS):
         return "It works on screenshots, and this server reads no images. Offer tools that return text."
     if kind.startswith(_OF_SERVERS):

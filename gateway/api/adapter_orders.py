@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
+from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply
 from shared.messages import ADAPTERS, UNDECODABLE, Heartbeat, encode
 from shared.subjects import adapter_subject
@@ -43,36 +45,10 @@ class UnloadBody(Struct, forbid_unknown_fields=True):
     lora_int_id: int | None = None
 
 
-class Workers(Protocol):
-    """What is known of the workers."""
-
-    def workers(self) -> list[Heartbeat]:
-        """Return the last heartbeats of all that are alive."""
-        ...
-
-
-class Reply(Protocol):
-    """An answer."""
-
-    @property
-    def data(self) -> bytes:
-        """Its content."""
-        ...
-
-
-class Asks(Protocol):
-    """A connection to NATS."""
-
-    async def request(self, subject: str, payload: bytes = b"", timeout: float = 0.5) -> Reply:
-        """Ask, and wait for the answer."""
-        ...
-
-
 class AdapterOrders:
     """Asks workers."""
 
-    def __init__(self, nats: Asks, fleet: Workers) -> None:
-        """Ask the workers of `fleet` over `nats`."""
+    def __init__(self, nats: Client, fleet: Fleet) -> None:
         self._nats = nats
         self._fleet = fleet
 

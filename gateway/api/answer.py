@@ -107,7 +107,6 @@ class Answer(ABC):
     sinks: Sequence[Sink]
 
     def __init__(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> None:
-        """Answer on `exchange`, and end when its client leaves."""
         self._exchange = exchange
         self._head = head
         self._num_unfinished = generation.num_sequences
@@ -194,11 +193,9 @@ class Answer(ABC):
         self.end(Outcome.DISCONNECTED)
 
     def _respond(self, body: bytes) -> None:
-        """Send the whole answer, which is JSON."""
         self._exchange.respond(200, self._head.headers([(b"content-type", b"application/json")]), body)
 
     def _report(self, error: ApiError) -> None:
-        """Tell the client about a failure."""
         head = self._head
         self._exchange.respond(error.status, head.headers(error.response_headers()), head.dialect.error_body(error))
 
@@ -219,7 +216,6 @@ class EventAnswer(Answer):
         limits: EventStreamLimits,
         now: float,
     ) -> None:
-        """Prepare the stream. `now` is loop time."""
         super().__init__(exchange, generation, head)
         cut = partial(self.end, Outcome.SLOW_READER)
         self._numbered: NumberedEventStream | None = None

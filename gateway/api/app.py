@@ -29,7 +29,6 @@ class GenerationRoute(Route):
     """
 
     def __init__(self, endpoint: Endpoint, service: GenerationService) -> None:
-        """Have `service` serve `endpoint`, for those who have a key."""
         super().__init__(endpoint.path, self.handle, methods=["POST"], name=f"key:{endpoint.path}")
         self._served = endpoint
         self._service = service

@@ -76,15 +76,6 @@ class ChoiceChunks:
         *,
         is_function_call: bool = False,
     ) -> None:
-        """Encode nothing yet.
-
-        Args:
-            identity: All chunks begin with it.
-            index: Of the choice.
-            with_usage: Put `usage: null` in every chunk, as clients that asked for it expect.
-            details: As the attribute.
-            is_function_call: Calls have the form before tools.
-        """
         self.details = details
         self._is_function_call = is_function_call
         self._reasoning: list[bytes] = []
@@ -184,7 +175,6 @@ class ChoiceChunks:
 
 
 def _reasoning(text: str) -> MessageDelta:
-    """Return a piece of reasoning: clients read one of these two names."""
     return MessageDelta(reasoning_content=text, reasoning=text)
 
 

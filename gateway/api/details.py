@@ -35,7 +35,6 @@ class ChoiceDetails:
     """The details that one choice reports. Token ids are those since they were last reported."""
 
     def __init__(self, wanted: Details, kind: Kind) -> None:
-        """Report the wanted details, in an endpoint's format."""
         self._wanted = wanted
         self._kind = kind
         self._token_ids: list[int] = []
@@ -127,7 +126,6 @@ class RankedSink:
     __slots__ = ("_num_tokens", "_shows_logprobs", "_sink", "_total")
 
     def __init__(self, sink: Sink, *, shows_logprobs: bool) -> None:
-        """Stand before `sink`, which gets the log probabilities only if it `shows_logprobs`."""
         self._sink = sink
         self._shows_logprobs = shows_logprobs
         self._total = 0.0

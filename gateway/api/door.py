@@ -67,7 +67,6 @@ class Application(Starlette):
     """All routes of a port, behind its door, which takes the place of Starlette's own handlers of errors."""
 
     def __init__(self, routes: list[BaseRoute], port: Port) -> None:
-        """Serve these routes, the first of which are found soonest."""
         super().__init__(routes=routes)
         self.router.redirect_slashes = False
         self._port = port
@@ -81,7 +80,6 @@ class Door:
     """Pure ASGI. Owns nothing of a request; what there is to know of it lies in `scope["state"]["head"]`."""
 
     def __init__(self, app: ASGIApp, port: Port, routes: Sequence[BaseRoute] = ()) -> None:
-        """Tell what `app` answers; `routes` know the methods of a path."""
         self._app = app
         self._routes = routes
         self._port = port
@@ -146,7 +144,6 @@ class Door:
         return head
 
     def _dialect(self, path: str, headers: list[tuple[bytes, bytes]]) -> Dialect:
-        """Return how errors of a path are told that is no API's own."""
         for start, dialect in self._dialects.items():
             if dialect is not OPENAI and path.startswith(f"{start}/"):
                 return dialect

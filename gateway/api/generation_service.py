@@ -62,7 +62,6 @@ class _Visit(Struct):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether all that is read of the request follows from its bytes."""
         return self.endpoint.is_repeatable and self.head.model is None and self.key is None
 
 
@@ -79,7 +78,6 @@ class GenerationService:
         observer: RequestObserver,
         logged: GenerationLog,
     ) -> None:
-        """Serve with these parts; `tick_forever` must run beside."""
         config = services.config
         self._services = services
         self._dispatcher = dispatcher
@@ -154,7 +152,6 @@ class GenerationService:
         return None if _wants_fresh(visit.exchange.head.headers) else known
 
     async def _parsed(self, visit: _Visit) -> Generation:
-        """Return what a body asks for."""
         rules = self._services.body_rules(visit.principal, visit.head.model)
         return await visit.endpoint.generation(visit.body, visit.principal, rules)
 
@@ -182,7 +179,6 @@ class GenerationService:
         return self._status_of(answer, outcome)
 
     async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
-        """Admit a generation to its key's limits, let its answer flow to its end, and return its status for metrics."""
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
         generation = with_adapter(generation, self._dispatcher.fleet)
@@ -224,14 +220,12 @@ class GenerationService:
                 lease.release(tokens_used)
 
     async def _read(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
-        """Return a generation as its model reads it, with its images stored."""
         if generation.has_images:
             generation = as_seen(generation, load, replaces_old=self._services.config.replace_old_images)
             generation = await self._services.images.stored(generation, tenant)
         return await self._reading.read(generation, load)
 
     async def _repeat(self, visit: _Visit, kept: LoggedGeneration) -> int:
-        """Answer a repeated request with what its idempotency key stands for, under the name of the first one."""
         exchange, head = visit.exchange, visit.head
         visit.body = b""
         names = {REQUEST_ID, *head.dialect.id_headers}
@@ -255,7 +249,6 @@ class GenerationService:
         known: RepeatedAnswer | None,
         lease: Lease,
     ) -> Membership:
-        """Let the deltas of a generation flow to its answer."""
         if known is not None:
             return self._starter.repeat(known, answer.sinks)
         generation, endpoint = asked.generation, visit.endpoint
@@ -279,7 +272,6 @@ class GenerationService:
         return Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span, principal.weight)
 
     async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
-        """Look after an answer that is admitted until it has ended, and leave its generation."""
         visit.body = b""
         try:
             visit.record.dispatched_at = time.monotonic()
@@ -292,7 +284,6 @@ class GenerationService:
             membership.leave()
 
     def _take_place(self, key_id: str) -> object:
-        """Count a request among those that are answered, once it has arrived whole."""
         place = self._places.take(key_id)
         self._metrics.active_streams = self._places.num_used
         return place
@@ -304,7 +295,6 @@ class GenerationService:
     def _note(
         self, visit: _Visit, generation: Generation, answer: Answer, membership: Membership, outcome: Outcome
     ) -> int:
-        """Count what became of an answer, and return the status it stands for."""
         metrics, record, head = self._metrics, visit.record, visit.head
         usage = answer.usage
         if answer.first_token_at is not None:
@@ -331,7 +321,6 @@ class GenerationService:
         return self._status_of(answer, outcome)
 
     def _status_of(self, answer: Answer, outcome: Outcome) -> int:
-        """Count a client that has left or was too slow, and return the status that an answer stands for."""
         if outcome is Outcome.DISCONNECTED:
             self._metrics.disconnects += 1
             return CLIENT_LEFT

@@ -77,7 +77,6 @@ class GenerationStarter:
         metrics: GatewayMetrics,
         timeout_s: float,
     ) -> None:
-        """Give generations that name no timeout `timeout_s` seconds."""
         self._grammars = grammars
         self._dispatcher = dispatcher
         self._shedder = shedder
@@ -208,7 +207,6 @@ class GenerationStarter:
     async def _generate(
         self, shared: SharedGeneration, generation: Generation, caller: Caller
     ) -> tuple[Prediction, SequenceWindow]:
-        """Admit and dispatch the sequences of a shared generation."""
         prediction, window = await self._dispatch(generation, caller, shared.sequences)
         shared.dispatched(window.cancel)
         return prediction, window
@@ -216,7 +214,6 @@ class GenerationStarter:
     async def _dispatch(
         self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request] | None = None
     ) -> tuple[Prediction, SequenceWindow]:
-        """Admit a generation to the fleet, whose load is that of this moment, and publish its sequences."""
         dispatcher, shedder, timeout_s = self._dispatcher, self._shedder, generation.timeout_s or self._timeout_s
         model = generation.served_model
         await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)

@@ -83,7 +83,6 @@ class RepeatedError(Exception):
     """
 
     def __init__(self, generation: LoggedGeneration) -> None:
-        """Name the generation."""
         super().__init__(generation.request_id)
         self.generation = generation
 

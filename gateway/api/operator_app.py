@@ -12,7 +12,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -23,14 +23,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.admission.auth import Principal, bearer_token, may_be_web_page, unauthorized
-from gateway.api.adapter_orders import AdapterOrders, Asks, Workers
+from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.door import Application, Port
 from gateway.api.routes import PlainRoute, json_response
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
-from gateway.fleet.readiness import FleetView, QueueConnection, readiness
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.readiness import readiness
 from gateway.http1.body import BodyBudget
 from gateway.metrics import GatewayMetrics
+from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
 
 # Names and paths of adapters.
@@ -44,21 +46,13 @@ _NO_WEB_PAGES = (
 _logger = logging.getLogger(__name__)
 
 
-class OperatorFleet(FleetView, Workers, Protocol):
-    """What is known of the workers."""
-
-
-class OperatorQueue(QueueConnection, Asks, Protocol):
-    """The connection to NATS."""
-
-
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
     """Parts that the operator's routes use, one set per process; without a `key` they answer all but web pages."""
 
     key: str | None
-    fleet: OperatorFleet
-    queue: OperatorQueue
+    fleet: Fleet
+    queue: DirectClient
     redis: RedisCache | None
     metrics: GatewayMetrics
     registry: CollectorRegistry
@@ -137,11 +131,10 @@ class OperatorRoutes:
 
 
 def _detail(services: OperatorServices) -> dict[str, Any]:
-    """Return everything a person who looks after the system wants to see at a glance."""
     fleet, queue, redis = services.fleet, services.queue, services.redis
     loads = [load for model in fleet.models() if (load := fleet.load(model)) is not None]
     return {
-        "status": readiness(fleet, queue).status,
+        "status": readiness(fleet, is_connected=queue.is_connected).status,
         "nats": "connected" if queue.is_connected else "away",
         "redis": "none" if redis is None else "connected" if redis.is_available else "away",
         "models": {load.model: msgspec.structs.asdict(load) for load in loads},

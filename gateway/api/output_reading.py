@@ -78,7 +78,6 @@ def _with_most_schemas(generation: Generation, chosen: ChatFormat, use: ToolUse)
 
 
 def _with_strict(use: ToolUse, names: Set[str]) -> ToolUse:
-    """Return the tools, those of these names strict."""
     tools = tuple(dataclasses.replace(tool, strict=tool.strict or tool.name in names) for tool in use.tools)
     return dataclasses.replace(use, tools=tools)
 
@@ -127,7 +126,6 @@ def reading_of(format_name: str, use: ToolUse, includes_reasoning: bool) -> Outp
 
 
 def _check_size(use: ToolUse) -> None:
-    """Refuse schemas of tools that would keep this process busy."""
     for tool in use.tools:
         if tool.parameters is not None and len(tool.parameters) > MAX_SCHEMA_CHARACTERS:
             reason = f"it has more than {MAX_SCHEMA_CHARACTERS} characters. Make it smaller."

@@ -51,7 +51,6 @@ class RepeatedRequests:
     """The requests that were answered from the cache lately: bounded in bytes, least recently used out first."""
 
     def __init__(self, fleet: Fleet, cache: PromptCache) -> None:
-        """Know none. Answers are those of `cache`."""
         self._fleet = fleet
         self._cache = cache
         self._known: OrderedDict[Name, _Known] = OrderedDict()

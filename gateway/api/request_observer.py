@@ -86,7 +86,6 @@ class RequestObserver:
     """Tells of requests."""
 
     def __init__(self, log: RequestLog, tracing: Tracing | None = None, *, logs_prompts: bool = False) -> None:
-        """Write lines to `log`; make spans if there is `tracing`."""
         self._log = log
         self._tracing = tracing
         self._logs_prompts = logs_prompts

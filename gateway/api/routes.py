@@ -29,9 +29,11 @@ from gateway.api.schemas.known_names import BodyRules
 from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
+from gateway.dispatch.nats_watch import NatsWatch
 from gateway.errors import model_not_found
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
-from gateway.fleet.readiness import FleetView, QueueConnection, Status, readiness
+from gateway.fleet.readiness import Status, readiness
 from gateway.generation import ImageSource
 from gateway.media.intake import ImageIntake
 from gateway.metrics import GatewayMetrics
@@ -136,8 +138,8 @@ class RouteServices:
     config: GatewayConfig
     keys: KeyStore
     limiter: RateLimiter
-    fleet: FleetView
-    queue: QueueConnection
+    fleet: Fleet
+    queue: NatsWatch
     tokenizer: TokenizerClient
     metrics: GatewayMetrics
     images: ImageIntake
@@ -248,7 +250,6 @@ class PlainRoute:
         keys: KeyStore | None,
         bodies: LargeBodies | None = None,
     ) -> None:
-        """Count answers by `name`; ask for one of the `keys`, unless there are none; let `bodies` inflate bodies."""
         self._name = name
         self._handler = handler
         self._keys = keys
@@ -324,7 +325,6 @@ class Routes:
         return json_response(self._model(name))
 
     def _model(self, name: str) -> ModelAnswer:
-        """Return a model as OpenAI tells it, and with what Anthropic's clients read."""
         parent = self._services.fleet.adapters().get(name)
         load = self._services.fleet.load(parent or name)
         max_model_len = load.max_model_len if load is not None and load.num_workers else None
@@ -363,6 +363,6 @@ class Routes:
         return json_response(VersionAnswer(version("headrace")))
 
     async def _ready(self, request: Request, principal: Principal | None) -> Response:
-        ready = readiness(self._services.fleet, self._services.queue)
+        ready = readiness(self._services.fleet, is_connected=self._services.queue.is_connected)
         # Model names are for those who have a key.
         return json_response(ReadyAnswer(ready.status, len(ready.models)), 200 if ready.is_ready else 503)

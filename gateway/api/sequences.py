@@ -41,14 +41,6 @@ class SequenceWindow:
         sinks: Sequence[Sink],
         size: int,
     ) -> None:
-        """Dispatch nothing yet.
-
-        Args:
-            submit: Dispatches the sequence with this number.
-            cancel: Stops flights.
-            sinks: One per sequence.
-            size: Sequences that are not ended at once.
-        """
         self.flights: list[Flight] = []
         self._submit = submit
         self._cancel = cancel
@@ -90,8 +82,6 @@ class SequenceWindow:
 
 
 class _CountedSink:
-    """Passes deltas on, and tells the window of the end."""
-
     __slots__ = ("_sink", "_window")
 
     def __init__(self, window: SequenceWindow, sink: Sink) -> None:
@@ -173,7 +163,6 @@ def numbered_requests(firsts: Iterable[Request], n: int) -> list[Request]:
 
 
 def _of_choice(whole: Request, number: int, prompt: Prompt, choice: int) -> Request:
-    """Return the request number `number`: of one of a prompt's choices."""
     pooling, sampling = whole.pooling, whole.sampling
     if pooling is not None and prompt.query is not None:
         pooling = msgspec.structs.replace(pooling, query=prompt.query)

@@ -111,7 +111,6 @@ class StreamedAnswer(EventAnswer):
         limits: EventStreamLimits,
         now: float,
     ) -> None:
-        """Encode nothing yet. `now` is loop time."""
         super().__init__(exchange, generation, head, flusher, limits, now)
         self._chunks: list[ChoiceChunks] = []
         self._choices: list[StreamedChoice] = []

@@ -89,7 +89,6 @@ class StructuredOutputAdmission:
         return True
 
     async def _check_calls(self, grammar: Grammar, use: ToolUse | None, tenant: str, within_s: float) -> None:
-        """Check a grammar with the schemas of strict tools, of which the one at fault is named."""
         try:
             await self._check(grammar, tenant, _TOOLS, within_s)
         except ApiError as error:

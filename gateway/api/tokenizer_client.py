@@ -21,7 +21,6 @@ class TokenizerClient:
     """Asks any one worker of a model, over NATS request and reply."""
 
     def __init__(self, nats: Client, timeout_s: float = TIMEOUT_S, clock: ServerClock | None = None) -> None:
-        """Ask over this connection, and wait `timeout_s` for each answer."""
         self._nats = nats
         self._timeout_s = timeout_s
         self._clock = clock or ServerClock()

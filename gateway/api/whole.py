@@ -84,7 +84,6 @@ class WholeChoice(ReadChoice):
         return CompletionChoice(self._index, "".join(self._contents), found, reason, stop)
 
     def _message(self, identity: AnswerIdentity) -> AssistantMessage:
-        """Return the message. Its content is null where there are only calls."""
         content = "".join(self._contents)
         message = AssistantMessage("assistant", None if self._calls and not content else content)
         if self._reasonings:
@@ -131,7 +130,6 @@ class WholeAnswer(Answer):
         self._ranked = []
 
     def _returned_places(self) -> Sequence[int]:
-        """Return the places of the choices that are returned, in the order of the answer."""
         if not self._ranked:
             return range(len(self._choices))
         means = [sink.mean_logprob for sink in self._ranked]

@@ -40,7 +40,6 @@ class Script:
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute the name under which Redis caches the script."""
         object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -48,13 +47,6 @@ class RedisCache:
     """A connection to Redis that never raises. Call `start()` once the event loop runs."""
 
     def __init__(self, url: str, timeout_s: float, metrics: GatewayMetrics) -> None:
-        """Prepare a client; nothing is connected yet.
-
-        Args:
-            url: `redis://`, `rediss://` or `unix://`.
-            timeout_s: How long a call may take, seconds.
-            metrics: Counts failures.
-        """
         self._pool = ConnectionPool.from_url(
             url,
             protocol=2,

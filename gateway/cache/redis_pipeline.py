@@ -124,14 +124,6 @@ class RedisPipeline(asyncio.Protocol):
         on_success: Callable[[], None],
         on_broken: Callable[[RedisPipeline, BaseException, int], None],
     ) -> None:
-        """Take over a connection on which nothing is under way.
-
-        Args:
-            connection: Connected, and idle.
-            timeout_s: How long Redis may take for the commands under way.
-            on_success: Called when all of them have been answered.
-            on_broken: Called once, with the reason and how many calls were missed.
-        """
         writer = connection._writer
         assert writer is not None
         self.connection = connection

@@ -64,13 +64,6 @@ class SharedGeneration:
     def __init__(
         self, num_sequences: int, remove: Callable[[], None], complete: Callable[[SharedGeneration], None]
     ) -> None:
-        """Start without members.
-
-        Args:
-            num_sequences: How many there are.
-            remove: Takes the generation out of the table, so that no more members join.
-            complete: Is told when all sequences have finished well.
-        """
         self.sequences = [SharedSequence(self) for _ in range(num_sequences)]
         self._remove = remove
         self._complete = complete

@@ -345,12 +345,10 @@ class _AnswerTraits:
 
 
 def _sees_empty_queue(heartbeat: Heartbeat) -> bool:
-    """Whether nothing waits at a worker, nor in the queue as it knows it."""
     return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
 
 
 def _trait_fields(heartbeat: Heartbeat) -> tuple[object, ...]:
-    """Return the fields of a heartbeat from which the traits of its model follow."""
     return heartbeat.model, heartbeat.draining, heartbeat.chat_format, heartbeat.sampling_defaults
 
 

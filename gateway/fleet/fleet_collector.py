@@ -9,14 +9,14 @@ are the workers that were heard of first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.fleet import Fleet
 from gateway.telemetry import worker_rows
 from gateway.telemetry.row import MetricRow, add
 from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch, UsageWatch
@@ -63,52 +63,34 @@ EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW)
 MAX_WORKER_SAMPLES = 1 << 15
 MAX_MODELS = 256
 
+T = TypeVar("T")
+
 _NOTHING = WorkerMetrics()
 # Samples of a worker without GPUs and groups of blocks.
 _OWN_SAMPLES = len(worker_rows.WORKER_ROWS) + len(STEP_TOKENS_BOUNDS) + len(STEP_SECONDS_BOUNDS) + 9
-
-
-class FleetSource(Protocol):
-    """The metrics of the fleet."""
-
-    @property
-    def is_eldest(self) -> bool:
-        """Whether this gateway shows the fleet."""
-        ...
-
-    def load(self, model: str) -> FleetLoad | None:
-        """Return a model's load; None if it is unknown."""
-        ...
-
-    def workers(self) -> list[Heartbeat]:
-        """Return the last heartbeats of all live workers."""
-        ...
-
-
-class UnclaimedSource(Protocol):
-    """What a gateway's own requests tell of the queue."""
-
-    def oldest_unclaimed_s(self) -> dict[str, float]:
-        """Return, by model, for how long the first unclaimed request has waited."""
-        ...
 
 
 class FleetCollector(Collector):
     """Reads the fleet when Prometheus scrapes."""
 
     def __init__(
-        self, fleet: FleetSource, unclaimed: UnclaimedSource, streams: StreamWatch, usage: UsageWatch, process: int
+        self,
+        fleet: Fleet,
+        oldest_unclaimed_s: Callable[[], dict[str, float]],
+        streams: StreamWatch,
+        usage: UsageWatch,
+        process: int,
     ) -> None:
         self._usage = usage
         self._fleet = fleet
-        self._unclaimed = unclaimed
+        self._oldest_unclaimed_s = oldest_unclaimed_s
         self._streams = streams
         self._process = str(process)
 
     def collect(self) -> Iterator[Metric]:
         """Yield what this process alone knows, and the whole fleet if it is the one to show it."""
         oldest = OLDEST_ROW.family()
-        for model, seconds in self._unclaimed.oldest_unclaimed_s().items():
+        for model, seconds in self._oldest_unclaimed_s().items():
             add(oldest, [self._process, model, "interactive"], seconds)
         if not self._fleet.is_eldest:
             yield oldest
@@ -123,8 +105,7 @@ class FleetCollector(Collector):
         yield oldest
         yield from self._models(by_model)
         yield from _workers(workers)
-        yield from _devices(workers)
-        yield from _tiers(workers)
+        yield from _parts(workers)
         yield from self._streams_families()
         yield from self._usage.collect()
 
@@ -206,30 +187,24 @@ def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
     yield from (config, redeliveries, used, total, step_tokens, step_seconds)
 
 
-def _devices(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
-    """Show the GPUs and the ranks of workers."""
-    for gpu_row in worker_rows.GPU_ROWS:
-        family = gpu_row.row.family()
-        for beat, metrics in workers:
-            for reading in metrics.gpus:
-                value = gpu_row.read(reading)
-                if value is not None:
-                    add(family, [beat.model, beat.worker, reading.name], value)
-        yield family
-    for rank_row in worker_rows.RANK_ROWS:
-        family = rank_row.row.family()
-        for beat, metrics in workers:
-            for rank in metrics.ranks:
-                add(family, [beat.model, beat.worker, str(rank.rank)], rank_row.read(rank))
-        yield family
+def _parts(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
+    """Show the GPUs, the ranks and the tiers of workers."""
+    yield from _of_parts(workers, worker_rows.GPU_ROWS, lambda m: [(gpu.name, gpu) for gpu in m.gpus])
+    yield from _of_parts(workers, worker_rows.RANK_ROWS, lambda m: [(str(rank.rank), rank) for rank in m.ranks])
+    yield from _of_parts(workers, worker_rows.TIER_ROWS, lambda m: [(tier.name, tier) for tier in m.kv_tiers])
 
 
-def _tiers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
-    for tier_row in worker_rows.TIER_ROWS:
-        family = tier_row.row.family()
+def _of_parts(
+    workers: list[tuple[Heartbeat, WorkerMetrics]],
+    rows: list[worker_rows.PartRow[T]],
+    parts: Callable[[WorkerMetrics], list[tuple[str, T]]],
+) -> Iterator[Metric]:
+    for part_row in rows:
+        family = part_row.row.family()
         for beat, metrics in workers:
-            for tier in metrics.kv_tiers:
-                add(family, [beat.model, beat.worker, tier.name], tier_row.read(tier))
+            for name, part in parts(metrics):
+                if (value := part_row.read(part)) is not None:
+                    add(family, [beat.model, beat.worker, name], value)
         yield family
 
 

@@ -29,7 +29,6 @@ class HeartbeatReceiver:
     """Feeds the fleet."""
 
     def __init__(self, fleet: Fleet, on_worker: Callable[[str, str], None]) -> None:
-        """Feed `fleet`; `on_worker` is called first, with the model and the name of each worker that was heard."""
         self._fleet = fleet
         self._on_worker = on_worker
         self._loop = asyncio.get_running_loop()

@@ -104,13 +104,6 @@ class Liveness:
         on_dead: Callable[[Death], None] = lambda death: None,
         on_reconnected: Callable[[str], None] = lambda worker: None,
     ) -> None:
-        """Know no worker.
-
-        Args:
-            limits: When a worker counts as dead.
-            on_dead: Called with each death when it is found.
-            on_reconnected: Called with the name of a worker that has lost its own connection to NATS and is back.
-        """
         self._limits = limits
         self._workers: dict[str, _Worker] = {}
         self._dead = RememberedDeaths()

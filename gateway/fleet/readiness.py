@@ -4,44 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.fleet import Fleet
 from shared.errors import DependencyError
 
 Status = Literal["ready", "no_queue", "no_worker"]
-
-
-class FleetView(Protocol):
-    """What the routes need to know of the fleet."""
-
-    def models(self) -> list[str]:
-        """Return the models that live workers serve."""
-        ...
-
-    def adapters(self) -> dict[str, str]:
-        """Return the models of adapters, by the adapters' names."""
-        ...
-
-    def is_ready(self, model: str | None = None) -> bool:
-        """Whether a live worker takes new requests of a model, or of any."""
-        ...
-
-    def load(self, model: str) -> FleetLoad | None:
-        """Return a model's load; None if it is unknown."""
-        ...
-
-
-class QueueConnection(Protocol):
-    """What the routes need to know of the NATS connection."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the connection is up."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +32,10 @@ class Readiness:
         return self.status == "ready"
 
 
-def readiness(fleet: FleetView, queue: QueueConnection) -> Readiness:
+def readiness(fleet: Fleet, *, is_connected: bool) -> Readiness:
     """Judge from the heartbeats: a worker is there when it is heard and its steps advance while it has work."""
     models = tuple(model for model in fleet.models() if fleet.is_ready(model))
-    status: Status = "no_queue" if not queue.is_connected else "ready" if models else "no_worker"
+    status: Status = "no_queue" if not is_connected else "ready" if models else "no_worker"
     return Readiness(status, models)
 
 
@@ -75,7 +46,7 @@ QUIET_FLEET_S = 1.0
 _POLL_S = 0.02
 
 
-async def wait_for_fleet(queue: Client, fleet: FleetView) -> None:
+async def wait_for_fleet(queue: Client, fleet: Fleet) -> None:
     """Wait until every live worker has been heard, or it is clear that there is none.
 
     Time is counted in turns of the event loop, so that a process that is starved meanwhile still reads what has come.

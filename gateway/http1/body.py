@@ -118,7 +118,6 @@ class RequestBody:
     )
 
     def __init__(self, on_wanted: Callable[[], None], budget: BodyBudget) -> None:
-        """Expect a body; `on_wanted` makes the connection feed what it has, and go on reading."""
         self._on_wanted = on_wanted
         self._budget = budget
         self._owner = WITHOUT_KEY
@@ -135,7 +134,6 @@ class RequestBody:
         self.num_taken = 0
 
     def __len__(self) -> int:
-        """Return the number of bytes held."""
         return len(self._data)
 
     async def read(self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY) -> bytes:

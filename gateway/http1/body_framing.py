@@ -7,7 +7,6 @@ its position in the message and nothing else. Both kinds are as strict as RFC 91
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
 from gateway.errors import ApiError
 from gateway.http1.head import bad_request
@@ -22,30 +21,8 @@ _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[^\x00-\x08\x0a-\x1f\x7
 _TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
-class BodyFraming(Protocol):
-    """How a body is delimited."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the body, with all that belongs to it, has been taken."""
-        ...
-
-    @property
-    def remaining(self) -> int | None:
-        """Bytes still to come; None if unknown."""
-        ...
-
-    def take(self, source: bytearray) -> bytearray:
-        """Remove what belongs to this body from the front of `source`, and return the payload in it.
-
-        Raises:
-            ApiError: 400 for broken framing, 431 for trailers without bounds.
-        """
-        ...
-
-
 class LengthFraming:
-    """A body of an announced length."""
+    """A body of an announced length. `remaining` bytes are still to come; a chunked body does not know how many."""
 
     __slots__ = ("remaining",)
 
@@ -81,7 +58,11 @@ class ChunkedFraming:
         self._trailer_bytes = 0
 
     def take(self, source: bytearray) -> bytearray:
-        """Remove this body's bytes from the front of `source` and return the payload."""
+        """Remove this body's bytes from the front of `source` and return the payload.
+
+        Raises:
+            ApiError: 400 for broken framing, 431 for trailers without bounds.
+        """
         payload = bytearray()
         # Removing from the front of a long source for each short chunk would move its bytes again and again.
         position = 0
@@ -153,3 +134,6 @@ class ChunkedFraming:
             message = f"The body's trailers exceed {MAX_TRAILER_BYTES} bytes."
             return ApiError(431, message, code="headers_too_large")
         return bad_request(f"A chunk's first line exceeds {MAX_CHUNK_LINE_BYTES} bytes.")
+
+
+BodyFraming = LengthFraming | ChunkedFraming

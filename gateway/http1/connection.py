@@ -43,7 +43,7 @@ class Connection(asyncio.BufferedProtocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, table: ConnectionTable[Connection], runner: HandlerRunner, receive_buffer: memoryview) -> None:
+    def __init__(self, table: ConnectionTable, runner: HandlerRunner, receive_buffer: memoryview) -> None:
         """Wait for `connection_made`. Connections share `receive_buffer`: bytes are copied out of it at once."""
         self._table = table
         self._limits = table.limits
@@ -208,7 +208,6 @@ class Connection(asyncio.BufferedProtocol):
     # The states.
 
     def _advance(self) -> None:
-        """Do what the input allows, and read on only while there is room."""
         while self._input.data and not self._is_lingering:
             exchange = self._exchange
             if exchange is None:
@@ -227,7 +226,6 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.pause_reading()
 
     def _begin(self) -> bool:
-        """Begin a request if its head is complete; return whether it was."""
         try:
             head = self._input.take_head()
         except ApiError as error:
@@ -273,7 +271,6 @@ class Connection(asyncio.BufferedProtocol):
             self._table.note_receiving(self)
 
     def _take_body(self, exchange: Exchange, framing: BodyFraming) -> bool:
-        """Pass on what has arrived of the body; return whether it is complete."""
         try:
             exchange.body.feed(framing.take(self._input.data))
         except ApiError as error:
@@ -303,7 +300,6 @@ class Connection(asyncio.BufferedProtocol):
             self._linger()
 
     def _wait(self) -> None:
-        """Wait for the next request."""
         self._exchange = None
         self._is_head_timed = False
         # An answer that began before the drain has not said that it is the last.
@@ -311,7 +307,6 @@ class Connection(asyncio.BufferedProtocol):
         self._table.note_waiting(self)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what has not become a request, and close."""
         body = error.body()
         length = (b"content-length", b"%d" % len(body))
         own = (id_header(), length, (b"connection", b"close"))

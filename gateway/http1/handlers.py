@@ -31,7 +31,6 @@ class HandlerRunner:
     """The handlers of one server that run now. A handler tells its client of errors itself."""
 
     def __init__(self, handler: Handler, exempt_paths: frozenset[str] = frozenset()) -> None:
-        """Answer with `handler`. `exempt_paths` are answered on connections beyond the limit, too."""
         self._handler = handler
         self._exempt_paths = exempt_paths
         self._loop = asyncio.get_running_loop()
@@ -74,7 +73,7 @@ class AsgiHandler:
         self._max_body_bytes = max_body_bytes
 
     def __call__(self, exchange: Exchange) -> Awaitable[None]:
-        """Answer one request."""
+        """Serve one request."""
         scope = _scope(exchange)
         call = AsgiCall(exchange, self._max_body_bytes, scope)
         return self._app(scope, call.receive, call.send)
@@ -132,7 +131,6 @@ class AsgiCall:
             await self._wait_writable()
 
     def _leaving(self) -> asyncio.Event:
-        """Return the event that is set when the client leaves."""
         if self._left is None:
             self._left = asyncio.Event()
             self._exchange.on_disconnect = self._left.set

@@ -88,8 +88,6 @@ def head_too_large() -> ApiError:
 
 
 class _Collector:
-    """Receives the parser's callbacks."""
-
     __slots__ = ("headers", "is_complete", "target")
 
     def __init__(self) -> None:
@@ -192,7 +190,6 @@ def _ambiguous() -> NoReturn:
 
 
 def _split_target(method: str, target: bytes) -> tuple[bytes, bytes]:
-    """Return path and query of a target in origin form, absolute form, or the asterisk of OPTIONS."""
     if len(target) > MAX_TARGET_BYTES:
         raise ApiError(414, f"The request's target exceeds {MAX_TARGET_BYTES} bytes.", code="target_too_long")
     if method == "CONNECT":

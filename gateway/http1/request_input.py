@@ -70,7 +70,6 @@ class RequestInput:
         return self._parse(self._remove(end))
 
     def _remove(self, end: int) -> bytes:
-        """Remove the head that ends at `end` and return it."""
         head = bytes(self.data[:end])
         del self.data[:end]
         self._searched = self._num_blank = 0

@@ -42,13 +42,6 @@ class Acceptor:
     def __init__(
         self, protocol: Callable[[], asyncio.BaseProtocol], num_places: Callable[[], int], handshake: dict[str, Any]
     ) -> None:
-        """Prepare.
-
-        Args:
-            protocol: Makes the protocol of one connection.
-            num_places: How many connections may be made now; those whose handshake is not done are not counted.
-            handshake: How to speak TLS; empty for clear text.
-        """
         self._loop = asyncio.get_running_loop()
         self._protocol = protocol
         self._num_places = num_places
@@ -130,25 +123,15 @@ class HttpServer:
         handler: Handler,
         limits: ConnectionLimits,
         exempt_paths: frozenset[str] = frozenset(),
-        on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
+        on_sweep: Callable[[ConnectionTable], None] = lambda table: None,
         tasks: TaskSupervisor | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Answer with `handler`.
-
-        Args:
-            handler: Answers one exchange.
-            limits: What connections may have.
-            exempt_paths: Answered on connections beyond the limit, too.
-            on_sweep: Called twice a second, to count connections.
-            tasks: Runs the loops of the server.
-            tls: Connections speak TLS with this, and nothing else.
-        """
         # A handshake has the time of a head. It is not counted among the connections before it is done.
         handshake = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_timeout_s}
         self._tasks = tasks or TaskSupervisor()
         self._loop = asyncio.get_running_loop()
-        self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
+        self.table: ConnectionTable = ConnectionTable(limits, self._loop.time)
         self._acceptor = Acceptor(self._new_connection, lambda: self.table.num_places, handshake)
         self._runner = HandlerRunner(handler, exempt_paths)
         self._receive_buffer = memoryview(bytearray(MAX_HEAD_BYTES))

@@ -91,7 +91,6 @@ def _bodies_and_answers() -> list[Any]:
 
 
 def _describe_parameters(schemas: dict[Any, Json], components: Json) -> None:
-    """Put into the schemas of bodies what the table says of each name."""
     described = [(struct, table.rows(kind)) for table in TABLES for kind, struct in table.readers.items()]
     for struct, rows in described:
         schema = components[schemas[struct]["$ref"].rpartition("/")[2]]
@@ -140,7 +139,6 @@ def _name(operation: Operation) -> str:
 
 
 def _first_line(answer: Any) -> str:
-    """Return the first line that describes a struct, or the first one of a union."""
     struct = next(iter(get_args(answer)), answer)
     return (inspect.getdoc(struct) or "").partition("\n")[0]
 

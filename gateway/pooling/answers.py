@@ -101,8 +101,6 @@ class ScoreList(Struct, forbid_unknown_fields=True):
 
 
 class _NumbersSink:
-    """Sink of one sequence."""
-
     __slots__ = ("_answer", "_index")
 
     def __init__(self, answer: NumbersAnswer[Any], index: int) -> None:
@@ -110,7 +108,6 @@ class _NumbersSink:
         self._index = index
 
     def deliver(self, delta: Delta) -> None:
-        """Pass the numbers on when they are there."""
         if delta.finish is None:
             return
         if delta.finish.vector is None:
@@ -122,7 +119,6 @@ class _NumbersSink:
         self._answer.finish_choice(self._index, delta.finish)
 
     def fail(self, error: ApiError) -> None:
-        """End the whole answer."""
         self._answer.fail_at(self._index, error)
 
 

@@ -94,11 +94,6 @@ def _documents(body: RerankBody) -> list[str]:
 
 
 def _check_form(body: RerankBody, is_teis: bool) -> None:
-    """Check that all fields are of one form.
-
-    Raises:
-        ApiError: 400; two forms are mixed.
-    """
     other = ("documents", "return_documents", "top_n") if is_teis else ("raw_scores", "return_text")
     for name in other:
         if getattr(body, name) not in (None, False):
@@ -107,11 +102,6 @@ def _check_form(body: RerankBody, is_teis: bool) -> None:
 
 
 def _input_type(body: EmbeddingsBody) -> str | None:
-    """Return what the texts are for, where the request says it.
-
-    Raises:
-        ApiError: 400; token ids have nothing before them.
-    """
     if body.input_type is None:
         return None
     first = body.input if isinstance(body.input, str) else body.input[0]

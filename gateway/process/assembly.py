@@ -43,7 +43,7 @@ from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.readiness import wait_for_fleet
-from gateway.http1.connection_table import ConnectionLimits
+from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.handlers import AsgiHandler
 from gateway.http1.server import HttpServer
 from gateway.http1.tls import server_tls
@@ -134,7 +134,7 @@ async def assemble(
         batches = await batch_routes(stack, config.files, services, nats, dispatcher, responses.jobs.kept, tasks)
     application = public_app(service, services, responses, streams, observer, batches)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
-    handler, count = AsgiHandler(application, config.max_body_bytes), metrics.count_connections
+    handler, count = AsgiHandler(application, config.max_body_bytes), partial(count_connections, metrics)
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
     operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry)
@@ -164,7 +164,6 @@ def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:
 def _responses(
     stack: contextlib.AsyncExitStack, services: RouteServices, nats: DirectClient, dispatcher: Dispatcher
 ) -> ResponseStore:
-    """Return the store of responses, which writes the rest down when the gateway stops."""
     log, jobs = ResponseLog(nats, services.bodies), JobQueue(nats, dispatcher.clock)
     stack.push_async_callback(log.close)
     stack.push_async_callback(jobs.kept.shares.close)
@@ -203,12 +202,18 @@ async def _streams(
 
 
 def _cut(dispatcher: Dispatcher, responses: ResponseStore, streams: StreamHub) -> None:
-    """End the streams that still run, and say why."""
     error = ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
     # Before the others: these go on at other gateways.
     streams.hand_over(error)
     dispatcher.fail_all(error)
     responses.cut_followers(error)
+
+
+def count_connections(metrics: GatewayMetrics, table: ConnectionTable) -> None:
+    """Take over what the server of the public port has counted."""
+    metrics.connections = len(table.members)
+    metrics.connections_evicted = table.num_evicted
+    metrics.connections_limited = table.num_limited
 
 
 def _connection_limits(config: GatewayConfig) -> ConnectionLimits:

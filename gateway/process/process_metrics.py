@@ -52,7 +52,6 @@ class MetricsBoard:
     """One slot a process in shared memory; a slot's only writer is its process, and the parent once that has ended."""
 
     def __init__(self, num_slots: int) -> None:
-        """Make empty slots, which forked processes inherit."""
         self.num_slots = num_slots
         self._memory = mmap.mmap(-1, num_slots * SLOT_BYTES)
 
@@ -87,7 +86,6 @@ class BoardCollector(Collector):
     """Collects one process's own metrics as they are now, and the others' from the board."""
 
     def __init__(self, board: MetricsBoard, slot: int, *own: Collector) -> None:
-        """Write `own` to `slot`; read the other slots."""
         self._board = board
         self._slot = slot
         self._own = own
@@ -145,7 +143,7 @@ async def scrape_registry(
     fleet = dispatcher.fleet
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)
     usage = UsageWatch(nats.jetstream(), lambda: fleet.is_eldest)
-    own = (MetricsCollector(metrics, slot), FleetCollector(fleet, dispatcher, streams, usage, slot))
+    own = (MetricsCollector(metrics, slot), FleetCollector(fleet, dispatcher.oldest_unclaimed_s, streams, usage, slot))
     work: list[tuple[Coroutine[Any, Any, None], str]] = [
         (streams.watch_forever(), "watch of streams"),
         (usage.watch_forever(), "watch of usage"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from gateway.telemetry.row import Kind, MetricRow
 from shared.messages import Heartbeat
@@ -14,7 +15,6 @@ from shared.worker_metrics import GpuReading, KvTierReading, RankReading, Worker
 
 ENGINE = ("model_name", "engine")
 WORKER = ("model", "worker")
-_GPU = (*WORKER, "gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,70 +116,58 @@ KV_USED_ROW = MetricRow(
 KV_TOTAL_ROW = MetricRow("headrace_worker_kv_blocks", "gauge", (*WORKER, "group"), "KV blocks, by kind of memory.")
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
-class GpuRow:
-    """A metric with one sample a GPU; None where the device does not tell."""
+class PartRow(Generic[T]):
+    """A metric with one sample for each GPU, rank or tier of a worker; None where a device does not tell."""
 
     row: MetricRow
-    read: Callable[[GpuReading], float | None]
+    read: Callable[[T], float | None]
 
 
-def _gpu(name: str, kind: Kind, text: str, read: Callable[[GpuReading], float | None]) -> GpuRow:
-    return GpuRow(MetricRow(f"headrace_gpu_{name}", kind, _GPU, text), read)
+def _parts(prefix: str, label: str, *rows: tuple[str, Kind, str, Callable[[T], float | None]]) -> list[PartRow[T]]:
+    labels = (*WORKER, label)
+    return [
+        PartRow(MetricRow(f"headrace_{prefix}_{name}", kind, labels, text), read) for name, kind, text, read in rows
+    ]
 
 
-GPU_ROWS = (
-    _gpu("utilization_ratio", "gauge", "Share of time in which a kernel ran, by NVML.", lambda g: g.utilization),
-    _gpu("memory_used_bytes", "gauge", "Memory in use on the GPU, by NVML.", lambda g: g.memory_used_bytes),
-    _gpu("memory_total_bytes", "gauge", "Memory of the GPU, by NVML.", lambda g: g.memory_total_bytes),
-    _gpu("temperature_celsius", "gauge", "Temperature of the GPU, by NVML.", lambda g: g.temperature_celsius),
-    _gpu("power_watts", "gauge", "Power that the GPU draws, by NVML.", lambda g: g.power_watts),
-    _gpu("energy_joules_total", "counter", "Energy of the GPU since the driver was loaded.", lambda g: g.energy_j),
+GPU_ROWS: list[PartRow[GpuReading]] = _parts(
+    "gpu",
+    "gpu",
+    ("utilization_ratio", "gauge", "Share of time in which a kernel ran, by NVML.", lambda g: g.utilization),
+    ("memory_used_bytes", "gauge", "Memory in use on the GPU, by NVML.", lambda g: g.memory_used_bytes),
+    ("memory_total_bytes", "gauge", "Memory of the GPU, by NVML.", lambda g: g.memory_total_bytes),
+    ("temperature_celsius", "gauge", "Temperature of the GPU, by NVML.", lambda g: g.temperature_celsius),
+    ("power_watts", "gauge", "Power that the GPU draws, by NVML.", lambda g: g.power_watts),
+    ("energy_joules_total", "counter", "Energy of the GPU since the driver was loaded.", lambda g: g.energy_j),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    """A metric with one sample a rank."""
-
-    row: MetricRow
-    read: Callable[[RankReading], float]
-
-
-def _rank(name: str, kind: Kind, text: str, read: Callable[[RankReading], float]) -> RankRow:
-    return RankRow(MetricRow(f"headrace_worker_rank_{name}", kind, (*WORKER, "rank"), text), read)
-
-
-RANK_ROWS = (
-    _rank("alive", "gauge", "1: it computes, or waits for a step; 0: it is gone or loads.", lambda r: r.is_alive),
-    _rank("last_step", "gauge", "Step that it computed last: one behind the others is stuck.", lambda r: r.step),
-    _rank("silent_seconds", "gauge", "Time since it showed last that it runs.", lambda r: r.silent_s),
-    _rank("loads_total", "counter", "Times that its weights were read: once a process.", lambda r: r.loads),
+RANK_ROWS: list[PartRow[RankReading]] = _parts(
+    "worker_rank",
+    "rank",
+    ("alive", "gauge", "1: it computes, or waits for a step; 0: it is gone or loads.", lambda r: r.is_alive),
+    ("last_step", "gauge", "Step that it computed last: one behind the others is stuck.", lambda r: r.step),
+    ("silent_seconds", "gauge", "Time since it showed last that it runs.", lambda r: r.silent_s),
+    ("loads_total", "counter", "Times that its weights were read: once a process.", lambda r: r.loads),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TierRow:
-    """A metric with one sample a tier of memory."""
-
-    row: MetricRow
-    read: Callable[[KvTierReading], float]
-
-
-def _tier(name: str, kind: Kind, text: str, read: Callable[[KvTierReading], float]) -> TierRow:
-    return TierRow(MetricRow(f"headrace_worker_kv_tier_{name}", kind, (*WORKER, "tier"), text), read)
-
-
-TIER_ROWS = (
-    _tier("hit_tokens_total", "counter", "Prompt tokens brought back from the tier.", lambda t: t.hit_tokens),
-    _tier("used_bytes", "gauge", "Contents of the KV cache that the tier keeps.", lambda t: t.used_bytes),
-    _tier("limit_bytes", "gauge", "What it may keep.", lambda t: t.total_bytes),
-    _tier("stored_bytes_total", "counter", "Written to the tier.", lambda t: t.stored_bytes),
-    _tier("loaded_bytes_total", "counter", "Read from the tier.", lambda t: t.loaded_bytes),
-    _tier("evicted_blocks_total", "counter", "Blocks that made room for others.", lambda t: t.evicted),
-    _tier("dropped_blocks_total", "counter", "Blocks not kept: too many were on their way.", lambda t: t.dropped),
-    _tier("refused_blocks_total", "counter", "Blocks that failed verification.", lambda t: t.refused),
-    _tier("failures_total", "counter", "Reads and writes that failed.", lambda t: t.failed),
+TIER_ROWS: list[PartRow[KvTierReading]] = _parts(
+    "worker_kv_tier",
+    "tier",
+    ("hit_tokens_total", "counter", "Prompt tokens brought back from the tier.", lambda t: t.hit_tokens),
+    ("used_bytes", "gauge", "Contents of the KV cache that the tier keeps.", lambda t: t.used_bytes),
+    ("limit_bytes", "gauge", "What it may keep.", lambda t: t.total_bytes),
+    ("stored_bytes_total", "counter", "Written to the tier.", lambda t: t.stored_bytes),
+    ("loaded_bytes_total", "counter", "Read from the tier.", lambda t: t.loaded_bytes),
+    ("evicted_blocks_total", "counter", "Blocks that made room for others.", lambda t: t.evicted),
+    ("dropped_blocks_total", "counter", "Blocks not kept: too many were on their way.", lambda t: t.dropped),
+    ("refused_blocks_total", "counter", "Blocks that failed verification.", lambda t: t.refused),
+    ("failures_total", "counter", "Reads and writes that failed.", lambda t: t.failed),
 )
 EVERY_ROW = (
     *(entry.row for entry in WORKER_ROWS),

@@ -92,7 +92,7 @@ def test_template_that_names_a_file_is_a_text(directory: Path, link: str) -> Non
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
 def test_template_that_is_a_link_out_of_the_directory_tells_no_secret(directory: Path, name: str) -> None:
-    """What a repository links to is shown to every client, as the template of `GET /props`."""
+    """What a repository links to may show in prompts, as the chat template does."""
     secret, link = directory.parent / "secret", directory / name
     secret.write_text("password")
     link.parent.mkdir(exist_ok=True)

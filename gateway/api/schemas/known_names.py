@@ -66,7 +66,6 @@ class _Bodies:
         self._rules = rules
 
     def value(self, raw: Raw, kind: Kind, path: str) -> Raw:
-        """Read an object of some kind, or a list of such."""
         try:
             if bytes(memoryview(raw)[:1]) == b"[":
                 fields = [self._fields(each, kind, f"{path}.[{i}]") for i, each in enumerate(_list_decoder.decode(raw))]
@@ -99,14 +98,12 @@ class _Bodies:
         return kept
 
     def _name_model(self, kept: dict[str, Raw]) -> None:
-        """Name the model of a body that names none: that of its path, or the only one."""
         kept.pop("model", None)
         model = self._rules.model or self._rules.only_model()
         if model is not None:
             kept["model"] = Raw(msgspec.json.encode(model))
 
     def _held(self, raw: Raw, row: Row | None, where: str) -> Raw:
-        """Return the value of a served name."""
         return _whole(raw) if row is None or row.holds is None else self.value(raw, row.holds, where)
 
 
@@ -120,7 +117,6 @@ def _is_of_other_type(fields: dict[str, Raw], types: frozenset[str]) -> bool:
 
 
 def _is_one_of(raw: Raw, values: tuple[object, ...]) -> bool:
-    """Whether an undecoded value is null or one of these."""
     if len(memoryview(raw)) > _MAX_COMPARED_BYTES:
         return False
     value = msgspec.json.decode(raw)

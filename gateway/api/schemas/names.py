@@ -162,7 +162,6 @@ class ParameterTable:
         return (_nearest(name, served) or _LET_PASS) if owner is None else f" It belongs to {owner.value}."
 
     def _owner(self, name: str) -> Kind | None:
-        """Return the endpoint that serves a name."""
         for kind, rows in self._rows.items():
             row = rows.get(name)
             if row is not None and row.use is Use.SERVED and _is_endpoint(kind):
@@ -197,7 +196,6 @@ def _row(struct: type[Struct], name: str, annotation: Any, kind: Kind, kinds: Ma
 
 
 def _held(annotation: Any, kinds: Mapping[type[Struct], Kind]) -> Kind | None:
-    """Return the kind of the objects that a value of this type is or holds."""
     if isinstance(annotation, type) and annotation in kinds:
         return kinds[annotation]
     return next((held for part in get_args(annotation) if (held := _held(part, kinds)) is not None), None)
@@ -214,5 +212,4 @@ def _nearest(name: str, served: list[str]) -> str:
 
 
 def _letters(name: str) -> str:
-    """Return a name as it is in any spelling: `maxTokens` is `max_tokens`."""
     return name.replace("_", "").lower()

@@ -154,7 +154,6 @@ def _generation(
     echoed: int | None = None,
     **more: Any,
 ) -> Generation:
-    """Return the generation of a body of either endpoint; `more` are the fields that only one of them has."""
     limit = checked_truncation(body.truncate_prompt_tokens)
     generation = Generation(
         kind=kind,

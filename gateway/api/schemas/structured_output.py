@@ -178,7 +178,6 @@ def _of_response_format(body: ResponseFormatBody | None) -> Iterator[StructuredO
 
 
 def _check_format(body: ResponseFormatBody, name: str) -> None:
-    """Reject unknown types and fields that belong to another type."""
     if body.type == "structural_tag":
         raise unsupported_parameter(f"{name}.type", f"'{name}.type': 'structural_tag' is not supported. Use 'tools'.")
     if body.type not in _FORMATS:

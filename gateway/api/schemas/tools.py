@@ -161,7 +161,6 @@ def offered_functions(functions: list[FunctionBody] | None, choice: str | NamedF
 
 
 def _offered(functions: Sequence[FunctionBody], use: ToolUse, places: Mapping[str, str]) -> OfferedTools:
-    """Return these functions as the tools of `use`; `places` says where the schema of each stands."""
     schemas = [None if each.parameters is None else msgspec.json.encode(each.parameters) for each in functions]
     tools = tuple(
         Tool(each.name, None if schema is None else schema.decode(), bool(each.strict))

@@ -56,8 +56,8 @@ async def worker(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[WireWo
         async with httpx2.AsyncClient(base_url=gateway.url, headers={"authorization": f"Bearer {API_KEY}"}) as http:
 
             async def sees() -> bool:
-                reply = await http.get("/props", params={"model": worker.model})
-                return reply.status_code == 200 and reply.json()["modalities"]["vision"]
+                model = (await http.get(f"/v1/models/{worker.model}")).json()
+                return "image" in model["architecture"]["input_modalities"]
 
             await worker.nats.subscribe(tokenizer_subject(worker.model), cb=answer)
             async with asyncio.timeout(20):

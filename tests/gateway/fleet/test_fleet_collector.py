@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,14 +31,6 @@ COUNTS = WorkerMetrics(
 )
 
 
-@dataclass
-class Unclaimed:
-    ages: dict[str, float] = field(default_factory=lambda: {"m": 4.0})
-
-    def oldest_unclaimed_s(self) -> dict[str, float]:
-        return self.ages
-
-
 class Streams:
     def __init__(self) -> None:
         self.states = {"HR_DEAD": StreamState(3, 99)}
@@ -60,7 +50,7 @@ def fleet(name: str, started: float, *beats: Heartbeat) -> Fleet:
 
 def scrape(fleet: Fleet) -> dict[tuple[str, ...], float]:
     """Return values by the sample's name and the values of its labels, in the order of their names."""
-    collector = FleetCollector(fleet, Unclaimed(), Streams(), USAGE, 2)  # type: ignore[arg-type]
+    collector = FleetCollector(fleet, lambda: {"m": 4.0}, Streams(), USAGE, 2)  # type: ignore[arg-type]
     families = text_string_to_metric_families(generate_latest(make_registry(collector)).decode())
     samples = [sample for family in families for sample in family.samples]
     return {(s.name, *(value for _, value in sorted(s.labels.items()))): s.value for s in samples}
@@ -134,7 +124,7 @@ def test_name_that_a_worker_repeats_is_shown_once() -> None:
     )
     collector = FleetCollector(
         fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=twice)),
-        Unclaimed(),
+        lambda: {"m": 4.0},
         Streams(),  # type: ignore[arg-type]
         USAGE,
         2,

@@ -34,7 +34,7 @@ def test_queue_is_looked_at_first_and_then_the_workers(
     ready: tuple[str, ...], is_connected: bool, expected: Readiness
 ) -> None:
     fleet = SimpleNamespace(models=lambda: ["a", "b"], is_ready=lambda model: model in ready)
-    found = readiness(cast("Any", fleet), SimpleNamespace(is_connected=is_connected))
+    found = readiness(cast("Any", fleet), is_connected=is_connected)
     assert found == expected
     assert found.is_ready is (expected.status == "ready")
 

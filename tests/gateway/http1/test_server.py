@@ -7,6 +7,7 @@ import errno
 import socket
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gateway.errors import ApiError
 from gateway.http1.connection_table import MAX_EXTRA_CONNECTIONS, ConnectionLimits
 from gateway.http1.exchange import Exchange
 from gateway.metrics import GatewayMetrics
+from gateway.process.assembly import count_connections
 from tests.gateway.http1.raw_server import (
     MAX_BODY_BYTES,
     REQUEST,
@@ -175,7 +177,7 @@ async def test_connections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http1.connection_table.MIN_WAIT_S", 0.0)
     metrics = GatewayMetrics()
     limits = ConnectionLimits(max_connections=2)
-    async with served(echo, limits, on_sweep=metrics.count_connections) as server, AsyncExitStack() as stack:
+    async with served(echo, limits, on_sweep=partial(count_connections, metrics)) as server, AsyncExitStack() as stack:
         for _ in range(2):
             await stack.enter_async_context(connected(server))
         for _ in range(2):
