@@ -15,13 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from gateway.http1.body import BodyBudget
 from shared.pause_detector import PauseDetector
-
-if TYPE_CHECKING:
-    from gateway.http1.connection import Connection
 
 # Connections beyond the limit: they are served health and refusals, one answer each.
 MAX_EXTRA_CONNECTIONS = 64
@@ -61,7 +58,36 @@ class ConnectionLimits:
     linger_s: float = 5.0
 
 
-class ConnectionTable:
+class Member(Protocol):
+    """What the table asks of a connection."""
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+        ...
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it is one too many, and gets one answer at most."""
+        ...
+
+    def evict(self) -> None:
+        """Close at once; no request is being answered, but one may be on its way."""
+
+    def drain(self) -> None:
+        """Close soon; no request is being answered."""
+
+    def expire(self, now: float) -> None:
+        """Act, if its time is up. `now` is loop time."""
+
+    def postpone(self, seconds: float) -> None:
+        """Move its deadlines."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class ConnectionTable(Generic[M]):
     """The connections of one server.
 
     Attributes:
@@ -77,15 +103,15 @@ class ConnectionTable:
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.body_budget = BodyBudget(limits.max_body_bytes_in_flight, limits.max_connections)
-        self.members: set[Connection] = set()
+        self.members: set[M] = set()
         self.is_draining = False
         self.num_evicted = 0
         self.num_limited = 0
         self._num_reported = 0
         # Since when, the longest first.
-        self._waiting: dict[Connection, float] = {}
-        self._waiting_extra: dict[Connection, float] = {}
-        self._receiving: dict[Connection, float] = {}
+        self._waiting: dict[M, float] = {}
+        self._waiting_extra: dict[M, float] = {}
+        self._receiving: dict[M, float] = {}
         self._num_per_address: Counter[str] = Counter()
         self._clock = clock
         self._pauses = PauseDetector(SWEEP_INTERVAL_S, MAX_SWEEP_DELAY_S, clock)
@@ -107,7 +133,7 @@ class ConnectionTable:
             num_free += MAX_EXTRA_CONNECTIONS
         return num_free if num_free > 0 else int(self._evictable() is not None)
 
-    def add(self, member: Connection) -> bool:
+    def add(self, member: M) -> bool:
         """Add a connection, making room for it if possible; return whether it is one too many."""
         limits = self.limits
         evictable = self._evictable()
@@ -126,7 +152,7 @@ class ConnectionTable:
         self.num_limited += is_limited
         return is_limited
 
-    def remove(self, member: Connection) -> None:
+    def remove(self, member: M) -> None:
         """Forget a connection, if it is still known."""
         if member not in self.members:
             return
@@ -136,17 +162,17 @@ class ConnectionTable:
         if not self._num_per_address[member.address]:
             del self._num_per_address[member.address]
 
-    def note_busy(self, member: Connection) -> None:
+    def note_busy(self, member: M) -> None:
         """Note that a request's head, or its whole body, has arrived."""
         (self._waiting_extra if member.is_limited else self._waiting).pop(member, None)
         self._receiving.pop(member, None)
 
-    def note_receiving(self, member: Connection) -> None:
+    def note_receiving(self, member: M) -> None:
         """Note that a handler waits for the rest of a request's body."""
         if member in self.members and not member.is_limited:
             self._receiving[member] = self._clock()
 
-    def note_waiting(self, member: Connection) -> None:
+    def note_waiting(self, member: M) -> None:
         """Note that a connection waits for its next request, or for its client to leave."""
         self._receiving.pop(member, None)
         if member in self.members:
@@ -172,7 +198,7 @@ class ConnectionTable:
         for member in [*self._waiting, *self._waiting_extra]:
             member.drain()
 
-    def _evictable(self) -> Connection | None:
+    def _evictable(self) -> M | None:
         """Return the connection that makes room for one more; None if there is room, or none may be closed."""
         num_extra = len(self.members) - self.limits.max_connections
         if num_extra < 0:

@@ -123,7 +123,7 @@ class HttpServer:
         handler: Handler,
         limits: ConnectionLimits,
         exempt_paths: frozenset[str] = frozenset(),
-        on_sweep: Callable[[ConnectionTable], None] = lambda table: None,
+        on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
         tasks: TaskSupervisor | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class HttpServer:
         handshake = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_timeout_s}
         self._tasks = tasks or TaskSupervisor()
         self._loop = asyncio.get_running_loop()
-        self.table: ConnectionTable = ConnectionTable(limits, self._loop.time)
+        self.table: ConnectionTable[Connection] = ConnectionTable(limits, self._loop.time)
         self._acceptor = Acceptor(self._new_connection, lambda: self.table.num_places, handshake)
         self._runner = HandlerRunner(handler, exempt_paths)
         self._receive_buffer = memoryview(bytearray(MAX_HEAD_BYTES))

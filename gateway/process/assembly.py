@@ -43,6 +43,7 @@ from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.readiness import wait_for_fleet
+from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.handlers import AsgiHandler
 from gateway.http1.server import HttpServer
@@ -209,7 +210,7 @@ def _cut(dispatcher: Dispatcher, responses: ResponseStore, streams: StreamHub) -
     responses.cut_followers(error)
 
 
-def count_connections(metrics: GatewayMetrics, table: ConnectionTable) -> None:
+def count_connections(metrics: GatewayMetrics, table: ConnectionTable[Connection]) -> None:
     """Take over what the server of the public port has counted."""
     metrics.connections = len(table.members)
     metrics.connections_evicted = table.num_evicted

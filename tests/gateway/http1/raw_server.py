@@ -84,7 +84,7 @@ async def served(
     handler: Handler,
     limits: ConnectionLimits | None = None,
     exempt_paths: frozenset[str] = frozenset(),
-    on_sweep: Callable[[ConnectionTable], None] = lambda table: None,
+    on_sweep: Callable[[ConnectionTable[Connection]], None] = lambda table: None,
     tls: ssl.SSLContext | None = None,
     bound: socket.socket | None = None,
 ) -> AsyncIterator[Served]:

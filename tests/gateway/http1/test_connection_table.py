@@ -46,7 +46,7 @@ class Table:
 
     def __init__(self, limits: ConnectionLimits = LIMITS) -> None:
         self.clock = Clock(0.0)
-        self.table: ConnectionTable = ConnectionTable(limits, self.clock)
+        self.table: ConnectionTable[Member] = ConnectionTable(limits, self.clock)
 
     def add(self, address: str = "a") -> Member:
         self.clock.now += 1
