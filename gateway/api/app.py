@@ -15,7 +15,6 @@ from gateway.api.generation_service import GenerationService
 from gateway.api.paths import KnownPaths, UnservedPaths
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, Routes, RouteServices
-from gateway.http1.body import BodyBudget
 from gateway.streams.dialect import Dialect
 
 # Answered even where there are too many connections: a gateway that is busy is not to be taken for a dead one.
@@ -76,8 +75,6 @@ def create_app(
     port = Port(
         metrics=services.metrics,
         advice=UnservedPaths(paths).advice,
-        max_body_bytes=config.max_body_bytes,
-        budget=BodyBudget(config.max_body_bytes_in_flight, config.max_connections),
         dialects=dialects | {route.path: route.dialect for route in more if route.dialect is not None},
         paths=KnownPaths(paths),
         cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,

@@ -1,8 +1,7 @@
 """The door of a port: every request comes in here, every error is told here, and every answer is counted here.
 
 The door brings the path to its route's spelling, names the request, and passes it on to the routes. Whatever they
-answer goes through the request's exchange: that of our own server, or one over plain ASGI where another server runs the
-application. Nothing here builds a URL from the Host header.
+answer goes through the request's exchange. Nothing here builds a URL from the Host header.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from gateway.api.cross_origin import CrossOrigin
 from gateway.api.paths import KnownPaths, azure_deployment
 from gateway.api.request_observer import RequestObserver
 from gateway.errors import ApiError
-from gateway.http1.body import BodyBudget, ClientGoneError
+from gateway.http1.body import ClientGoneError
 from gateway.http1.exchange import Exchange
-from gateway.http1.handlers import EXTENSION, AsgiCall
+from gateway.http1.handlers import EXTENSION
 from gateway.http1.head import REQUEST_ID, request_id_of
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import OPENAI, Dialect
-from gateway.streams.plain_asgi import AsgiExchange
 
 # Not a status of HTTP: for metrics and logs alone.
 CLIENT_LEFT = 499
@@ -44,8 +42,6 @@ class Port:
     Attributes:
         metrics: Counts answers.
         advice: Returns advice about a path that no route serves.
-        max_body_bytes: A larger body is a 413. Under our own server that is the server's business.
-        budget: Of bodies on their way in, where another server runs the application.
         dialects: How errors are told at a path; below it too, if not in OpenAI's form. Elsewhere they are told as the
             client's headers say, and in OpenAI's form where they say nothing. Paths here have their route's spelling.
         paths: The routes' spellings of paths; None takes them as they come.
@@ -55,8 +51,6 @@ class Port:
 
     metrics: GatewayMetrics
     advice: Callable[[str], str]
-    max_body_bytes: int
-    budget: BodyBudget
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
     paths: KnownPaths | None = None
     cross_origin: CrossOrigin | None = None
@@ -88,14 +82,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        extensions = scope.get("extensions") or {}
-        exchange: Exchange | None = extensions.get(EXTENSION)
-        if exchange is None:
-            await self._serve_for_another_server(scope, receive, send)
-            return
+        exchange = exchange_of(scope)
         head = scope["state"]["head"] = self._enter(exchange, scope)
         try:
             origins = self._port.cross_origin
@@ -118,13 +105,6 @@ class Door:
         if head.route:
             self._port.metrics.requests[(head.route, status)] += 1
         self._leave(head, status)
-
-    async def _serve_for_another_server(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with AsgiExchange(scope, receive, send, self._port.budget) as exchange:
-            scope["extensions"] = {**(scope.get("extensions") or {}), EXTENSION: exchange}
-            scope.setdefault("state", {})
-            call = AsgiCall(exchange, self._port.max_body_bytes, scope)
-            await self(scope, call.receive, call.send)
 
     def _enter(self, exchange: Exchange, scope: Scope) -> ResponseHead:
         """Find the route's spelling of the path, and name the request in its answer."""
@@ -183,7 +163,7 @@ def _methods(route: BaseRoute, scope: Scope) -> Collection[str]:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """Return the exchange that the door has put into a scope, or found there."""
+    """Return the exchange that the server has put into a scope."""
     exchange: Exchange = scope["extensions"][EXTENSION]
     return exchange
 

@@ -30,7 +30,6 @@ from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.readiness import readiness
-from gateway.http1.body import BodyBudget
 from gateway.metrics import GatewayMetrics
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
@@ -63,8 +62,7 @@ def create_operator_app(services: OperatorServices) -> ASGIApp:
     routes = OperatorRoutes(services).routes()
     served = ", ".join(route.path for route in routes)
     advice = f"The operator's port has {served}; the API is at the public port."
-    budget = BodyBudget(MAX_BODY_BYTES, 1)
-    return Application([*routes], Port(services.metrics, lambda path: advice, MAX_BODY_BYTES, budget))
+    return Application([*routes], Port(services.metrics, lambda path: advice))
 
 
 class OperatorRoutes:

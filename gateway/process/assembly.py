@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from gateway.admission.auth import KeyStore
 from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
@@ -84,13 +82,11 @@ class GatewayParts:
     """What a process serves with.
 
     Attributes:
-        application: Answers everything on the public port: ASGI, for any server.
         public: Our server of the public port.
         operator: The server of the operator's port.
         cut: Ends the streams that still run.
     """
 
-    application: ASGIApp
     public: HttpServer
     operator: HttpServer
     cut: Callable[[], None]
@@ -147,7 +143,7 @@ async def assemble(
     await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
-    return GatewayParts(application, public, operator, partial(_cut, dispatcher, responses, streams))
+    return GatewayParts(public, operator, partial(_cut, dispatcher, responses, streams))
 
 
 def _images(config: GatewayConfig, nats: DirectClient) -> ImageIntake:

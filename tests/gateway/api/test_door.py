@@ -19,7 +19,7 @@ from gateway.api.large_bodies import LargeBodies
 from gateway.api.request_observer import RequestRecord
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
-from gateway.http1.body import BodyBudget, ClientGoneError
+from gateway.http1.body import ClientGoneError
 from gateway.http1.handlers import EXTENSION, AsgiHandler
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import OPENAI
@@ -57,7 +57,7 @@ class Behind:
             self.ended.append((record.error_code, status))
 
         observer = cast("Any", SimpleNamespace(end=end))
-        port = Port(self.metrics, lambda path: "Do this.", 100, BodyBudget(100, 1), observer=observer)
+        port = Port(self.metrics, lambda path: "Do this.", observer=observer)
         return AsgiHandler(Application([Route("/x", self, methods=["GET"])], port), 100)
 
 
@@ -134,21 +134,6 @@ async def test_client_that_left_is_counted_as_that_and_not_as_an_answer() -> Non
     assert (behind.metrics.disconnects, behind.ended, +behind.metrics.requests) == (1, [(None, 499)], {})
 
 
-async def test_application_begins_and_ends_as_its_server_asks() -> None:
-    sent: list[str] = []
-    messages = iter(["lifespan.startup", "lifespan.shutdown"])
-
-    async def receive() -> Any:
-        return {"type": next(messages)}
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
-    app = Application([], Port(GatewayMetrics(), lambda path: "", 1, BodyBudget(1, 1)))
-    await app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send)
-    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-
-
 async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_no_one() -> None:
     told: list[tuple[object, int]] = []
 
@@ -164,8 +149,8 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
     parts: list[Any] = [services, nothing, nothing, nothing, nothing, observer, nothing]
     service = GenerationService(*parts)
     exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
-    route, budget = GenerationRoute(ChatEndpoint(LargeBodies()), service), BodyBudget(1, 1)
-    door = Door(route.handle, Port(metrics, lambda path: "", 1, budget, observer=cast("Any", observer)))
+    route = GenerationRoute(ChatEndpoint(LargeBodies()), service)
+    door = Door(route.handle, Port(metrics, lambda path: "", observer=cast("Any", observer)))
     scope = {"type": "http", "method": "POST", "path": "/x", "extensions": {EXTENSION: exchange}, "state": {}}
     await door(scope, nothing, nothing)
     assert told == [("chat", 499)]

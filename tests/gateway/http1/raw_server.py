@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.door import Door, Port, exchange_of
-from gateway.http1.body import BodyBudget
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.exchange import Exchange
@@ -25,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\n\r\nhi"
 MAX_BODY_BYTES = 1 << 20
-PORT = Port(GatewayMetrics(), lambda path: "", MAX_BODY_BYTES, BodyBudget(MAX_BODY_BYTES, 8))
+PORT = Port(GatewayMetrics(), lambda path: "")
 
 
 class CountingServer(HttpServer):
