@@ -50,7 +50,6 @@ class AdapterOrders:
         targets: AdapterTargets | None,
         renamed: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """Load for the model whose matrices are `targets`; None where it can have no adapters."""
         self._nats = nats
         self._worker = worker
         self._engine = engine
@@ -105,7 +104,6 @@ class AdapterOrders:
         asyncio.get_running_loop().call_later(OVERLAP_S, partial(self._adapters.unlist_older, order.name, digest))
 
     async def _place(self, digest: str, packed: Packed, max_rank: int) -> None:
-        """Put it into a slot that no request uses, between two steps."""
         targets, placed, loop = self._targets, asyncio.Event(), asyncio.get_running_loop()
         assert targets is not None
         used = {held.sequence.adapter for held in self._held if held.sequence is not None}

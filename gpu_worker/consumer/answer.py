@@ -27,7 +27,6 @@ class AnswerWriter:
     """Writes deltas. Advances the text of held requests and their preludes; nothing else."""
 
     def __init__(self, tokenizer: ModelTokenizer, pooled: PooledAnswers) -> None:
-        """Write with this tokenizer's text, and vectors as `pooled` makes them."""
         self._tokenizer = tokenizer
         self._pooled = pooled
 
@@ -128,7 +127,6 @@ def _timing(held: HeldRequest) -> Timing | None:
 
 
 def _stop(held: HeldRequest, event: SequenceEvent, reason: FinishReason) -> str | int | None:
-    """Return which of the request's own stops ended the text."""
     if reason != "stop":
         return None
     if held.output is not None and held.output.stop_string is not None:

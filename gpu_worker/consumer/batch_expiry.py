@@ -57,7 +57,6 @@ class BatchExpiry:
     """Expires jobs, which lie in the queues. Keeps the age of each queue's oldest job of one model, for metrics."""
 
     def __init__(self, nats: Client, kept: KeptResults, model: str) -> None:
-        """Work over an open connection, store results in `kept`, and keep the ages of `model`."""
         self._nats = nats
         self._kept = kept
         self._model = model
@@ -114,7 +113,6 @@ class BatchExpiry:
         self._oldest[tenant] = time.monotonic() - (_time(info.ts) - first.time).total_seconds()
 
     async def _is_taken(self, stream: str, subject: str, message: RawStreamMsg) -> bool:
-        """Say whether a job has been given to a worker of its model."""
         model, queue = subject.split(".")[2:4]
         try:
             consumer = await self._js.consumer_info(stream, f"{model}-{queue}")
@@ -125,7 +123,6 @@ class BatchExpiry:
         return consumer.delivered is not None and consumer.delivered.stream_seq >= message.seq
 
     async def _end(self, tenant: str, subject: str, message: RawStreamMsg, max_wait_s: float, now: datetime) -> bool:
-        """Store that a job has expired; False when that was not possible."""
         try:
             model = decode_name(subject.split(".")[2])
             request = msgspec.structs.replace(read_request(message.data or b""), model=model, tenant=tenant)

@@ -21,7 +21,6 @@ class NotAJobError(Exception):
     """
 
     def __init__(self, text: str, cause: Exception) -> None:
-        """Describe the message by `text`."""
         super().__init__(text)
         self.cause = str(cause)
 
@@ -34,7 +33,6 @@ class RefusedJobError(Exception):
     """
 
     def __init__(self, problem: str, request: Request) -> None:
-        """Refuse `request` for `problem`."""
         super().__init__(problem)
         self.request = request
 

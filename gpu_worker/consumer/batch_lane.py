@@ -163,7 +163,6 @@ class BatchLane:
                 held.outcome = "cancelled"  # it ends when its record has been read
 
     def _was_cancelled(self, job: Request) -> bool:
-        """Say whether a job was cancelled before it came."""
         now = time.monotonic()
         return any(self._cancellations.covers(_name(tenant, job.id), 0, now) for tenant in (job.tenant, None))
 
@@ -258,7 +257,6 @@ class BatchLane:
         await self.results.close()
 
     async def _resume(self, held: HeldRequest, num_delivered: int) -> None:
-        """Continue a request that was delivered before, which may be a suspect."""
         self.trials.num_coming += 1
         try:
             await self._continue(held, num_delivered)
@@ -379,7 +377,6 @@ class BatchLane:
         self.results.put(held.key, held.request, held.message, result, letter)
 
     def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:
-        """Store that a job failed before anything was done about it."""
         held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
         self.results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))
 
@@ -390,7 +387,6 @@ def _name(tenant: str | None, request_id: str) -> str:
 
 
 def _is_cancelled(job: Request, cancel: Cancel) -> bool:
-    """Whether a cancellation is of this job; another tenant may have a job of the same id."""
     if cancel.tenant is None:
         return job.id in cancel.ids and RESPONSE_ID.fullmatch(job.id) is not None
     return job.id in cancel.ids and job.tenant == cancel.tenant

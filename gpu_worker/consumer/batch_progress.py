@@ -69,7 +69,6 @@ class ProgressRecords:
     """Reads and writes records for workers of one revision of a model. Keeps what tenants wrote lately."""
 
     def __init__(self, nats: Client, revision: str) -> None:
-        """Write over `nats`."""
         self._nats = nats
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._revision = revision

@@ -145,7 +145,6 @@ class BatchQueues:
         share: Callable[[PullQueue, str], int],
         take: Callable[[QueuedMessage], None],
     ) -> None:
-        """Bring the queues of one kind to those that there are."""
         tenants = set(await batch_tenants(self._nats, self._model, kind))
         for tenant in queues.keys() - tenants:
             queue = queues.pop(tenant)

@@ -19,7 +19,6 @@ class ResultMaker:
     """Makes results in the name of one worker."""
 
     def __init__(self, worker: str, chat_format: str, clock: ServerClock) -> None:
-        """Name the worker, and its model's chat format, by which the text is read; ends are told by `clock`."""
         self._worker = worker
         self._chat_format = chat_format
         self._clock = clock

@@ -41,7 +41,6 @@ class CompilerBusyError(HeadraceError):
     """Other grammars are compiled for too long: the request is to be given back."""
 
     def __init__(self) -> None:
-        """Build the message."""
         super().__init__(f"The grammar has waited for others for {MAX_WAIT_S:.0f} s.")
 
 
@@ -49,7 +48,6 @@ class ConstraintSource:
     """Owns the process that checks, the thread that compiles, and what was compiled. Used from the event loop only."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
-        """Make constraints of this tokenizer's tokens."""
         self._tokenizer = tokenizer
         self._checker = GrammarChecker(
             LimitedLink(_CHECKER, TIME_LIMIT_S, PROCESS, lambda: msgspec.msgpack.encode(tokenizer.grammar_source()))

@@ -273,18 +273,15 @@ class Consumer:
         await self._outbox.close()
 
     async def _ensure_records(self) -> None:
-        """Make the streams of batch results and dead letters, or wait for them; interactive requests need none."""
         what = "the streams of batch results and dead letters"
         action = partial(ensure_record_streams, self._js, self._limits)
         await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
         self._tasks.every(PURGE_INTERVAL_S, self._kept.shares.purge, "shares of tenants in the results")
 
     async def _answer_probes(self) -> None:
-        """Answer gateways that have missed a heartbeat."""
         self._probes = await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
 
     def _heartbeat(self) -> tuple[str, bytes]:
-        """Return the subject and the content of a heartbeat."""
         heartbeat = self._source.heartbeat(self._interactive_queues, self._metrics.metrics())
         return worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat)
 
@@ -340,13 +337,11 @@ class Consumer:
         self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
 
     async def _answer_probe(self, message: Msg) -> None:
-        """Answer the probe of a gateway that has missed a heartbeat of this worker."""
         if message.reply.startswith(_GATEWAY_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
 
     async def _receive_drain(self, message: Msg) -> None:
-        """Drain, because an operator asks for it."""
         if message.reply.startswith(_ADMIN_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
@@ -372,7 +367,6 @@ class Consumer:
             self._tasks.has_failed.set()
 
     async def _report_progress(self) -> None:
-        """Keep NATS from delivering held messages again."""
         for held in self._held:
             send_ack(self._nats, held.message, IN_PROGRESS)
 

@@ -46,7 +46,6 @@ class FrameSubscribers:
     """Knows which subjects may have no subscriber yet. Owns an inbox for the answers of NATS."""
 
     def __init__(self, nats: DirectClient, worker: str) -> None:
-        """Ask in the name of `worker`; `start` must be called once connected."""
         self._nats = nats
         self._request = encode(Frame(worker, 0, []))
         self._inbox = nats.new_inbox()

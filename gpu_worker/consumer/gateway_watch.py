@@ -30,7 +30,6 @@ class GatewayWatch:
     """When each gateway was last seen. One that was never seen is not silent. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        """Know no gateway."""
         self._heard_at: dict[str, float] = {}
         # Silence in seconds of those that are silent, as of the latest review.
         self._silences: dict[str, float] = {}
@@ -70,7 +69,6 @@ class Cancellations:
     """Bounded in number and time: the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._by_id: OrderedDict[str, tuple[int | None, float]] = OrderedDict()
 
     def add(self, request_id: str, epoch: int | None, now: float) -> None:

@@ -75,7 +75,6 @@ class GpuMonitor:
         return False
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Return an answer, or None where the device has none."""
         try:
             return question()
         except self._nvml.NVMLError:

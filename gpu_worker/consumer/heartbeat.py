@@ -138,7 +138,6 @@ class MetricsSource:
         ranks: Callable[[], tuple[RankReading, ...]] = tuple,
         tiers: Callable[[], tuple[KvTierReading, ...]] = tuple,
     ) -> None:
-        """Read these."""
         self._engine = engine
         self._interactive = interactive
         self._batch = batch

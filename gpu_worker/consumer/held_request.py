@@ -135,7 +135,6 @@ class HeldRequests:
     """
 
     def __init__(self, removed: Callable[[HeldRequest], None] | None = None) -> None:
-        """Hold nothing; `removed` is called with each request that is let go."""
         self._removed = removed
         self._by_key: dict[str, HeldRequest] = {}
         self.by_sequence: dict[str, HeldRequest] = {}

@@ -59,7 +59,6 @@ class Intake:
         capacity: PullCapacity,
         images: RequestImages | None = None,
     ) -> None:
-        """Admit to `engine` what is in `held`; `images` reads images for a model that sees."""
         self._images = images
         self._reader = reader
         self._encoder = encoder

@@ -75,7 +75,6 @@ class Outbox:
         subscribers: FrameSubscribers,
         undelivered: Undelivered,
     ) -> None:
-        """Send in the name of `worker`; nothing is sent before `start` or `flush`."""
         self._nats = nats
         self._worker = worker
         self._tasks = tasks

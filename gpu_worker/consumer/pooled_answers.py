@@ -21,7 +21,6 @@ class PooledAnswers:
     """Answers for one model. Keeps no state of its own."""
 
     def __init__(self, tasks: ModelTasks) -> None:
-        """Answer as the model's files say."""
         self._tasks = tasks
 
     @property

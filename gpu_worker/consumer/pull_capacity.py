@@ -24,7 +24,6 @@ class PullCapacity:
     """Owns the running estimate of blocks per request, and what is kept for requests that are about to be held."""
 
     def __init__(self, held: HeldRequests, config: SchedulerConfig) -> None:
-        """Fill an engine whose scheduler has this configuration."""
         self._held = held
         self._config = config
         self._look_ahead = max(1, config.max_num_seqs // _LOOK_AHEAD_SHARE)

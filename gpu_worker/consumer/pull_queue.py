@@ -152,7 +152,6 @@ class PullQueue:
                 await self._pull(missing)
 
     def _missing(self) -> int:
-        """Return for how many messages it is time to pull."""
         missing = self._capacity() - self.outstanding
         # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
         return missing if missing > 0 and missing * 4 >= self.outstanding else 0

@@ -23,14 +23,12 @@ class ImageProcessor(Preparer, Protocol):
         Raises:
             BadRequestError: It has more or fewer places for images than images, or the model cannot read one.
         """
-        ...
 
 
 class RequestImages:
     """Reads the images of requests for a model that sees. Keeps nothing of a request."""
 
     def __init__(self, processor: ImageProcessor, prepared: PreparedImages, max_model_len: int) -> None:
-        """Count tokens by `processor`, and get pixels from `prepared`."""
         self._processor = processor
         self._prepared = prepared
         self._max_model_len = max_model_len

@@ -18,7 +18,6 @@ class RequestObserver:
     """Tells of requests."""
 
     def __init__(self, log: RequestLog, worker: str, tracing: Tracing | None = None) -> None:
-        """Write lines to `log`; make spans if there is `tracing`."""
         self._log = log
         self._worker = worker
         self._tracing = tracing
@@ -62,7 +61,6 @@ class RequestObserver:
 
 
 def _kind(held: HeldRequest) -> Kind:
-    """Return which lines the one of a request counts among."""
     now = time.monotonic()
     ttft_s = None if held.first_output_at is None else held.first_output_at - held.taken_at
     if held.outcome in ("failed", "expired"):

@@ -44,7 +44,6 @@ class RequestReader:
         *,
         sees: bool = False,
     ) -> None:
-        """Read for the model served under the name `model`, which reads images if it `sees`."""
         self._sees = sees
         self._model = model
         self._eos_token_ids = directory.eos_token_ids

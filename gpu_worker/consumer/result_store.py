@@ -59,7 +59,6 @@ class ResultStore:
     """
 
     def __init__(self, nats: DirectClient, clock: ServerClock) -> None:
-        """Write over `nats`, whose time `clock` tells."""
         self._nats = nats
         js = nats.jetstream(timeout=_PUBLISH_TIMEOUT_S)
         self.kept = KeptResults(js, ResultShares(js, can_purge=True, clock=clock))
@@ -114,7 +113,6 @@ class ResultStore:
         return result, payload
 
     async def _store(self, key: str, storing: _Storing) -> None:
-        """Try until the result is stored and sent, then acknowledge."""
         wait_s, num_refusals = FIRST_RETRY_S, 0
         try:
             while not await self._attempt(storing, is_repeated=num_refusals > 0):

@@ -50,7 +50,6 @@ class TokenizerService:
         clock: ServerClock | None = None,
         processor: ImageProcessor | None = None,
     ) -> None:
-        """Serve the model under this name; `processor` counts the tokens of images for a model that sees."""
         self._processor = processor
         self._nats = nats
         self._clock = clock or ServerClock()

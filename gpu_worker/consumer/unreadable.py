@@ -32,7 +32,6 @@ class UnreadableRequestError(Exception):
     """
 
     def __init__(self, error: Exception, envelope: RequestEnvelope | None) -> None:
-        """Describe the failure `error` of decoding."""
         super().__init__(str(error)[:500] or type(error).__name__)
         self.envelope = envelope
         if isinstance(error, UnknownFieldError):

@@ -78,7 +78,6 @@ class AdaptiveDepth:
     """A policy of speculation. One for an engine; also writes `Sequence.acceptance`."""
 
     def __init__(self, max_depth: int, *, drafts_predictions: bool = False) -> None:
-        """Draft up to `max_depth` tokens for a sequence, perhaps from predictions that clients send."""
         assert max_depth > 0
         self._max_depth, self._drafts_predictions = max_depth, drafts_predictions
         self._acceptance = _FIRST_ACCEPTANCE
@@ -185,7 +184,6 @@ class AdaptiveDepth:
         self._num_sequences, self._num_backing_off = num_sequences, 0
 
     def _account(self, costs: StepCosts, depth: int, num_tokens: int, num_sequences: int, duration_s: float) -> None:
-        """Add a step's share of time to the budget, and take out of it what the step has lost."""
         plain_s, lost_s = costs.plain_s, 0.0
         if self._is_exploration:
             lost_s = duration_s - num_tokens * costs.speed_s(self._exploited_speed)
@@ -210,12 +208,10 @@ class AdaptiveDepth:
             costs.is_suspended = self._budget_s < self._least_budget_s
 
     def _num_steps_to_exploration(self, costs: StepCosts) -> int:
-        """Return how many steps it is until the next exploration is due and can be paid."""
         missing_s = costs.exploration_s - self._budget_of(costs)
         return math.ceil(max(costs.until_exploration, missing_s / (_LOST_SHARE * costs.plain_s)))
 
     def _budget_of(self, costs: StepCosts) -> float:
-        """Return the budget, which there is as soon as a step without drafts is known."""
         if not self._has_budget:
             self._has_budget, self._budget_s = True, _FIRST_BUDGET_STEPS * costs.plain_s
         return self._budget_s

@@ -67,7 +67,6 @@ class Admission:
     """
 
     def __init__(self, config: SchedulerConfig, blocks: SequenceBlocks, live: LiveSequences) -> None:
-        """Admit to these blocks."""
         self._config = config
         self._blocks = blocks
         self._live = live
@@ -177,7 +176,6 @@ class Admission:
 
     @property
     def _has_several_tenants(self) -> bool:
-        """Whether several tenants have interactive sequences here."""
         return len(self._live.num_of_tenants) > 1
 
     def _cost(self, sequence: Sequence) -> float:
@@ -189,7 +187,6 @@ class Admission:
         return max(1 / config.max_num_seqs, num_blocks / config.num_blocks) / sequence.weight
 
     def _use_by_tenant(self) -> dict[str, float]:
-        """Return what the running interactive sequences of each tenant use."""
         used: dict[str, float] = dict.fromkeys(self._live.num_of_tenants, 0.0)
         for sequence in self._live.running:
             if sequence.lane == "interactive":
@@ -197,7 +194,6 @@ class Admission:
         return used
 
     def _give_up(self, victim: Sequence) -> None:
-        """Preempt a sequence for one that waits."""
         if self._used and victim.lane == "interactive":
             self._used[victim.tenant] -= self._cost(victim)
         self.preempt(victim)

@@ -86,7 +86,6 @@ class BatchSequences:
     """Applies plans."""
 
     def __init__(self, constraints: ConstraintSource | None = None) -> None:
-        """Know no sequence; those with a grammar have their constraints from `constraints`."""
         self._constraints = constraints
         self._by_row: dict[int, BatchSequence] = {}
         # By row, how many tokens of a sequence its constraint has followed.
@@ -111,7 +110,6 @@ class BatchSequences:
         return changes
 
     def _change(self, plan: StepPlan) -> Changes:
-        """Let sequences leave and enter."""
         departed = [self._by_row.pop(row) for row in plan.departed if row in self._by_row]
         for row in plan.departed:
             self._constrained.pop(row, None)
@@ -171,7 +169,6 @@ class BatchSequences:
         return sequence
 
     def _follow(self, constraints: ConstraintSource) -> None:
-        """Let constraints follow the tokens that became known."""
         for row, num_followed in self._constrained.items():
             sequence = self._by_row[row]
             if num_followed < len(sequence.token_ids):

@@ -79,7 +79,6 @@ class BatchThrottle:
     """Makes the allowance of every step that may hold batch work."""
 
     def __init__(self, model: StepTimeModel, slowdown: float) -> None:
-        """Let batch work lengthen steps with interactive sequences by the share `slowdown`."""
         self._model = model
         self._slowdown = slowdown
         self._last_interactive = -math.inf
@@ -196,7 +195,6 @@ class BatchThrottle:
             self._learning_interval = _FIRST_LONG_STEP
 
     def _note_gap(self, seconds: float) -> None:
-        """Take note of a time between two interactive steps."""
         if _LEAST_GAP_S < seconds < _INTERACTIVE_MEMORY_S:
             self._longest_gap_s = max(seconds, _GAP_MEMORY * self._longest_gap_s)
 

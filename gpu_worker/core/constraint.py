@@ -16,25 +16,20 @@ class OutputConstraint(Protocol):
     @property
     def error(self) -> str | None:
         """Say why it cannot go on, which ends its sequence; None while it can."""
-        ...
 
     @property
     def is_at_fault(self) -> bool:
         """Say whether the `error` is that of what the client asked for, rather than of this worker."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Say whether nothing more may follow the output."""
-        ...
 
     def advance(self, token_id: int) -> bool:
         """Advance by the output's next token; return False if it is not allowed there, or if there is an `error`."""
-        ...
 
     def advance_inside(self, token_id: int) -> bool:
         """Advance by the output's next token if more has to follow it; otherwise return False and stay."""
-        ...
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """Write which tokens may follow the output and then `drafts`.
@@ -45,19 +40,15 @@ class OutputConstraint(Protocol):
             drafts: May be none.
             address: Of the first of `ceil(vocab_size / 32)` words; bit `t % 32` of word `t // 32` allows token `t`.
         """
-        ...
 
     def allows(self, drafts: tuple[int, ...]) -> bool:
         """Say whether these tokens may follow the output."""
-        ...
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that follow the output, as far as there is no choice."""
-        ...
 
     def some_allowed(self, number: int) -> int:
         """Return one of the tokens that may follow the output, the same for the same number."""
-        ...
 
 
 class ConstraintSource(Protocol):
@@ -65,11 +56,9 @@ class ConstraintSource(Protocol):
 
     def open(self, new: NewSequence) -> OutputConstraint:
         """Return the constraint of a sequence with a grammar, behind the output that it has."""
-        ...
 
     def follow(self, constraint: OutputConstraint, token_ids: list[int]) -> None:
         """Bring a constraint behind further tokens of the output."""
-        ...
 
 
 class SharedConstraints:
@@ -79,7 +68,6 @@ class SharedConstraints:
     """
 
     def __init__(self) -> None:
-        """Hold none."""
         self._by_id: dict[str, OutputConstraint] = {}
 
     def add(self, sequence_id: str, constraint: OutputConstraint) -> None:

@@ -26,7 +26,6 @@ class Isolation:
     """
 
     def __init__(self) -> None:
-        """Wait for a step to fail."""
         self.is_active = False
         self.is_runner_proven = False
         self._groups: deque[Group] = deque()

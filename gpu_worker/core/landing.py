@@ -19,7 +19,6 @@ class Landing:
     """Writes the tokens of sequences, and makes their events."""
 
     def __init__(self, blocks: SequenceBlocks, live: LiveSequences, speculation: Speculation | None) -> None:
-        """Apply results to these."""
         self._blocks = blocks
         self._live = live
         self._speculation = speculation
@@ -72,7 +71,6 @@ class Landing:
         return True
 
     def _apply(self, item: ScheduledSequence, sampled: SampledTokens) -> SequenceEvent | None:
-        """Apply one sequence's share of a step, whatever it is."""
         sequence = item.sequence
         if sampled.error is not None:
             return self._apply_error(item, sampled, sampled.error)
@@ -124,7 +122,6 @@ class Landing:
         return SequenceEvent(sequence, new, num_before, finish or "failed", logprobs, error=reason)
 
     def _record_drafts(self, item: ScheduledSequence, sampled: SampledTokens, accepted: tuple[int, ...]) -> None:
-        """Count the drafts of a step, but for forced ones, and take back the blocks of those that were wrong."""
         if self._speculation is not None and not item.forced:
             self._speculation.record(item.sequence, sampled.num_drafted, accepted)
         self._blocks.trim(item.sequence)

@@ -20,7 +20,6 @@ class BrokenRunnerError(HeadraceError):
     """
 
     def __init__(self, cause: Exception, *, is_logged: bool = False) -> None:
-        """Say what it raised."""
         super().__init__(
             f"the model runner fails whatever it computes; the last time by {type(cause).__name__}: {cause}"
         )
@@ -36,7 +35,6 @@ class InterruptedRunnerError(BrokenRunnerError):
     """
 
     def __init__(self, cause: Exception, recover: Callable[[], None]) -> None:
-        """Say what happened; whoever raises this has logged it."""
         super().__init__(cause, is_logged=True)
         self.recover = recover
 
@@ -45,7 +43,6 @@ class InvalidLogitsError(HeadraceError):
     """The model's logits for a token are no distribution."""
 
     def __init__(self) -> None:
-        """Say what it means."""
         super().__init__("the model's logits are not numbers, or leave no token to choose from")
 
 
@@ -57,7 +54,6 @@ class PendingStep(Protocol):
 
         A sequence whose logits are no distribution has a result with an error, which concerns no other sequence.
         """
-        ...
 
 
 class ModelRunner(Protocol):
@@ -71,7 +67,6 @@ class ModelRunner(Protocol):
     @property
     def max_steps_in_flight(self) -> int:
         """Steps that may be submitted before the first of them has a result; 1 when `submit` computes at once."""
-        ...
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start to compute the plan's tokens and to sample; called only with a plan that schedules something.
@@ -79,7 +74,6 @@ class ModelRunner(Protocol):
         A token to compute that no plan has told yet is the one sampled last for the sequence, by a step that is still
         in flight. The token that a sequence samples is number `start + length - num_prompt_tokens` of the output.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

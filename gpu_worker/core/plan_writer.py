@@ -21,7 +21,6 @@ class PlanWriter:
     """Owns the rows of a batch: as many as sequences were in it at once."""
 
     def __init__(self, take_images: TakeImages = lambda: ([], [])) -> None:
-        """Own no row yet; `take_images` is asked in each plan."""
         self._take_images = take_images
         self._free: list[int] = []
         self._num_rows = 0
@@ -126,7 +125,6 @@ class PlanWriter:
         sequence.num_told_tokens = min(sequence.num_told_tokens, max(0, num_tokens - 2))
 
     def _release(self, departed: Values[Sequence]) -> list[int]:
-        """Take rows back; some sequences never had one."""
         rows = []
         for sequence in departed:
             if sequence.row is not None:
@@ -136,7 +134,6 @@ class PlanWriter:
         return rows
 
     def _enter(self, sequence: Sequence, new: list[NewSequence]) -> int:
-        """Give a sequence a row, and tell all of it but its blocks."""
         if not self._free:
             self._free.append(self._num_rows)
             self._num_rows += 1

@@ -71,7 +71,6 @@ class Planner:
         throttle: BatchThrottle,
         policy: DraftPolicy | None = None,
     ) -> None:
-        """Plan for these."""
         self._config = config
         self._blocks = blocks
         self._live = live
@@ -254,7 +253,6 @@ class Planner:
     def _share_out(
         self, step: int, decodes: Collection[Sequence], prompts: list[Sequence], batch: _BatchWork
     ) -> ScheduledStep:
-        """Schedule all decodes, then interactive prompts, batch prompts and drafts with the tokens that are left."""
         scheduled, state_places = self._decodes([*decodes, *batch.decodes] if batch.decodes else decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
@@ -366,7 +364,6 @@ class Planner:
         return scheduled, places
 
     def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:
-        """Give a sequence `num_tokens` of step number `step`."""
         self._blocks.take(sequence, num_tokens)
         start = sequence.num_computed_tokens
         samples = num_tokens == sequence.num_uncomputed_tokens and sequence.wants_token

@@ -31,7 +31,6 @@ class HitRule(Protocol):
 
         What `is_kept` says is kept elsewhere counts too.
         """
-        ...
 
 
 class PrefixCache:

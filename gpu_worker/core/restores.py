@@ -68,7 +68,6 @@ class Restores:
     """Not thread safe: a part of the scheduler."""
 
     def __init__(self, tiers: KvTiers, blocks: SequenceBlocks, block_size: int) -> None:
-        """Restore from these tiers to these blocks."""
         self._tiers = tiers
         self._blocks = blocks
         self._block_size = block_size
@@ -137,7 +136,6 @@ class Restores:
         return [block for restore in self._by_sequence.values() for block in restore.held.get(group, ())]
 
     def _extent(self, sequence: Sequence) -> _Extent:
-        """Return the longest prefix that can be had."""
         tiers, pool, digest_of = self._tiers, self._blocks.pool, self._blocks.digest_of
         num_blocks = 0
         for place in range((sequence.num_tokens - 1) // self._block_size):
@@ -199,7 +197,6 @@ class Restores:
         return held, wanted
 
     def _end(self, restore: _Restore) -> None:
-        """Let others find what has arrived, and let go of all blocks."""
         del self._by_sequence[restore.sequence]
         for wanted, has_arrived in zip(restore.wanted, restore.load.end(), strict=True):
             if wanted.group == self._state_group:

@@ -147,7 +147,6 @@ class RunningSet:
         assert self.num_needing_last_token == sum(sequence.needs_last_token for sequence in self)
 
     def _place(self, sequence: Sequence) -> None:
-        """Put a sequence into its phase."""
         phase = self._phase_of(sequence)
         phase[sequence.id] = sequence
         sequence.next_boundary = sequence.next_publish = 0

@@ -326,7 +326,6 @@ class Scheduler:
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=error))
 
     def _expire(self, now: float) -> None:
-        """End the sequences whose deadline has passed, wherever they are."""
         for sequence in self._deadlines.pop_expired(now):
             self._live.finish(sequence)
             self._events.append(SequenceEvent(sequence, (), sequence.num_output_tokens, "expired"))

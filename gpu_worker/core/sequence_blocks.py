@@ -36,7 +36,6 @@ class SequenceBlocks:
     """
 
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
-        """Manage the pools that `config` describes; what can be found is stored in `tiers` too."""
         self.pool = BlockPool(config.num_blocks, self._count_evicted)
         self.num_evicted = 0
         self._tiers = tiers

@@ -12,7 +12,6 @@ class SharedImages:
     """The pixels of a scheduler's sequences, for a runner in the same process. Sequences own them."""
 
     def __init__(self) -> None:
-        """Hold none."""
         self._by_digest: WeakValueDictionary[bytes, PreparedImage] = WeakValueDictionary()
 
     def add(self, images: Iterable[PreparedImage]) -> None:

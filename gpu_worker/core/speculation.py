@@ -25,7 +25,6 @@ class DraftPolicy(Protocol):
     @property
     def is_backing_off(self) -> bool:
         """Say whether the next step drafts nothing for certain, nor did the last one: it may be planned behind that."""
-        ...
 
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
         """Say whether `depths` is to be asked in this step; called once a step.
@@ -34,19 +33,15 @@ class DraftPolicy(Protocol):
             num_sequences: That it decodes; none is no reason to ask.
             is_changing: It computes prompts too, or a sequence has left since the last step: its time tells nothing.
         """
-        ...
 
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return how many drafts each decoding sequence should verify in the next step, at most its limit."""
-        ...
 
     def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
         """Record how many draft tokens the sequence's last step verified, and the numbers of those accepted."""
-        ...
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Record how long a step took that computed one token of each sequence and these drafts, nothing else."""
-        ...
 
 
 class Speculation:
@@ -59,7 +54,6 @@ class Speculation:
     """
 
     def __init__(self, policy: DraftPolicy) -> None:
-        """Count from nothing."""
         self.policy = policy
         self.num_drafts = 0
         self.num_draft_tokens = 0
@@ -87,7 +81,6 @@ class DraftPlanner:
     """Puts drafts into the decodes of a step, which are its first items."""
 
     def __init__(self, blocks: SequenceBlocks) -> None:
-        """Take blocks from these."""
         self._blocks = blocks
 
     def add_forced(

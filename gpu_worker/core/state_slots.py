@@ -238,7 +238,6 @@ class StateSlots:
             self._tiers.store(self._group, checkpoint.slot, digest, sequence.salt)
 
     def _wanted(self, item: ScheduledSequence, state: StateSlot) -> list[int]:
-        """Return the checkpoints that a sequence's share of a step should make, in order."""
         sequence, size = item.sequence, self._block_size
         first, last = item.start // size + 1, (item.start + item.num_tokens) // size
         if first > last:

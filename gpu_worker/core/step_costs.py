@@ -32,7 +32,6 @@ class StepCosts:
     """
 
     def __init__(self, max_depth: int) -> None:
-        """Know nothing."""
         self._pace_s = 0.0
         self._costs: list[float | None] = [None] * (max_depth + 1)
         self._samples: list[list[float]] = [[] for _ in self._costs]

@@ -48,7 +48,6 @@ class StepTimeModel:
     """Predicts durations in seconds. Written by the scheduler when a step lands."""
 
     def __init__(self) -> None:
-        """Know nothing."""
         self._costs_s: list[float] = []
         self._covariance: list[list[float]] = []
         self._last_kind = (0, 0, 0)
@@ -128,14 +127,12 @@ class StepTimeModel:
         self._drift()
 
     def _begin(self, counts: tuple[int, ...], duration_s: float) -> None:
-        """Estimate all parts from the first step."""
         scale = duration_s / sum([weight * count for weight, count in zip(_FIRST_WEIGHTS, counts, strict=True)])
         self._costs_s = [weight * scale for weight in _FIRST_WEIGHTS]
         size = range(len(_FIRST_WEIGHTS))
         self._covariance = [[_FIRST_DEVIATION**2 if i == j else 0.0 for j in size] for i in size]
 
     def _drift(self) -> None:
-        """Add the drift of one step to the variances, up to that of a first estimate."""
         for part, row in enumerate(self._covariance):
             row[part] += _DRIFT**2
             if row[part] > _FIRST_DEVIATION**2:

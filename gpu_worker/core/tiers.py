@@ -27,11 +27,9 @@ class Load(Protocol):
     @property
     def num_ended(self) -> int:
         """Contents that have arrived, or were found unusable."""
-        ...
 
     def end(self) -> list[bool]:
         """Stop, and say of each wanted content whether it arrived whole. No block is written to from now on."""
-        ...
 
 
 class KvTiers(Protocol):
@@ -45,32 +43,24 @@ class KvTiers(Protocol):
 
     def has(self, group: int, digest: bytes) -> bool:
         """Say whether the content is likely to be there (`lookup`). It may be gone when it is loaded."""
-        ...
 
     def pays(self, wanted: Iterable[tuple[int, bytes]], num_tokens: int) -> bool:
         """Say whether loading these contents is likely to take less time than computing `num_tokens` tokens."""
-        ...
 
     def load(self, salt: bytes, wanted: list[Wanted]) -> Load:
         """Begin to bring contents of sequences with this salt to the device."""
-        ...
 
     def store(self, group: int, block: int, digest: bytes, salt: bytes) -> None:
         """Keep the content of a block, unless it is kept already. It is copied by the next `flush` or `load`."""
-        ...
 
     def evicted(self, block: int, digest: bytes) -> None:
         """Keep the content of a block of group 0, which is about to be overwritten, if it is not kept any more."""
-        ...
 
     def flush(self) -> None:
         """Copy what is to be kept, in the order of the device's work. Call it before steps write to blocks."""
-        ...
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop contents that may be wrong, in all groups and tiers."""
-        ...
 
     def suspend(self) -> None:
         """Use nothing that may hang for a while: a load has made no progress."""
-        ...

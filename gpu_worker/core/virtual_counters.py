@@ -159,7 +159,6 @@ class VirtualCounters:
         return max(0, sequence.num_input_tokens - sequence.num_charged_tokens) * INPUT_WEIGHT / sequence.weight
 
     def _accounts(self, sequence: Sequence) -> tuple[Account, Account]:
-        """Return the accounts of its tenant and its key."""
         return self.tenants.account(sequence.tenant), self._keys_of(sequence.tenant).account(sequence.key)
 
     def _keys_of(self, tenant: str) -> Clients:
@@ -172,7 +171,6 @@ class VirtualCounters:
 
 
 def _charge(sequence: Sequence, accounts: tuple[Account, Account]) -> None:
-    """Add what was computed for a sequence, and is not charged yet, to the counters of its tenant and its key."""
     num_charged, num_computed = sequence.num_charged_tokens, sequence.num_computed_tokens
     num_input = max(0, min(num_computed, sequence.num_input_tokens) - num_charged)
     num_output = num_computed - num_charged - num_input

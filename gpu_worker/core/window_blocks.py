@@ -29,7 +29,6 @@ class WindowBlocks:
     """
 
     def __init__(self, config: WindowConfig, block_size: int) -> None:
-        """Manage the group's blocks, of `block_size` tokens."""
         self.pool = BlockPool(config.num_blocks)
         self.window = config.window
         self.most_blocks = config.most_blocks(block_size)
@@ -174,7 +173,6 @@ class WindowGroups:
     """Writes `Sequence.window_tables`. False where a model has no such layers."""
 
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
-        """Manage the pools that `config` describes; what others are likely to find is stored in `tiers` too."""
         self._block_size = config.block_size
         self._tiers = tiers
         self._groups = tuple(WindowBlocks(group, config.block_size) for group in config.windows)

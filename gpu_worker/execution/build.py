@@ -171,7 +171,6 @@ def _make_runner(
 
 
 def _load_encoder(plan: BuildPlan, images: SharedImages | None) -> ImageEncoder | None:
-    """Load the vision tower, of a model that sees."""
     vision = plan.vision
     if vision is None:
         return None
@@ -198,7 +197,6 @@ def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
 
 
 def _prepare_host(plan: BuildPlan, ranks: Ranks) -> None:
-    """Choose this process's threads and pages."""
     num_threads = choose_num_threads(plan.config.num_threads, plan.config.ranks_per_host)
     torch.set_num_threads(num_threads)
     logger.info("CPU operations use %d of %d cores (HEADRACE_NUM_THREADS)", num_threads, num_usable_cores())

@@ -28,7 +28,6 @@ class MissingImageError(HeadraceError):
     """The pixels of an image that a plan names are not there."""
 
     def __init__(self) -> None:
-        """Say what it means."""
         super().__init__("the pixels of an image are not there any more")
 
 

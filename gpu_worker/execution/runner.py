@@ -281,7 +281,6 @@ class TorchModelRunner:
         logger.info("captured %d graphs in %.1f s", len(shapes), time.monotonic() - started)
 
     def _submit(self, plan: StepPlan) -> PendingStep:
-        """Assemble the step, launch the model, and sample."""
         upload = Upload(self._device)
         step = self._assemble(plan, upload)
         graphs = self._graphs
@@ -311,7 +310,6 @@ class TorchModelRunner:
         return SubmittedStep(plan.step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
-        """Bring sequences and rows up to date, ask for drafts, and lay out the step."""
         changes = self._sequences.apply(plan)
         self._depart(changes.departed)
         self._rows.follow(plan, upload)
@@ -384,7 +382,6 @@ class TorchModelRunner:
     def _forward(
         self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None), *, knows_tokens: bool
     ) -> torch.Tensor:
-        """Gather the model's input from the step and the rows, and run the model up to the hidden vectors."""
         token_ids = step.token_ids
         if not knows_tokens:
             sampled_last = self._head.last_tokens.index_select(0, step.token_rows)
@@ -394,5 +391,4 @@ class TorchModelRunner:
         return self._model.forward(token_ids, step.positions, context)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
-        """Make the device the current one of this thread."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()

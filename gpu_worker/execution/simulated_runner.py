@@ -108,7 +108,6 @@ class SimulatedRunner:
         return SampledTokens(pooled=array("d", [numbers.uniform(-1.0, 1.0) for _ in range(width)]).tobytes())
 
     def _with_logprobs(self, item: Share, sampled: SampledTokens) -> SampledTokens:
-        """Report every token as equally likely."""
         sequence = item.sequence
         logprobs: tuple[LogprobEntry, ...] = ()
         prompt_logprobs: tuple[LogprobEntry, ...] = ()

@@ -66,7 +66,6 @@ class SubmittedStep:
         downloads: Downloads,
         land: Callable[[list[SampledTokens]], None] | None = None,
     ) -> None:
-        """Start to copy the outputs of step number `step`; `land` learns the result before anybody else does."""
         self._step = step
         self._outputs = outputs
         self._land = land
@@ -99,7 +98,6 @@ class SubmittedStep:
 
 
 def _unpack_drawn(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:
-    """Return the tokens of all rows, and the log probabilities of the rows that report them."""
     token_ids: list[int] = []
     entries: Entries = {}
     for part in drawn:

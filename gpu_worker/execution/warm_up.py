@@ -106,7 +106,6 @@ class PendingStep(Protocol):
 
     def result(self) -> StepResult:
         """Wait for it."""
-        ...
 
 
 class WarmedRunner(Protocol):
@@ -115,15 +114,12 @@ class WarmedRunner(Protocol):
     @property
     def step_limits(self) -> StepLimits:
         """What bounds its steps."""
-        ...
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Launch a step."""
-        ...
 
     def clear(self) -> None:
         """Forget all sequences."""
-        ...
 
 
 def warm_up_proposer(runner: WarmedRunner) -> None:
@@ -190,7 +186,6 @@ def _plain_shapes(limits: StepLimits) -> Iterator[_Shape]:
 
 
 def _draft_shapes(limits: StepLimits) -> Iterator[_Shape]:
-    """Yield steps that verify drafts, the largest first."""
     most_drafts = min(
         limits.max_draft_tokens, MAX_DRAFT_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens - 1
     )

@@ -65,7 +65,6 @@ def prefix_chain(request: Request, salt: bytes, chunk_bytes: int = CHUNK_BYTES) 
 
 
 def _read(request: Request) -> tuple[bytes, memoryview]:
-    """Return what the prompt depends on from its first token on, and the text that it grows with."""
     if request.messages is not None:
         options = request.chat
         root, tools = b"", b""

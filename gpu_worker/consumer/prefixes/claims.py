@@ -36,7 +36,6 @@ class PrefixClaims:
     """Answers offers. Owns those that are remembered, and the claims that are not granted yet."""
 
     def __init__(self, held: HeldPrefixes, engine: EngineState, capacity: PullCapacity, peers: Peers) -> None:
-        """Claim nothing before `start`."""
         self._held = held
         self._engine = engine
         self._capacity = capacity

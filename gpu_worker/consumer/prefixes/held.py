@@ -46,7 +46,6 @@ class HeldPrefixes:
     """
 
     def __init__(self, block_size: int, is_cached: Callable[[bytes], bool], max_noted: int = MAX_NOTED) -> None:
-        """Note nothing yet; `is_cached` tells of a block's digest whether the prefix cache has it."""
         self._block_size = block_size
         self._is_cached = is_cached
         self._max_noted = max_noted

@@ -48,7 +48,6 @@ class PeerPrefixes:
     """Owns the announcements. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
-        """Know nobody."""
         self._peers: dict[str, _Peer] = {}
 
     def note(self, beat: PeerBeat, now: float) -> None:

@@ -67,7 +67,6 @@ class WaitingRequests:
         peers: Peers,
         max_wait_s: float = MAX_WAIT_S,
     ) -> None:
-        """Let nothing wait before `start`, and nothing for longer than `max_wait_s`."""
         self._max_wait_s = max_wait_s
         self._held = held
         self._others = others
@@ -232,7 +231,6 @@ class WaitingRequests:
             self._wake()
 
     def _end(self, number: int) -> None:
-        """Begin a request here if there is room."""
         self.num_outlasted += 1
         waiting = self._waiting[number]
         if waiting.keeps_place or self._capacity.interactive(0) > 0:

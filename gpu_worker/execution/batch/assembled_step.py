@@ -94,7 +94,6 @@ class AssembledStep:
         drafts: list[Draft] | None = None,
         sequences: Values[BatchSequence] = (),
     ) -> None:
-        """Describe the step; `prompt_lens` are the prompt tokens of each sequence."""
         self.layout = layout
         self.adapters: AdapterRows | None = None
         self.shares = shares

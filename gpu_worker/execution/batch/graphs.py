@@ -110,7 +110,6 @@ class StepGraphs:
         )
 
     def _staged(self, shape: GraphShape, upload: Upload) -> StagedStep:
-        """Prepare to upload a step of padding alone."""
         return StagedStep(self._padded(self._no_step, shape), upload)
 
     def _padded(self, step: HostStep, shape: GraphShape) -> HostStep:

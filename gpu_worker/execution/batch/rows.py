@@ -28,7 +28,6 @@ class BlockTables:
     """
 
     def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
-        """Make room for `num_rows` sequences of at most `width` blocks."""
         self.host: Int32s = np.zeros((num_rows, width), dtype=np.int32)
         self._is_shared = device.type == "cpu"
         self.device = torch.from_numpy(self.host)
@@ -77,7 +76,6 @@ class BatchRows:
     """
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device, num_windows: int = 0) -> None:
-        """Make room for `max_num_seqs` sequences of at most `width` blocks, in `num_windows` further groups too."""
         self.spare = max_num_seqs
         self._whole = BlockTables(max_num_seqs + 1, width, device)
         self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]

@@ -228,7 +228,6 @@ class StagedStep:
     """A step on its way to the device. Steps of equal size have their tensors at equal places of an upload."""
 
     def __init__(self, step: HostStep, upload: Upload) -> None:
-        """Add the arrays to the upload."""
         self._tensors: DeviceStep | None = None
         self._step = step
         arrays = _arrays_of(step)

@@ -89,7 +89,6 @@ class Drafting:
             self._kept.add(step)
 
     def _show_kept(self) -> None:
-        """Show the proposer what steps computed since it was last asked."""
         if self._proposer is None:
             return
         try:
@@ -117,7 +116,6 @@ class Drafting:
 
 
 def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:
-    """Return the draft tokens that may stand where they do."""
     if constraint is None or not draft:
         return draft
     return draft.only([constraint.allows(path) for path in draft.paths()[1:]])

@@ -54,19 +54,15 @@ class Proposer(Protocol):
     @property
     def wants_hidden(self) -> bool:
         """Say whether `observe` is to be called."""
-        ...
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return a draft a request; an empty one where nothing can be said."""
-        ...
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Learn what was computed of each sequence; a proposer may keep it until it is next asked for drafts.
 
         Called in the order of the steps, before `propose`, and now and then while nothing is drafted.
         """
-        ...
 
     def forget(self, sequence: BatchSequence) -> None:
         """Drop what is kept for a sequence that has left the batch; it may come back later."""
-        ...

@@ -28,11 +28,9 @@ class Copy(Protocol):
 
     def is_done(self) -> bool:
         """Say whether they are there."""
-        ...
 
     def wait(self) -> None:
         """Wait until they are."""
-        ...
 
 
 class BlockBytes(Protocol):
@@ -50,19 +48,15 @@ class BlockBytes(Protocol):
 
     def make_rows(self, count: int) -> Bytes:
         """Allocate host memory, `[count, row_bytes]`, that copies are fast to and from."""
-        ...
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
         """Begin to copy blocks to rows, behind the steps that were launched. The engine's thread calls it."""
-        ...
 
     def mark(self) -> object:
         """Return the point behind which blocks may be written to. The engine's thread calls it."""
-        ...
 
     def write(self, block: int, row: Bytes, mark: object) -> None:
         """Copy a row, `[row_bytes]`, to a block behind a mark, and wait until it is there. Any thread may call it."""
-        ...
 
 
 class _Done:
@@ -89,7 +83,6 @@ class HostBlockBytes:
     """Blocks in the memory of a CPU."""
 
     def __init__(self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str) -> None:
-        """Read and write these tensors, each of so many layers, whose memory has the layers before the blocks."""
         parts, self.row_bytes = _parts(tensors, num_blocks)
         self.num_blocks = num_blocks
         self.layout = layout
@@ -126,7 +119,6 @@ class DeviceBlockBytes:
     def __init__(
         self, tensors: Values[tuple[torch.Tensor, int]], num_blocks: int, layout: str, device: torch.device
     ) -> None:
-        """Read and write these tensors, each of so many layers, whose memory has the layers before the blocks."""
         self._parts, self.row_bytes = _parts(tensors, num_blocks)
         self.num_blocks = num_blocks
         self.layout = layout

@@ -19,27 +19,21 @@ class DeviceMemory(Protocol):
 
     def total(self) -> int:
         """Return what the device has."""
-        ...
 
     def free(self) -> int:
         """Return the free memory."""
-        ...
 
     def reserved(self) -> int:
         """Return what this process's tensors and the allocator's cache take."""
-        ...
 
     def peak_reserved(self) -> int:
         """Return the most of that since `reset_peak`."""
-        ...
 
     def reset_peak(self) -> None:
         """Begin to look for the peak."""
-        ...
 
     def release_cached(self) -> None:
         """Give back what holds no tensor."""
-        ...
 
 
 class CudaMemory:
@@ -83,11 +77,9 @@ class ProbedRunner(Protocol):
 
     def warm_up(self) -> None:
         """Execute all kinds of steps, the largest included."""
-        ...
 
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture decode steps."""
-        ...
 
 
 class MemoryProbe:

@@ -24,7 +24,6 @@ class Board:
     """Lines of numbers: the first is the group's, then comes one a rank. Behind them is what is summed."""
 
     def __init__(self, fd: int, size: int) -> None:
-        """Map the memory behind a descriptor, for `size` ranks."""
         self.fd = fd
         self._size = size
         self._memory = mmap.mmap(fd, _board_bytes(size))

@@ -300,7 +300,6 @@ class RankGroup:
         process.kill()
 
     def _hear(self, process: RankProcess, reply: Reply | None) -> None:
-        """Take what a rank says, on a thread of that rank."""
         if self._processes.get(process.rank) not in (process, None):
             return
         if isinstance(reply, Landed):

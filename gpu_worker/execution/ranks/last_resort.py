@@ -21,7 +21,6 @@ def exit_within(seconds: float) -> threading.Timer:
 
 
 def _exit() -> None:
-    """End this process, and show what each thread was doing."""
     _log.error("this process did not leave its step in time: it ends")
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(sys.__stderr__ or 2)

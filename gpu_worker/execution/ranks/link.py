@@ -44,7 +44,6 @@ class LinkError(HeadraceError):
     """
 
     def __init__(self, problem: str, *, is_final: bool = False) -> None:
-        """Say what is wrong."""
         super().__init__(problem)
         self.is_final = is_final
 
@@ -53,7 +52,6 @@ class Link:
     """One end. Any thread may send; one receives."""
 
     def __init__(self, connection: socket.socket, sending: bytes, receiving: bytes) -> None:
-        """Use the keys that a handshake has given."""
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
@@ -178,7 +176,6 @@ class LinkListener:
             threading.Thread(target=self._greet, args=(connection, peer[0]), daemon=True).start()
 
     def _greet(self, connection: socket.socket, peer: str) -> None:
-        """Find out who has connected."""
         try:
             with contextlib.ExitStack() as stack:
                 stack.callback(self._num_strangers.release)

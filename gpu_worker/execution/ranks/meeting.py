@@ -40,19 +40,15 @@ class GroupRanks(Ranks, Protocol):
     @property
     def number(self) -> int:
         """Its number among those of all stages."""
-        ...
 
     def join(self, store: str) -> None:
         """Meet the other ranks; the file `store` is new, and the same for all of them."""
-        ...
 
     def abort(self) -> None:
         """Let whoever waits for another rank fail. Any thread may call it."""
-        ...
 
     def leave(self) -> None:
         """Compute with nobody until `join` is called again."""
-        ...
 
 
 def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
@@ -83,7 +79,6 @@ class SharedMemoryRanks(OneStage):
     """This process among those that share memory."""
 
     def __init__(self, rank: int, size: int, exchange: Exchange, has_whole_experts: bool = False) -> None:
-        """Sum by `exchange`."""
         self.rank = self.number = rank
         self.size = size
         self.has_whole_experts = has_whole_experts

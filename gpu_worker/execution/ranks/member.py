@@ -92,8 +92,6 @@ def main() -> int:
 
 
 class _Member:
-    """A rank that does what it is told."""
-
     def __init__(self, config: RunnerConfig, ranks: GroupRanks, board: Board, answers: IO[bytes]) -> None:
         self._config = replace(config, device=device_of(config, ranks.number))
         self._ranks = ranks
@@ -128,7 +126,6 @@ class _Member:
         return 0
 
     def _meet(self, command: Meet) -> None:
-        """Meet the other ranks, and build a runner with them, or warm up again."""
         try:
             self._ranks.join(command.store)
             if self._runner is None:
@@ -146,7 +143,6 @@ class _Member:
         self._board.note_load(self._ranks.number)
 
     def _compute(self, order: Order) -> None:
-        """Compute a step, and wait for one before it where that is due."""
         runner, in_flight = self._runner, self._in_flight
         assert runner is not None, "ranks meet before they compute"
         try:
@@ -171,7 +167,6 @@ class _Member:
         self._board.note_step(self._ranks.number, order.plan.step)
 
     def _leave(self, command: Leave) -> None:
-        """Forget what was not computed to its end."""
         self._ranks.leave()
         self._in_flight.clear()
         self._drafts.clear()

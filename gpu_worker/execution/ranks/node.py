@@ -48,7 +48,6 @@ class Node:
     """
 
     def __init__(self, config: RunnerConfig, log_level: str, log_format: str) -> None:
-        """Start ranks with these settings."""
         self.is_connected = False
         self._config = config
         self._log_settings = (log_level, log_format)
@@ -114,8 +113,6 @@ class Node:
 
 
 def _do(message: ToNode, host: LocalHost, say: Callable[[FromNode], None]) -> None:
-    """Do what rank 0 says."""
-
     def hear(process: RankProcess, reply: Reply | None) -> None:
         if process.epitaph is not None:
             say(Ended(process.rank, process.pid, process.epitaph))
@@ -139,7 +136,6 @@ def _do(message: ToNode, host: LocalHost, say: Callable[[FromNode], None]) -> No
 
 
 def _beat(host: LocalHost, say: Callable[[FromNode], None], stopped: threading.Event) -> None:
-    """Tell of the ranks' lives."""
     while not stopped.wait(TICK_S):
         processes = list(host.processes.values())
         say(Pulse([Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]))

@@ -120,7 +120,6 @@ class LocalProcess(RankProcess):
             self._reader.join()
 
     def _read(self) -> None:
-        """Pass on what it says."""
         assert self._process.stdout is not None
         problem = None
         with self._process.stdout as answers:
@@ -139,23 +138,18 @@ class Host(Protocol):
 
     def start(self, rank: int, hear: Hear) -> RankProcess:
         """Start the process of a rank."""
-        ...
 
     def tell(self, message: bytes) -> None:
         """Send an encoded message to all ranks that were started there."""
-        ...
 
     def life(self, rank: int) -> Life:
         """Return what a rank shows of its life."""
-        ...
 
     def end(self) -> None:
         """Tell ranks that wait for others that these do not come."""
-        ...
 
     def begin_again(self) -> None:
         """Prepare for ranks that meet anew. Nobody may be in a sum or a gather."""
-        ...
 
 
 class LocalHost:

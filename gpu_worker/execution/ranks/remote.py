@@ -38,7 +38,6 @@ class RemoteProcess(RankProcess):
     """The process of a rank on another host."""
 
     def __init__(self, rank: int, pid: int, host: RemoteHost, hear: Hear) -> None:
-        """Report to `hear` what the host says of it."""
         super().__init__(rank, pid, f"rank {rank} (process {pid} of host {host.node})")
         self.host = host
         self.hear = hear
@@ -83,7 +82,6 @@ class RemoteHost:
     """Does what `Host` promises on another host, for as long as that is connected."""
 
     def __init__(self, node: int) -> None:
-        """Wait for host number `node`."""
         self.node = node
         self._link: Link | None = None
         self._changed = threading.Condition()
@@ -164,7 +162,6 @@ class RemoteHost:
         self.drop()
 
     def _receive(self, link: Link) -> None:
-        """Take what the host says, until it is gone."""
         problem = "is gone"
         try:
             while (message := link.receive(FROM_NODE)) is not None:

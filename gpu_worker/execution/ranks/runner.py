@@ -37,7 +37,6 @@ class GroupRunner:
     """
 
     def __init__(self, runner: TorchModelRunner, group: RankGroup) -> None:
-        """Tell the other ranks of all steps from now on."""
         self.own = runner
         self.group = group
         self._was_told = False
@@ -102,8 +101,6 @@ class GroupRunner:
 
 @dataclass(frozen=True, slots=True)
 class _GroupStep:
-    """A step that all ranks compute."""
-
     pending: PendingStep
     runner: GroupRunner
 

@@ -22,7 +22,6 @@ class BadWords:
     """Keeps the sequence of each row that forbids words."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Know nothing of any row."""
         self._vocab_size = vocab_size
         self._sequences: dict[int, BatchSequence] = {}
 

@@ -20,7 +20,6 @@ class Bias:
     """Keeps, for each row that has a bias, tokens and what is added to them."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Know nothing of any row."""
         self._vocab_size = vocab_size
         self._biases: dict[int, tuple[Int64s, Float32s]] = {}
         # What the last step was given, which the next one takes again while its rows are the same.

@@ -28,7 +28,6 @@ class Distributions:
     """Owns the parameters of all rows."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """Allocate them."""
         self._vocab_size = vocab_size
         self._inverse_temperature = RowTable(num_rows, np.float32, device, fill=1.0)
         self._log_min_p = RowTable(num_rows, np.float32, device, fill=-math.inf)

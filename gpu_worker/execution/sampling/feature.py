@@ -26,11 +26,9 @@ class StagedFeature(Protocol):
             logits: `[num_rows, vocab_size]` float32, contiguous
             slots: `[num_rows]` int64, the row in the batch of each row's sequence
         """
-        ...
 
     def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Learn which token was drawn for each row, a negative one where the logits were no distribution."""
-        ...
 
 
 class Feature(Protocol):
@@ -38,11 +36,9 @@ class Feature(Protocol):
 
     def is_asked_by(self, sampling: Sampling) -> bool:
         """Say whether a request needs it."""
-        ...
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """Keep what the sequence asks for, which has been given `row`; called when `is_asked_by` says so."""
-        ...
 
     def stage(self, sampled: SampledRows, places: Int64s, upload: Upload) -> StagedFeature:
         """Prepare to sample.
@@ -53,4 +49,3 @@ class Feature(Protocol):
                 the rows are the same and none was assigned since.
             upload: Carries what the device needs.
         """
-        ...

@@ -35,7 +35,6 @@ class LogprobRows:
     """Keeps what each row of the batch reports: how many likely tokens, or which ones."""
 
     def __init__(self, num_rows: int, vocab_size: int, vocabulary: Vocabulary) -> None:
-        """Report nothing yet."""
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._num_top = np.zeros(num_rows, dtype=np.int64)

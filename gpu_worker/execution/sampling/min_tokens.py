@@ -22,7 +22,6 @@ class MinTokens:
     """Keeps, for each row that asks, the tokens that end its sequence, and how long that is forbidden."""
 
     def __init__(self, num_rows: int, vocab_size: int, vocabulary: Vocabulary) -> None:
-        """Know nothing of any row."""
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._num_tokens = np.zeros(num_rows, dtype=np.int64)

@@ -45,11 +45,9 @@ class Rows(Protocol):
 
     def pinned(self, group: int, digest: bytes) -> AbstractContextManager[Bytes | None]:
         """Give a content, which stays as it is meanwhile; None where it is not there any more."""
-        ...
 
     def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
         """Say whether a content that is pinned has not been forgotten."""
-        ...
 
 
 class BlockFiles:
@@ -178,7 +176,6 @@ class BlockFiles:
         )
 
     def _watch(self) -> None:
-        """Get ready; then look for what others add, delete what is to be forgotten, and what is too much."""
         try:
             self._maker = self._make_maker()
         except Exception:
@@ -199,7 +196,6 @@ class BlockFiles:
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _look(self) -> None:
-        """Take over what is in the store."""
         names = set()
         for name, stamp in self._store.folders():
             names.add(name)
@@ -259,7 +255,6 @@ class BlockFiles:
         self.stored_bytes += len(header) + row.nbytes
 
     def _make_room(self) -> None:
-        """Delete what is too much."""
         while self._index.num_bytes > self._max_bytes and (cheapest := self._index.pop_cheapest()) is not None:
             self._store.delete(cheapest)
             self.num_evicted += 1

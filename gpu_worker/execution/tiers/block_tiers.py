@@ -41,31 +41,24 @@ class Files(Protocol):
 
     def has(self, group: int, digest: bytes) -> bool:
         """Say whether the content is likely to be there, and can be read now."""
-        ...
 
     def read(self, group: int, digest: bytes, salt: bytes) -> Bytes | None:
         """Return a content that was verified, None where there is none. Any thread may call it."""
-        ...
 
     def add(self, kept: Kept) -> None:
         """Write a content that is in the host's memory, some time later."""
-        ...
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Delete contents, in all groups, some time later."""
-        ...
 
     def suspend(self) -> None:
         """Have nothing for a while."""
-        ...
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all is written that is to be, or a time is over."""
-        ...
 
     def reading(self, hit_tokens: int, loaded_bytes: int) -> KvTierReading:
         """Return the counts of the tier, with those of its hits."""
-        ...
 
 
 class _Rate:
@@ -97,7 +90,6 @@ class BlockTiers:
     """
 
     def __init__(self, groups: Values[BlockBytes], block_size: int, host: HostTier, files: Files | None = None) -> None:
-        """Keep the blocks of these groups, of `block_size` tokens, and of states behind them."""
         self.prefill_rate = 0.0
         self._groups = groups
         self._block_size = block_size
@@ -218,7 +210,6 @@ class BlockTiers:
             self._settle(batch)
 
     def _load(self, load: BlockLoad) -> None:
-        """Load contents until there are no more, beside other threads."""
         while (taken := load.take()) is not None:
             try:
                 self._load_one(load, *taken)

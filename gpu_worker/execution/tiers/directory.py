@@ -55,27 +55,21 @@ class FileStore(Protocol):
 
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
         """Write a file; nobody sees it before it is whole and safe."""
-        ...
 
     def read(self, key: str, most_bytes: int) -> bytes:
         """Return a file; `FileNotFoundError` where there is none. What is longer, or not a file, is not read: b""."""
-        ...
 
     def delete(self, key: str) -> None:
         """Delete a file; one that is not there is deleted already."""
-        ...
 
     def folders(self) -> Iterable[Folder]:
         """List the folders that have files."""
-        ...
 
     def files(self, folder: str) -> dict[str, StoredFile]:
         """List the files of a folder by key, and sweep what was left behind there."""
-        ...
 
     def prune(self, folder: str) -> None:
         """Remove a folder, and those above it, as far as nothing is in them."""
-        ...
 
 
 class DirectoryStore:

@@ -110,5 +110,4 @@ class FileIndex:
 
 
 def _kind(key: str) -> str:
-    """Return the key's maker and group."""
     return key.rsplit("/", 2)[0]

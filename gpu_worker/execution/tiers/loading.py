@@ -20,7 +20,6 @@ class BlockLoad:
     """
 
     def __init__(self, salt: bytes, wanted: list[Wanted], marks: list[object]) -> None:
-        """Load nothing yet."""
         self.salt = salt
         self.marks = marks
         self._wanted = wanted
@@ -68,7 +67,6 @@ class Loader:
     """Threads that do one load after another, several at once. They end with the process."""
 
     def __init__(self, num_threads: int, run: Callable[[BlockLoad], None]) -> None:
-        """Call `run` for each load in each of the threads."""
         self._run = run
         self._queue: SimpleQueue[BlockLoad] = SimpleQueue()
         self._num_threads = num_threads
