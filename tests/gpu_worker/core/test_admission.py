@@ -4,70 +4,6 @@ from gpu_worker.core.sequence import SequenceStatus
 from tests.gpu_worker.core.parts import Parts
 
 
-def test_people_start_in_order_until_the_slots_are_taken() -> None:
-    parts = Parts()
-    first, second, third = (parts.wait(4, arrival=float(number)) for number in range(3))
-    assert parts.admission.admit_interactive(7.0)
-    assert list(parts.live.running) == [first, second]
-    assert (first.status, first.scheduled_at, third.scheduled_at) == (SequenceStatus.RUNNING, 7.0, None)
-    assert not parts.admission.fits(third)
-
-
-def test_people_start_only_as_long_as_the_step_has_tokens() -> None:
-    parts = Parts(max_num_seqs=4, budget=8)
-    running = parts.run(4)
-    # One token of eight is a decode's; a prompt of seven takes the others.
-    parts.wait(7, arrival=1e6)
-    late = parts.wait(1, arrival=2e6)
-    parts.admission.admit_interactive(0.0)
-    assert len(parts.live.running) == 2
-    assert late.status is SequenceStatus.WAITING
-    other = Parts(max_num_seqs=4, budget=8)
-    other.run(4)
-    other.wait(6, arrival=1e6)
-    other.wait(1, arrival=2e6)
-    other.admission.admit_interactive(0.0)
-    assert len(other.live.running) == 3
-    assert running.status is SequenceStatus.RUNNING
-
-
-def test_prompts_that_are_being_computed_take_tokens_too() -> None:
-    parts = Parts(max_num_seqs=4, budget=8)
-    long = parts.wait(10)
-    parts.start(long)
-    long.num_computed_tokens = 2
-    waiting = parts.wait(1, arrival=1e6)
-    parts.admission.admit_interactive(0.0)
-    assert waiting.status is SequenceStatus.WAITING
-    long.num_computed_tokens = 3
-    parts.admission.admit_interactive(0.0)
-    assert waiting.status is SequenceStatus.RUNNING
-
-
-def test_person_takes_the_slot_of_the_worst_batch_sequence_and_no_more() -> None:
-    parts = Parts(max_num_seqs=3)
-    better, worse = parts.run(4, lane="batch", priority=1), parts.run(4, lane="batch")
-    parts.run(4)
-    person = parts.wait(4, arrival=1e6)
-    assert parts.admission.admit_interactive(0.0)
-    assert (person.status, better.status, worse.status) == (
-        SequenceStatus.RUNNING,
-        SequenceStatus.RUNNING,
-        SequenceStatus.PREEMPTED,
-    )
-    assert (parts.admission.num_preemptions, worse.num_preemptions) == (1, 1)
-    parts.live.check_integrity()
-
-
-def test_person_takes_blocks_of_as_many_as_it_needs() -> None:
-    parts = Parts(num_blocks=4, max_num_seqs=4)
-    first, second = parts.run(7, lane="batch", max_tokens=1), parts.run(7, lane="batch", max_tokens=1)
-    person = parts.wait(12, max_tokens=1, arrival=1e6)
-    parts.admission.admit_interactive(0.0)
-    assert {first.status, second.status} == {SequenceStatus.PREEMPTED}
-    assert (person.status, parts.admission.num_preemptions) == (SequenceStatus.RUNNING, 2)
-
-
 def test_nobody_is_preempted_in_vain_or_under_a_step_in_flight() -> None:
     parts = Parts(num_blocks=4, max_num_seqs=4)
     person, batch = parts.run(7, max_tokens=1), parts.run(7, lane="batch", max_tokens=1)
@@ -99,14 +35,6 @@ def test_what_was_contributed_to_an_answer_before_a_preemption_is_computed_again
     parts.admission.preempt(sequence)
     parts.start(sequence, 9.0)
     assert sequence.pooled == []
-
-
-def test_time_of_the_first_start_stays() -> None:
-    parts = Parts()
-    sequence = parts.run(4)
-    parts.admission.preempt(sequence)
-    parts.start(sequence, 9.0)
-    assert sequence.scheduled_at == 0.0
 
 
 def test_tenant_that_uses_more_gives_way_until_both_use_the_same() -> None:
@@ -186,17 +114,6 @@ def test_one_sequence_that_uses_nearly_everything_is_not_preempted_for_ever() ->
     parts.wait(4, tenant="polite", max_tokens=1, arrival=1e6)
     parts.admission.admit_interactive(0.0)
     assert (large.status, parts.admission.num_preemptions) == (SequenceStatus.RUNNING, 0)
-
-
-def test_no_step_in_flight_is_disturbed_for_a_share() -> None:
-    parts = Parts(num_blocks=64, max_num_seqs=2)
-    greedy = [parts.run(4, tenant="greedy") for _ in range(2)]
-    parts.wait(4, tenant="polite", arrival=1e6)
-    plan = parts.decode(*greedy)
-    assert not parts.admission.admit_interactive(0.0)
-    parts.live.land(plan)
-    assert parts.admission.admit_interactive(0.0)
-    assert greedy[1].status is SequenceStatus.PREEMPTED
 
 
 def test_priority_is_not_preempted_for_a_share() -> None:

@@ -10,25 +10,6 @@ def digest(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def test_released_blocks_without_content_are_handed_out_again() -> None:
-    pool = BlockPool(3)
-    first = pool.allocate(3)
-    pool.release(first)
-    assert sorted(pool.allocate(3)) == sorted(first)
-    assert pool.num_available == 0
-
-
-def test_released_labelled_block_stays_findable_until_reused() -> None:
-    pool = BlockPool(2)
-    (block,) = pool.allocate(1)
-    pool.label(block, digest(1))
-    pool.release([block])
-    assert pool.find(digest(1)) == block
-    assert pool.num_available == 2
-    pool.allocate(2)
-    assert pool.find(digest(1)) is None
-
-
 def test_blank_blocks_are_used_before_cached_ones() -> None:
     pool = BlockPool(3)
     (block,) = pool.allocate(1)
@@ -46,39 +27,6 @@ def test_least_recently_released_content_is_reused_first_and_a_prefix_last() -> 
     pool.release(older)
     pool.release(newer)
     assert [pool.allocate(1)[0] for _ in range(4)] == [older[1], older[0], newer[1], newer[0]]
-
-
-def test_shared_block_is_free_after_its_last_holder() -> None:
-    pool = BlockPool(1)
-    blocks = pool.allocate(1)
-    pool.label(blocks[0], digest(1))
-    pool.share(blocks)
-    pool.release(blocks)
-    assert pool.num_available == 0
-    pool.release(blocks)
-    assert pool.num_available == 1
-
-
-def test_sharing_a_cached_block_takes_it_out_of_the_available_ones() -> None:
-    pool = BlockPool(1)
-    blocks = pool.allocate(1)
-    pool.label(blocks[0], digest(1))
-    pool.release(blocks)
-    pool.share(blocks)
-    assert pool.num_available == 0
-    pool.check_integrity()
-
-
-def test_second_block_with_the_same_content_is_not_findable_and_becomes_blank() -> None:
-    pool = BlockPool(2)
-    first, second = pool.allocate(2)
-    pool.label(first, digest(1))
-    pool.label(second, digest(1))
-    assert pool.find(digest(1)) == first
-    pool.release([second])
-    assert pool.num_available == 1
-    assert pool.find(digest(1)) == first
-    pool.check_integrity()
 
 
 def test_double_release_is_refused() -> None:
@@ -174,26 +122,6 @@ class TestPoolMachine(PoolMachine.TestCase):
 @pytest.mark.slow
 class TestPoolMachineAtLength(PoolMachine.TestCase):
     settings = settings(max_examples=600, stateful_step_count=40)
-
-
-def test_content_that_was_evicted_comes_back_by_its_digest() -> None:
-    elsewhere: dict[bytes, int] = {}
-    pool = BlockPool(2, lambda block, digest: elsewhere.update({digest: block}))
-    blocks = pool.allocate(2)
-    for number, block in enumerate(blocks):
-        pool.label(block, digest(number))
-    pool.release(blocks)
-    (block,) = pool.allocate(1)
-    assert elsewhere == {digest(1): block}, "the end of a prefix goes first"
-    pool.release([block])
-    assert pool.find(digest(1)) is None
-    admitted = pool.admit(digest(1))
-    assert admitted is not None
-    assert pool.find(digest(1)) == admitted
-    assert pool.admit(digest(1)) is None, "it is there already"
-    pool.release([admitted])
-    assert pool.num_available == 2
-    pool.check_integrity()
 
 
 def test_block_without_its_label_is_not_found_and_becomes_blank() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import MAX_FORCED_TOKENS, DraftPlanner
 from gpu_worker.core.step import ScheduledSequence
-from tests.gpu_worker.core.parts import BLOCK, Parts
+from tests.gpu_worker.core.parts import Parts
 
 
 @dataclass
@@ -52,36 +52,6 @@ def forced(parts: Parts, items: list[ScheduledSequence], num_left: int, *, is_th
 @pytest.fixture
 def parts() -> Parts:
     return Parts(num_blocks=32, max_num_seqs=4, budget=64)
-
-
-def test_drafts_take_the_tokens_that_are_left_in_order(parts: Parts) -> None:
-    items = planned(*(parts.run(4, max_tokens=20) for _ in range(4)))
-    assert drafted(parts, Wanted(3), items, 7) == [3, 3, 1, 0]
-    for item in items[:3]:
-        assert (item.start, item.num_tokens, item.samples, item.forced) == (3, 1, True, ())
-        # What the drafts are written to is there.
-        assert len(item.sequence.block_table) * BLOCK >= item.start + 1 + item.num_draft_tokens
-
-
-def test_last_token_is_never_drafted(parts: Parts) -> None:
-    policy = Wanted(9)
-    items = planned(*(parts.run(4, max_tokens=count) for count in (1, 2, 3, 20)))
-    assert drafted(parts, policy, items, 100) == [0, 1, 2, 9]
-    assert policy.limits == [0, 1, 2, 19]
-
-
-def test_batch_drafts_only_while_people_do_not_set_the_pace(parts: Parts) -> None:
-    person, batch = parts.run(4, max_tokens=20), parts.run(4, max_tokens=20, lane="batch")
-    assert drafted(parts, Wanted(2), planned(person, batch), 9, is_throttled=True) == [2, 0]
-    assert drafted(parts, Wanted(2), planned(person, batch), 9) == [2, 2]
-
-
-def test_drafts_shrink_to_the_blocks_that_are_free() -> None:
-    parts = Parts(num_blocks=3, max_num_seqs=2)
-    items = planned(parts.run(4, max_tokens=20), parts.run(4, max_tokens=20))
-    # The first takes the one free block: places for four tokens.
-    assert drafted(parts, Wanted(9), items, 100) == [4, 0]
-    assert parts.blocks.pool.num_available == 0
 
 
 def test_forced_tokens_come_first_and_are_bounded(parts: Parts) -> None:

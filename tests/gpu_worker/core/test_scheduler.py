@@ -9,26 +9,6 @@ from tests.gpu_worker.core.harness import BLOCK, Harness
 from tests.gpu_worker.core.sequences import EOS, make_sequence
 
 
-def test_mixed_sequences_generate_what_a_contiguous_model_does() -> None:
-    harness = Harness()
-    sequences = [make_sequence(length, max_tokens=20) for length in (1, 3, 4, 5, 16, 17, 40)]
-    harness.add(*sequences)
-    harness.run()
-    harness.assert_reference(*sequences)
-
-
-def test_resumed_sequence_continues_after_its_emitted_tokens() -> None:
-    harness = Harness()
-    whole = make_sequence(10, max_tokens=20)
-    harness.add(whole)
-    harness.run()
-    output = harness.output[whole.id]
-    resumed = make_sequence(whole.token_ids[:10], emitted=output[:7], max_tokens=20)
-    harness.add(resumed)
-    harness.run()
-    harness.assert_reference(resumed)
-
-
 @pytest.mark.parametrize(("emitted", "reason"), [([5, 6, 7], "length"), ([5, EOS], "stop")])
 def test_resumed_sequence_that_was_complete_only_finishes(emitted: list[int], reason: str) -> None:
     harness = Harness()
@@ -39,14 +19,6 @@ def test_resumed_sequence_that_was_complete_only_finishes(emitted: list[int], re
     assert harness.runner.num_computed_tokens == 0
     assert not harness.scheduler.has_work()
     assert harness.scheduler.step == 0
-
-
-def test_resumed_sequence_with_prompt_logprobs_that_was_complete_only_finishes() -> None:
-    harness = Harness()
-    harness.add(make_sequence(10, emitted=[EOS], max_tokens=3, prompt_logprobs=0))
-    (event,) = harness.step()
-    assert (event.token_ids, event.finish) == ((), "stop")
-    assert harness.runner.num_computed_tokens == 0
 
 
 def test_log_probabilities_of_a_token_come_with_it() -> None:
@@ -233,20 +205,6 @@ def test_abort_of_a_sequence_in_flight_keeps_its_blocks_until_the_step_is_settle
     harness.output[replacement.id] = []
     harness.run()
     harness.assert_reference(replacement)
-
-
-def test_failed_sequence_ends_alone_and_its_neighbours_are_computed_again() -> None:
-    harness = Harness(max_num_seqs=3, max_num_batched_tokens=32)
-    hit, aborted, other, waiting = (make_sequence(4) for _ in range(4))
-    harness.add(hit, aborted, other, waiting)
-    harness.schedule()
-    harness.scheduler.abort(aborted.id)
-    assert [item.sequence for item in harness.lose()] == [hit, other]
-    (event,) = harness.fail(hit)
-    assert (event.sequence, event.finish, event.error) == (hit, "failed", "broken")
-    harness.scheduler.check_integrity()
-    harness.run()
-    harness.assert_reference(other, waiting)
 
 
 def test_settling_a_step_twice_is_refused() -> None:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
-from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.sequences import make_sequence
 
 
@@ -214,41 +212,6 @@ def test_steps_that_fail_begin_again_from_a_checkpoint() -> None:
 def test_fewer_slots_than_sequences_are_refused() -> None:
     with pytest.raises(ValueError, match="3 slots for states must be at least max_num_seqs"):
         SchedulerConfig(4, 100, 4, 8, 1000, state=StateConfig(3, 4))
-
-
-def agent_trace(generator: random.Random) -> list[list[int]]:
-    """Return prompts of agents that share a system prompt, go on from earlier turns, and branch off from them."""
-    system = list(range(1, 200))
-    texts = [[*system, *generator.choices(range(1000, 9000), k=30)] for _ in range(6)]
-    prompts = list(texts)
-    for _ in range(30):
-        text = generator.choice(texts[-8:])
-        texts.append([*text, *generator.choices(range(1000, 9000), k=generator.randint(20, 90))])
-        prompts.append(texts[-1])
-    return prompts
-
-
-def test_agents_that_branch_hit_nearly_what_was_ever_computed() -> None:
-    """The oracle has every state of every prompt at every block; what is there at first sight only is left out."""
-    harness = harness_of(num_slots=64, interval=32, num_blocks=30_000, max_num_batched_tokens=512, vocab_size=1_000_003)
-    best = found = 0
-    seen: set[tuple[int, ...]] = set()
-    met: set[tuple[int, ...]] = set()
-    for prompt in agent_trace(random.Random(1)):
-        sequence = make_sequence(prompt, max_tokens=1)
-        harness.add(sequence)
-        harness.run()
-        blocks = [tuple(prompt[: place * BLOCK]) for place in range(1, (len(prompt) - 1) // BLOCK + 1)]
-        known = [len(block) for block in blocks if block in seen]
-        longest = max(known, default=0)
-        if tuple(prompt[:longest]) in met:
-            best += longest
-            found += sequence.num_cached_tokens
-        met.add(tuple(prompt[:longest]))
-        met.add(blocks[-1])
-        seen.update(blocks)
-    assert best > 5000
-    assert found >= 0.95 * best
 
 
 def test_usage_names_every_kind_of_memory() -> None:

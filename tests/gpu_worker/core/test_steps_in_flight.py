@@ -25,15 +25,6 @@ def num_scheduled(harness: Harness, sequence: Sequence) -> int:
     return sum(item.sequence is sequence for plan in harness.runner.plans for item in plan.scheduled)
 
 
-@pytest.mark.parametrize("depth", [2, 3])
-def test_mixed_sequences_generate_what_a_contiguous_model_does(depth: int) -> None:
-    harness = Harness(max_steps_in_flight=depth)
-    sequences = [make_sequence(length, max_tokens=20) for length in (1, 3, 4, 5, 16, 17, 40)]
-    harness.add(*sequences)
-    harness.run()
-    harness.assert_reference(*sequences)
-
-
 def test_decode_is_planned_from_the_token_that_is_being_sampled() -> None:
     harness = Harness(max_steps_in_flight=2)
     sequence = make_sequence(6)
@@ -117,18 +108,6 @@ def test_aborted_and_expired_sequences_end_under_two_steps_in_flight() -> None:
     harness.assert_reference(other)
 
 
-def test_id_of_an_aborted_sequence_can_be_used_while_its_steps_are_in_flight() -> None:
-    harness = Harness(max_steps_in_flight=2)
-    first, second = make_sequence(6, id="same"), make_sequence(9, id="same")
-    harness.add(first)
-    harness.schedule()
-    harness.schedule()
-    harness.scheduler.abort("same")
-    harness.add(second)
-    harness.run()
-    harness.assert_reference(second)
-
-
 def test_nobody_is_preempted_under_a_step_in_flight_when_the_pool_runs_out() -> None:
     harness = Harness(num_blocks=6, max_num_batched_tokens=64, max_steps_in_flight=2, headroom_tokens=0)
     stays, yields = make_sequence(11, max_tokens=12), make_sequence(11, max_tokens=12)
@@ -144,20 +123,6 @@ def test_nobody_is_preempted_under_a_step_in_flight_when_the_pool_runs_out() -> 
     assert harness.schedule().departed == [yields]
     harness.run()
     harness.assert_reference(stays, yields)
-
-
-def test_interactive_takes_a_batch_slot_once_the_step_in_flight_has_landed() -> None:
-    harness = Harness(max_num_seqs=1, max_steps_in_flight=2)
-    background, person = make_sequence(6, lane="batch", max_tokens=20), make_sequence(6)
-    harness.add(background)
-    harness.schedule()
-    harness.add(person)
-    assert harness.try_schedule() is None
-    harness.land()
-    plan = harness.schedule()
-    assert (plan.departed, shares(plan)) == ([background], [(person.id, 0, 6)])
-    harness.run()
-    harness.assert_reference(background, person)
 
 
 def test_blocks_in_flight_are_not_findable_until_their_step_has_landed() -> None:
@@ -202,20 +167,6 @@ def test_failed_step_is_undone_with_the_step_behind_it_and_planned_again_share_b
     assert (shares(plan), plan.departed) == ([(hit.id, 0, 8)], [hit, other])
     harness.run()
     harness.assert_reference(hit, other)
-
-
-def test_sequence_that_ended_while_its_step_failed_gives_its_blocks_back_once() -> None:
-    harness = Harness(max_steps_in_flight=2)
-    gone, other = make_sequence(6), make_sequence(6)
-    harness.add(gone, other)
-    harness.schedule()
-    harness.schedule()
-    harness.scheduler.abort(gone.id)
-    assert [item.sequence for item in harness.lose()] == [other]
-    harness.scheduler.check_integrity()
-    assert not gone.block_table
-    harness.run()
-    harness.assert_reference(other)
 
 
 def test_share_of_a_sequence_whose_deadline_has_passed_since_is_not_computed_again() -> None:
