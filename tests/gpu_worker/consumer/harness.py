@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 
 import ops
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
@@ -22,11 +23,11 @@ from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
-from shared.messages import Cancel, Delta, Frame, Heartbeat, Request, encode
+from shared.messages import BatchResult, Cancel, Delta, Frame, Heartbeat, Request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
-from shared.streams import StreamLimits, ensure_streams
-from shared.subjects import cancel_subject, frame_subject, request_subject, worker_subject
+from shared.streams import RESULTS_STREAM, StreamLimits, ensure_streams
+from shared.subjects import Queue, cancel_subject, frame_subject, request_subject, result_subject, worker_subject
 
 DEMO_MODEL = Path(ops.__file__).parent / "demo_model" / "model"
 TOKENIZER = ModelTokenizer(read_model_directory(DEMO_MODEL))
@@ -115,8 +116,34 @@ class TestGateway:
         await self.publish_raw(encode(request))
         return self.answer(request.id, request.epoch)
 
-    async def publish_raw(self, payload: bytes) -> int:
-        ack = await self.js.publish(request_subject(self.model, "interactive", "t"), payload)
+    async def publish_job(self, job: Request, queue: Queue = "batch", tenant: str | None = None) -> Request:
+        """Publish to a queue of the job's tenant, or of another one."""
+        await self.publish_raw(encode(job), queue, tenant or job.tenant)
+        return job
+
+    async def results(self, request_id: str, tenant: str = "acme") -> list[BatchResult]:
+        """Return all results stored for a job, of which there should be one at most."""
+        subject = result_subject(tenant, request_id)
+        try:
+            message = await self.js.get_last_msg(RESULTS_STREAM, subject)
+        except NotFoundError:
+            return []
+        info = await self.js.stream_info(RESULTS_STREAM, subjects_filter=subject)
+        result = msgspec.json.decode(message.data or b"", type=BatchResult)
+        return [result] * (info.state.subjects or {})[subject]
+
+    async def result(self, request_id: str, tenant: str = "acme", timeout_s: float = 10.0) -> BatchResult:
+        """Wait until a job has its one result."""
+
+        async def is_there() -> bool:
+            return bool(await self.results(request_id, tenant))
+
+        await wait_until(is_there, timeout_s)
+        (result,) = await self.results(request_id, tenant)
+        return result
+
+    async def publish_raw(self, payload: bytes, queue: Queue = "interactive", tenant: str = "t") -> int:
+        ack = await self.js.publish(request_subject(self.model, queue, tenant), payload)
         return ack.seq
 
     async def ask(self, text: str | None = "x = ", **fields: Any) -> Answer:

@@ -10,7 +10,6 @@ from datetime import timedelta
 import msgspec
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
-from nats.js.errors import NotFoundError
 
 from gpu_worker.consumer import batch_expiry
 from gpu_worker.consumer.batch_expiry import BatchExpiry
@@ -19,7 +18,7 @@ from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, encode
 from shared.result_shares import Piece, ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import ENDS_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import ENDS_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import Queue, ledger_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import TestGateway, fresh_name
 
@@ -52,17 +51,7 @@ def _expiry(gateway: TestGateway, model: str | None = None) -> BatchExpiry:
 
 
 async def _publish(gateway: TestGateway, tenant: str, reply: str | None = None, queue: Queue = "batch") -> Request:
-    job = gateway.request(lane="batch", tenant=tenant, reply=reply, created=5.0)
-    await gateway.js.publish(request_subject(gateway.model, queue, tenant), encode(job))
-    return job
-
-
-async def _result(gateway: TestGateway, tenant: str, job: Request) -> BatchResult | None:
-    try:
-        message = await gateway.js.get_last_msg(RESULTS_STREAM, result_subject(tenant, job.id))
-    except NotFoundError:
-        return None
-    return msgspec.json.decode(message.data or b"", type=BatchResult)
+    return await gateway.publish_job(gateway.request(lane="batch", tenant=tenant, reply=reply, created=5.0), queue)
 
 
 async def _num_waiting(gateway: TestGateway, tenant: str) -> int:
@@ -79,8 +68,7 @@ async def test_jobs_that_no_worker_took_in_time_have_an_expired_result(
     assert await _expiry(gateway).expire(tenant) == 3
     assert await _num_waiting(gateway, tenant) == 0
     for job in jobs:
-        result = await _result(gateway, tenant, job)
-        assert result is not None
+        (result,) = await gateway.results(job.id, tenant)
         assert (result.finish, result.tenant, result.model, result.created) == ("expired", tenant, gateway.model, 5.0)
         assert result.error == "no worker took the job within 600 s"
 
@@ -93,7 +81,7 @@ async def test_result_that_is_there_already_stays(
     await gateway.js.publish(result_subject(tenant, job.id), msgspec.json.encode(done))
     pass_time(MAX_WAIT_S + 1)
     assert await _expiry(gateway).expire(tenant) == 1
-    assert await _result(gateway, tenant, job) == done
+    assert await gateway.results(job.id, tenant) == [done]
 
 
 async def test_reply_subject_of_an_expired_job_gets_its_result(
@@ -105,7 +93,7 @@ async def test_reply_subject_of_an_expired_job_gets_its_result(
     pass_time(MAX_WAIT_S + 1)
     assert await _expiry(gateway).expire(tenant) == 1
     reply = await replies.next_msg(timeout=5)
-    assert msgspec.json.decode(reply.data, type=BatchResult) == await _result(gateway, tenant, job)
+    assert [msgspec.json.decode(reply.data, type=BatchResult)] == await gateway.results(job.id, tenant)
 
 
 async def test_expired_job_is_told_on_no_subject_of_another_tenant(
@@ -126,13 +114,12 @@ async def test_result_of_an_expired_job_belongs_to_the_tenant_of_its_queue_whate
     replies = await gateway.nats.subscribe(f"hr.reply.{another}.>")
     claimed = gateway.request(lane="batch", tenant=another, reply=f"hr.reply.{another}.x")
     claimed = msgspec.structs.replace(claimed, model="another-model")
-    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), encode(claimed))
+    await gateway.publish_job(claimed, tenant=tenant)
     pass_time(MAX_WAIT_S + 1)
     assert await _expiry(gateway).expire(tenant) == 1
-    result = await _result(gateway, tenant, claimed)
-    assert result is not None
+    (result,) = await gateway.results(claimed.id, tenant)
     assert (result.finish, result.tenant, result.model) == ("expired", tenant, gateway.model)
-    assert await _result(gateway, another, claimed) is None
+    assert await gateway.results(claimed.id, another) == []
     await gateway.nats.flush()
     assert replies.pending_msgs == 0
 
@@ -156,15 +143,13 @@ async def test_job_stays_in_its_queue_until_its_result_is_stored(
     assert attempts == 1
     assert await _num_waiting(gateway, tenant) == 1
     assert await expiry.expire(tenant) == 1
-    result = await _result(gateway, tenant, job)
-    assert result is not None
-    assert result.finish == "expired"
+    assert [result.finish for result in await gateway.results(job.id, tenant)] == ["expired"]
 
 
 async def test_what_is_no_job_is_removed_too(
     gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
 ) -> None:
-    await gateway.js.publish(request_subject(gateway.model, "batch", tenant), b"junk")
+    await gateway.publish_raw(b"junk", "batch", tenant)
     pass_time(MAX_WAIT_S + 1)
     assert await _expiry(gateway).expire(tenant) == 1
     assert await _num_waiting(gateway, tenant) == 0
@@ -200,9 +185,7 @@ async def test_job_that_a_worker_has_may_take_as_long_again(
     assert await _num_waiting(gateway, tenant) == 1
     pass_time(2 * MAX_WAIT_S + 1)
     assert await expiry.expire(tenant) == 1
-    result = await _result(gateway, tenant, job)
-    assert result is not None
-    assert result.finish == "expired"
+    assert [result.finish for result in await gateway.results(job.id, tenant)] == ["expired"]
 
 
 async def test_queue_without_a_limit_of_waiting_expires_nothing(gateway: TestGateway) -> None:
@@ -256,9 +239,8 @@ async def test_end_of_an_expired_job_is_told_by_the_clock_of_nats(
     pass_time(MAX_WAIT_S + 1)
     assert await expiry.expire(tenant) == 1
     await kept.shares.close()
-    result, end = await _result(gateway, tenant, job), await kept.end_of(tenant, job.id)
+    (result,), end = await gateway.results(job.id, tenant), await kept.end_of(tenant, job.id)
     ledger = await gateway.js.get_last_msg(ENDS_STREAM, ledger_subject(tenant))
     [piece] = msgspec.msgpack.decode(ledger.data or b"", type=list[Piece])
-    assert result is not None
     assert end is not None
     assert max(abs(told - now()) for told in (result.completed, end.ended, piece.stored)) < 3600

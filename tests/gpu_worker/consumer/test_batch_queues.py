@@ -15,10 +15,9 @@ from gpu_worker.consumer.batch_lane import MAX_BACKGROUND
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
-from shared.messages import encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
-from shared.subjects import Queue, request_subject
+from shared.subjects import Queue
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -33,7 +32,7 @@ async def _publish(
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
         is_background = queue == "background"
         job = gateway.request(lane="batch", tenant=tenant, reply=None, sampling=sampling, is_background=is_background)
-        await gateway.js.publish(request_subject(gateway.model, queue, tenant), encode(job))
+        await gateway.publish_job(job, queue)
         ids.append(job.id)
     return ids
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_worker.consumer import batch_progress, batch_trials
 from gpu_worker.consumer.batch_lane import BatchLane
-from gpu_worker.consumer.batch_progress import NO_PROGRESS, ProgressRecords, is_due
+from gpu_worker.consumer.batch_progress import NO_PROGRESS, ProgressRecords
 from gpu_worker.consumer.batch_trials import HARMLESS_TOKENS
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import ACK, REDELIVER, QueuedMessage
@@ -22,7 +22,7 @@ from shared.batch_progress import BatchProgress
 from shared.messages import BatchResult, Cancel, Delta, Request, encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
-from shared.subjects import request_subject, result_subject
+from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -414,18 +414,6 @@ async def test_request_whose_record_had_to_make_room_is_not_given_up(gateway: Te
     assert (record.num_delivered, record.token_ids) == (7, ())
 
 
-@pytest.mark.parametrize(("num_new", "was_lost", "after_s", "expected"), [
-    (32, True, 0.1, True), (31, True, 9.0, False), (32, False, 9.0, False), (8192, True, 0.9, False),
-])  # fmt: skip
-def test_who_has_lost_a_worker_is_recorded_more_often(
-    num_new: int, was_lost: bool, after_s: float, expected: bool
-) -> None:
-    message = QueuedMessage("s", b"", "r", stream_seq=1, num_delivered=2, num_pending=0)
-    held = HeldRequest("k", Request(id="r", model="m"), message, was_lost=was_lost, recorded_at=100.0)
-    held.num_output_tokens = num_new
-    assert is_due(held, 100.0 + after_s) is expected
-
-
 @pytest.mark.slow
 async def test_batch_prompt_makes_way_for_a_suspect_of_people_and_is_computed_after_it(
     make_worker: MakeWorker, gateway: TestGateway
@@ -434,16 +422,13 @@ async def test_batch_prompt_makes_way_for_a_suspect_of_people_and_is_computed_af
     table = worker.worker.consumer._held
     one_token = Sampling(max_tokens=1, ignore_eos=True)
     job = gateway.request(lane="batch", tenant="t", reply=None, sampling=one_token)
-    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(job))
+    await gateway.publish_job(job)
     await wait_until(lambda: any(held.sequence is not None and held.is_without_output for held in table))
     suspect = await gateway.publish(gateway.request(probation=1, sampling=one_token))
     await suspect.claimed.wait()
     assert table.count("batch") == 0
     await suspect.wait()
-    subject = result_subject("t", job.id)
-    results = await gateway.js.subscribe(subject)
-    message = await results.next_msg(timeout=30)
-    result = msgspec.json.decode(message.data, type=BatchResult)
+    result = await gateway.result(job.id, "t", timeout_s=30)
     assert (result.finish, result.completion_tokens) == ("length", 1)
 
 
@@ -462,12 +447,11 @@ async def test_job_that_kills_workers_while_its_prompt_is_read_is_given_up(
     monkeypatch.setattr(PromptEncoder, "encode", never_end)
     limits = StreamLimits(ack_wait_s=1.0, batch_max_deliver=2)
     job = gateway.request(lane="batch", tenant="t", reply=None)
-    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(job))
+    await gateway.publish_job(job)
     for num_begun in (1, 2):
         worker = await make_worker(limits=limits)
         await wait_until(lambda: begun == num_begun, 20)  # noqa: B023
         await worker.nats.close()
     await make_worker(limits=limits)
-    results = await gateway.js.subscribe(result_subject("t", job.id))
-    result = msgspec.json.decode((await results.next_msg(timeout=20)).data, type=BatchResult)
+    result = await gateway.result(job.id, "t", timeout_s=20)
     assert (result.finish, result.error) == ("failed", "given up after 2 attempts: each lost its worker")

@@ -10,9 +10,8 @@ import pytest
 
 from gpu_worker.engine.engine_thread import EngineStoppedError
 from shared.batch_streams import batch_stream
-from shared.messages import Delta, encode
+from shared.messages import Delta
 from shared.sampling import Sampling
-from shared.subjects import request_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -122,7 +121,7 @@ async def test_drain_gives_back_a_batch_job_that_is_being_encoded(
     first = await make_worker()
     encoder = SlowEncoder(first, monkeypatch)
     job = gateway.request(lane="batch", tenant="t", reply=None)
-    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(job))
+    await gateway.publish_job(job)
     await wait_until(lambda: encoder.num_started == 1)
     await first.drain(timeout_s=0.02)
     encoder.may_go_on.set()

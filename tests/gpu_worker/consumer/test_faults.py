@@ -6,20 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from gpu_worker.consumer.outbox import Outbox
 from shared.messages import Delta, GatewayHeartbeat, Heartbeat, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import ALL_WORKERS, gateway_subject, request_subject
-from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, wait_until
 from tests.servers import NatsServer
 
@@ -213,17 +209,6 @@ async def test_request_that_came_while_the_worker_stood_still_is_taken(
         assert (await answer.wait()).finish.reason == "length"
 
 
-async def test_frame_larger_than_the_servers_limit_is_split(
-    small_payload_server: NatsServer, small_payload_gateway: TestGateway, make_worker: MakeWorker
-) -> None:
-    await make_worker(url=small_payload_server.url, simulate=5.0)
-    sampling = Sampling(max_tokens=10, ignore_eos=True, logprobs=3)
-    requests = [small_payload_gateway.request(sampling=sampling) for _ in range(40)]
-    answers = [await small_payload_gateway.publish(request) for request in requests]
-    for answer in answers:
-        assert [delta.seq for delta in (await answer.wait()).deltas] == [0, *range(10)]
-
-
 async def test_answer_too_large_for_any_frame_fails_naming_the_field(
     small_payload_server: NatsServer, small_payload_gateway: TestGateway, make_worker: MakeWorker
 ) -> None:
@@ -233,28 +218,6 @@ async def test_answer_too_large_for_any_frame_fails_naming_the_field(
     assert (answer.finish.reason, answer.finish.error_param) == ("failed", "prompt_logprobs")
     assert answer.deltas[-1].seq == 0
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.running == 0)
-
-
-async def test_deltas_that_cannot_be_sent_are_reported(
-    start_nats: Callable[..., NatsServer],
-) -> None:
-    server = start_nats()
-    nats = await connect(server.url, role="worker", name="w")
-    unsent: list[Delta] = []
-    reports: Any = SimpleNamespace(report_unsent=unsent.extend)
-    everywhere: Any = SimpleNamespace(has=lambda subject: True)
-    outbox = Outbox(nats, "w", TaskSupervisor(), everywhere, reports)
-    server.kill()
-    await wait_until(lambda: not nats.is_connected)
-    delta = Delta("r", 0, 0, text="x" * 1_000_000)
-    for _ in range(10):
-        outbox.put("hr.tok.g", delta)
-        outbox.flush()
-    assert unsent
-    assert set(unsent) == {delta}
-    server.restart()
-    await wait_until(lambda: nats.stats["reconnects"] == 1)
-    await nats.close()
 
 
 async def test_what_an_older_attempt_could_not_send_harms_no_newer_one(

@@ -107,36 +107,6 @@ async def test_heartbeat_tells_how_far_the_queue_was_pulled(make_worker: MakeWor
     await worker.wait_for_heartbeat(lambda heartbeat: heartbeat.last_pulled == sequences[-1])
 
 
-async def test_worker_that_hears_nothing_more_pulls_no_more(
-    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = await make_worker()
-    queue = worker.worker.consumer._interactive_queues.new
-    pulls: list[int] = []
-    pull = queue._pull
-
-    async def watched(count: int) -> None:
-        pulls.append(count)
-        await pull(count)
-
-    num_unanswered = 0
-
-    async def unanswered() -> str:
-        nonlocal num_unanswered
-        num_unanswered += 1
-        raise TimeoutError
-
-    monkeypatch.setattr(queue, "_pull", watched)
-    await wait_until(lambda: bool(pulls))
-    monkeypatch.setattr(queue, "_ensure_consumer", unanswered)
-    assert queue._subscription is not None
-    await queue._subscription.unsubscribe()
-    await wait_until(lambda: num_unanswered > 0, 15)  # it has noticed
-    pulls.clear()
-    await wait_until(lambda: num_unanswered > 3, 15)
-    assert pulls == []
-
-
 @pytest.mark.parametrize("emitted", [(), (5, 6, 7)])
 async def test_handover_behind_undelivered_steps_continues_where_the_gateway_is(
     make_worker: MakeWorker, gateway: TestGateway, emitted: tuple[int, ...]

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from shared.batch_streams import batch_stream
-from shared.messages import BatchResult, encode
+from shared.messages import encode
 from shared.sampling import Sampling
-from shared.subjects import request_subject, result_subject, worker_subject
+from shared.subjects import worker_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 
@@ -49,8 +48,5 @@ async def test_worker_whose_clock_is_wrong_ends_requests_at_their_deadlines(
         sampling, name = Sampling(max_tokens=2, ignore_eos=True), f"{gateway.model}{number}"
         deadline = true_time() + number
         job = gateway.request(id=name, lane="batch", tenant="acme", reply=None, deadline=deadline, sampling=sampling)
-        await gateway.js.publish(request_subject(gateway.model, "batch", "acme"), encode(job))
-        await gateway.wait_until_acknowledged(batch_stream("acme"))
-        stored = await gateway.js.get_last_msg("HR_RESULTS", result_subject("acme", name))
-        assert stored.data is not None
-        assert msgspec.json.decode(stored.data, type=BatchResult).finish == finish
+        await gateway.publish_job(job)
+        assert (await gateway.result(name)).finish == finish

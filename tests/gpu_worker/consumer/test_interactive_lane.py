@@ -178,15 +178,6 @@ async def test_cancellation_of_an_old_epoch_leaves_the_new_one(worker: RunningWo
     assert (await answer.wait()).finish.reason == "length"
 
 
-async def test_cancellation_of_the_running_epoch_stops_it(worker: RunningWorker, gateway: TestGateway) -> None:
-    request_id = fresh_name("r")
-    answer = await gateway.publish(gateway.request(id=request_id, epoch=1, sampling=ENDLESS))
-    await answer.wait_for_tokens(1)
-    await gateway.cancel(request_id, epoch=1)
-    await gateway.wait_until_acknowledged()
-    assert answer.finish is None
-
-
 async def test_interactive_queue_makes_a_request_interactive_whatever_it_says(
     make_worker: MakeWorker, gateway: TestGateway
 ) -> None:

@@ -15,10 +15,9 @@ from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.model_tasks import EmbeddingForm, ModelTasks, ScoreForm, Unserved
 from shared.errors import BadRequestError
-from shared.messages import BatchResult, Request, encode
+from shared.messages import Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling
-from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name
 
 SIZE = 256
@@ -88,9 +87,8 @@ async def test_prompt_may_fill_the_whole_context(gateway: TestGateway, worker: R
 @pytest.mark.parametrize("pooling", [EMBED, SCORE])
 async def test_batch_job_stores_the_same_numbers(gateway: TestGateway, worker: RunningWorker, pooling: Pooling) -> None:
     job = Request(id=fresh_name("job"), model=gateway.model, tenant="acme", text="x = 1", pooling=pooling)
-    results = await gateway.nats.subscribe(result_subject("acme", job.id))
-    await gateway.js.publish(request_subject(gateway.model, "batch", "acme"), encode(job))
-    result = msgspec.json.decode((await results.next_msg(timeout=10)).data, type=BatchResult)
+    await gateway.publish_job(job)
+    result = await gateway.result(job.id)
     direct = await gateway.ask("x = 1", pooling=pooling)
     assert (result.finish, result.text, result.completion_tokens) == ("stop", "", 0)
     assert result.prompt_tokens == direct.finish.usage.prompt_tokens

@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from nats.errors import FlushTimeoutError
 
-from gpu_worker.consumer.held_request import HeldRequest
 from shared.batch_streams import batch_stream
-from shared.messages import Delta, encode
 from shared.sampling import Sampling
-from shared.subjects import probe_subject, request_subject
+from shared.subjects import probe_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -34,19 +32,6 @@ async def test_second_suspect_waits_until_the_first_has_produced_its_tokens(
     # The first has shown that it is harmless, and still runs.
     assert len(first.token_ids) >= 20
     assert len((await second.wait()).token_ids) == 60
-    await gateway.cancel(request.id)
-
-
-async def test_suspicion_ends_with_the_last_token_of_the_probation(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    worker = await make_worker(simulate=1000.0)
-    request = gateway.request(probation=1, sampling=LONG)
-    answer = await gateway.publish(request)
-    await answer.claimed.wait()
-    assert worker.worker.consumer._held.has_suspect
-    await answer.wait_for_tokens(1)
-    assert not worker.worker.consumer._held.has_suspect
     await gateway.cancel(request.id)
 
 
@@ -135,16 +120,6 @@ async def test_claim_of_a_suspect_that_was_left_to_the_queue_does_not_go_out_lat
     assert not suspect.claimed.is_set()
 
 
-async def test_suspect_runs_while_another_gateway_is_away(
-    worker: RunningWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outbox = worker.worker.consumer._outbox
-    monkeypatch.setattr(outbox._subscribers, "has", lambda reply: reply == gateway.reply)
-    outbox.put("hr.tok.away", Delta("other", 0, 0))
-    assert (await gateway.ask(probation=1)).finish.reason == "length"
-    assert outbox.replies == ["hr.tok.away"]
-
-
 async def test_batch_request_does_not_begin_beside_a_suspect(make_worker: MakeWorker, gateway: TestGateway) -> None:
     worker = await make_worker(simulate=5.0)
     queue = worker.worker.consumer._batch_queue
@@ -152,22 +127,11 @@ async def test_batch_request_does_not_begin_beside_a_suspect(make_worker: MakeWo
     await suspect.wait_for_tokens(1)
     await wait_until(lambda: queue.outstanding == 0)  # pulls made before have ended
     batch = gateway.request(lane="batch", tenant="t", reply=None)
-    await gateway.js.publish(request_subject(gateway.model, "batch", "t"), encode(batch))
+    await gateway.publish_job(batch)
     await asyncio.sleep(0.3)
     assert worker.worker.consumer._held.count("batch") == 0
     await gateway.cancel(*(request_id for request_id, _ in gateway.answers))
     await gateway.wait_until_acknowledged(batch_stream("t"))
-
-
-async def test_probation_ends_with_so_many_tokens_and_not_deltas(make_worker: MakeWorker, gateway: TestGateway) -> None:
-    worker = await make_worker(simulate=200.0)
-    suspect = await gateway.publish(gateway.request(probation=3, sampling=LONG))
-    await suspect.claimed.wait()
-    lane, table = worker.worker.consumer._interactive, worker.worker.consumer._held
-    (held,) = table
-    assert table.has_suspect
-    lane.advance(held, Delta(held.request.id, held.request.epoch, 0, (1, 2, 3), "abc"))
-    assert not table.has_suspect
 
 
 async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningWorker, gateway: TestGateway) -> None:
@@ -192,32 +156,3 @@ async def test_new_request_does_not_begin_beside_a_suspect_and_a_stream_goes_on(
     assert len(suspect.token_ids) < 40
     await new.claimed.wait()
     assert len(suspect.token_ids) >= 40
-
-
-async def test_suspect_begins_when_all_else_has_produced_a_token_although_new_requests_come(
-    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = await make_worker(simulate=5.0)
-    lane, held = worker.worker.consumer._interactive, worker.worker.consumer._held
-    beside: list[bool] = []
-    announce = lane.announce
-
-    async def watched_announce(suspect: HeldRequest) -> bool:
-        beside.append(any(other.is_untried for other in held if other is not suspect))
-        return await announce(suspect)
-
-    monkeypatch.setattr(lane, "announce", watched_announce)
-
-    async def ask_for_ever() -> None:
-        while True:
-            await gateway.publish(gateway.request(sampling=Sampling(max_tokens=4, ignore_eos=True)))
-            await asyncio.sleep(0.02)
-
-    asking = asyncio.create_task(ask_for_ever())
-    for _ in range(3):
-        suspect = await gateway.publish(gateway.request(probation=1))
-        async with asyncio.timeout(20):
-            await suspect.claimed.wait()
-    asking.cancel()
-    assert beside == [False] * 3
-    await gateway.cancel(*(request_id for request_id, _ in gateway.answers))

@@ -15,12 +15,11 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.result_store import ResultStore
 from shared.batch_streams import batch_stream
 from shared.kept_results import JOB_ENDED
-from shared.messages import BatchResult, Request, encode
+from shared.messages import BatchResult, Request
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.server_clock import ServerClock
 from shared.streams import RESULTS_STREAM, USAGE_STREAM, StreamLimits, ensure_streams, stream_configs
-from shared.subjects import request_subject
 from shared.usage_ledger import read_usage
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, start_worker, wait_until
 from tests.servers import NatsServer
@@ -71,7 +70,7 @@ async def _publish_jobs(gateway: TestGateway) -> list[Request]:
     sampling = Sampling(max_tokens=16, ignore_eos=True)
     jobs = [gateway.request(lane="batch", tenant="acme", reply=None, sampling=sampling) for _ in range(NUM_JOBS)]
     for job in jobs:
-        await gateway.js.publish(request_subject(gateway.model, "batch", "acme"), encode(job))
+        await gateway.publish_job(job)
     return jobs
 
 

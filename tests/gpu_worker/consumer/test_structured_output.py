@@ -21,10 +21,9 @@ from shared.conversation import ChatMessage, ChatOptions
 from shared.errors import BadRequestError
 from shared.grammar import GRAMMAR_PARAM, Grammar
 from shared.grammar.checker import CheckerBusyError
-from shared.messages import BatchResult, Request, encode
+from shared.messages import Request
 from shared.sampling import Sampling
-from shared.subjects import request_subject, result_subject
-from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway
 
 SCHEMA = {
     "type": "object",
@@ -87,8 +86,8 @@ async def test_grammar_that_cannot_be_compiled_is_refused_with_the_reason(
 
 async def test_batch_request_follows_its_grammar(worker: RunningWorker, gateway: TestGateway) -> None:
     request = gateway.request(lane="batch", tenant="acme", reply=None, sampling=sampling_of(seed=1))
-    await gateway.js.publish(request_subject(gateway.model, "batch", "acme"), encode(request))
-    result = await stored_result(gateway, request.id)
+    await gateway.publish_job(request)
+    result = await gateway.result(request.id)
     assert set(json.loads(result.text)) == {"name", "color"}
     assert result.finish == "stop"
 
@@ -106,37 +105,12 @@ def chain(length: int) -> dict[str, Any]:
     return {**links, f"d{length}": {"type": "integer"}}
 
 
-async def stored_result(gateway: TestGateway, request_id: str) -> BatchResult:
-    import msgspec
-    from nats.js.errors import NotFoundError
-
-    found: list[BatchResult] = []
-
-    async def is_there() -> bool:
-        try:
-            message = await gateway.js.get_last_msg("HR_RESULTS", result_subject("acme", request_id))
-        except NotFoundError:
-            return False
-        assert message.data is not None
-        found.append(msgspec.json.decode(message.data, type=BatchResult))
-        return True
-
-    await wait_until(is_there, 10.0)
-    return found[0]
-
-
 async def test_without_llguidance_a_request_learns_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     source = ConstraintSource(ModelTokenizer(read_model_directory(DEMO_MODEL)))
     with pytest.raises(BadRequestError, match="pip install llguidance") as caught:
         await source.constraint(Request(id="r", model="m", text="x", sampling=sampling_of()), lambda: True)
     assert caught.value.param == GRAMMAR_PARAM
-    await source.close()
-
-
-async def test_request_without_a_grammar_has_no_constraint() -> None:
-    source = ConstraintSource(TOKENIZER)
-    assert await source.constraint(Request(id="r", model="m", text="x"), lambda: True) is None
     await source.close()
 
 

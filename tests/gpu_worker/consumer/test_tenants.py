@@ -6,18 +6,11 @@ import logging
 
 import pytest
 
-from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_reader import RequestReader
-from gpu_worker.core.block_pool import BlockPool
-from gpu_worker.core.prefix_cache import PrefixCache
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import (
-    DEMO_MODEL,
-    TASKS,
-    TOKENIZER,
     RunningWorker,
     TestGateway,
-    read_model_directory,
 )
 
 LONG = "x = 1\n" * 200
@@ -31,20 +24,6 @@ async def test_prefix_that_another_tenant_computed_is_no_hit(worker: RunningWork
         cached.append(answer.finish.usage.cached_tokens)
     assert cached[0] == cached[2] == 0
     assert cached[1] == cached[3] > 500
-
-
-def test_tenant_is_in_the_hash_of_every_block(gateway: TestGateway) -> None:
-    reader = RequestReader(gateway.model, read_model_directory(DEMO_MODEL), 2048, TOKENIZER, PooledAnswers(TASKS))
-    prompt_ids = TOKENIZER.encode_text(LONG)
-    digests = []
-    for tenant in ("one", "other"):
-        sequence = reader.sequence(gateway.request(LONG, tenant=tenant), tenant, prompt_ids, [])
-        pool = BlockPool(256)
-        sequence.block_table = pool.allocate(len(prompt_ids) // 16)
-        PrefixCache(pool, 16).publish([(sequence, len(prompt_ids) // 16 * 16)])
-        digests.append(set(sequence.block_digests))
-    assert len(digests[0]) == len(digests[1]) == len(prompt_ids) // 16
-    assert not digests[0] & digests[1]
 
 
 async def test_request_is_named_in_log_lines_by_the_id_of_its_http_answer(
