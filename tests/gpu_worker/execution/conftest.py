@@ -8,6 +8,7 @@ import pytest
 from gpu_worker.models.decoder import CausalLM
 from tests.gpu_worker.execution.device_runs import DEVICES, load
 from tests.gpu_worker.execution.engine_run import save_tiny_model
+from tests.gpu_worker.execution.tiered_engine import Models
 from tests.gpu_worker.models.conftest import one_thread
 
 __all__ = ["one_thread"]
@@ -23,6 +24,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(scope="session")
 def directory(tiny: tuple[Path, Any]) -> Path:
     return tiny[0]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory)
 
 
 @pytest.fixture(scope="module", params=DEVICES)

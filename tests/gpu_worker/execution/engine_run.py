@@ -71,6 +71,13 @@ def make_runner(
     return runner
 
 
+def greedy_by_transformers(model: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    result = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    tokens: list[int] = result[0, len(prompt) :].tolist()
+    return tokens
+
+
 def random_prompt(length: int, seed: int) -> list[int]:
     generator = random.Random(seed)
     return [generator.randrange(VOCAB) for _ in range(length)]

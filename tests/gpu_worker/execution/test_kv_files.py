@@ -28,7 +28,7 @@ from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gateway.files.small_s3 import small_s3
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import BLOCK, Served, open_model, sequence
+from tests.gpu_worker.execution.tiered_engine import BLOCK, Models, Served, sequence
 from tests.waiting import wait_for
 
 MAKER = Maker(b"w" * 32, (b"a" * 32, b"b" * 32))
@@ -36,21 +36,15 @@ ROW_BYTES = 300
 SALT = b"tenant"
 
 
-@pytest.fixture(scope="module")
-def directories() -> dict[str, Path]:
-    return {}
-
-
 def serve_with(
     store: FileStore,
+    models: Models,
     name: str,
-    factory: pytest.TempPathFactory,
-    directories: dict[str, Path],
     *,
     weights: bytes = b"w" * 32,
     host_bytes: int = 1 << 22,
 ) -> Served:
-    runner = open_model(name, factory, directories)
+    runner = models.open(name)
     groups = runner.block_contents
 
     def make(host: HostTier) -> BlockFiles:
@@ -89,13 +83,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_5"])
 def test_a_worker_that_starts_again_finds_what_was_stored_and_gives_the_same_answers(
-    name: str, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
+    name: str, models: Models, tmp_path: Path
 ) -> None:
     prompts = [random_prompt(61, seed=seed) for seed in range(3)]
-    first = serve_with(DirectoryStore(tmp_path), name, tmp_path_factory, directories)
+    first = serve_with(DirectoryStore(tmp_path), models, name)
     expected = [first.serve(sequence(str(number), prompt))[0] for number, prompt in enumerate(prompts)]
     settle(first)
-    again = serve_with(DirectoryStore(tmp_path), name, tmp_path_factory, directories)
+    again = serve_with(DirectoryStore(tmp_path), models, name)
     later = [sequence(str(number), prompt) for number, prompt in enumerate(prompts)]
     assert [again.serve(each)[0] for each in later] == expected
     assert [each.num_cached_tokens for each in later] == [60, 60, 60]
@@ -117,13 +111,10 @@ def test_a_bucket_and_a_directory_keep_the_same_promises(store: FileStore) -> No
     assert [key for folder in store.folders() for key in store.files(folder.name)] == ["m/1/cd/y.kv"]
 
 
-def test_another_worker_that_shares_the_store_finds_what_one_has_written(
-    store: FileStore, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
-) -> None:
+def test_another_worker_that_shares_the_store_finds_what_one_has_written(store: FileStore, models: Models) -> None:
     store.refresh_s = 0.02
     one, other, stranger = (
-        serve_with(store, "llama", tmp_path_factory, directories, weights=weights)
-        for weights in (b"w" * 32, b"w" * 32, b"v" * 32)
+        serve_with(store, models, "llama", weights=weights) for weights in (b"w" * 32, b"w" * 32, b"v" * 32)
     )
     prompt = random_prompt(61, seed=4)
     written = sequence("one", prompt)
@@ -213,11 +204,9 @@ def test_none_of_10000_wrong_files_is_loaded(tmp_path: Path) -> None:
     inject(tmp_path, 10_000)
 
 
-def test_files_that_were_damaged_are_computed_again_and_answers_stay(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
-) -> None:
+def test_files_that_were_damaged_are_computed_again_and_answers_stay(models: Models, tmp_path: Path) -> None:
     prompt = random_prompt(61, seed=5)
-    first = serve_with(DirectoryStore(tmp_path), "llama", tmp_path_factory, directories)
+    first = serve_with(DirectoryStore(tmp_path), models, "llama")
     expected = first.serve(sequence("first", prompt))
     settle(first)
     generator = random.Random(3)
@@ -225,7 +214,7 @@ def test_files_that_were_damaged_are_computed_again_and_answers_stay(
         data = bytearray(path.read_bytes())
         data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         path.write_bytes(data)
-    again = serve_with(DirectoryStore(tmp_path), "llama", tmp_path_factory, directories)
+    again = serve_with(DirectoryStore(tmp_path), models, "llama")
     assert again.serve(sequence("again", prompt)) == expected
     assert again.hit_tokens("disk") == 0
     assert files_of(again).num_refused > 0
@@ -264,11 +253,9 @@ class BrokenStore(DirectoryStore):
         return super().folders()
 
 
-def test_a_full_disk_costs_hits_only(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_full_disk_costs_hits_only(models: Models, tmp_path: Path) -> None:
     prompt = random_prompt(61, seed=6)
-    served = serve_with(BrokenStore(tmp_path, is_full=True), "llama", tmp_path_factory, directories)
+    served = serve_with(BrokenStore(tmp_path, is_full=True), models, "llama")
     expected = served.serve(sequence("first", prompt))
     wait_for(lambda: files_of(served).num_failed > 0)
     served.fill()
@@ -277,15 +264,13 @@ def test_a_full_disk_costs_hits_only(
     assert list(tmp_path.rglob("*.kv")) == []
 
 
-def test_a_disk_that_hangs_costs_a_second_once(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_disk_that_hangs_costs_a_second_once(models: Models, tmp_path: Path) -> None:
     prompts = [random_prompt(61, seed=seed) for seed in (7, 8)]
-    first = serve_with(DirectoryStore(tmp_path), "llama", tmp_path_factory, directories)
+    first = serve_with(DirectoryStore(tmp_path), models, "llama")
     expected = [first.serve(sequence(str(number), prompt)) for number, prompt in enumerate(prompts)]
     settle(first)
     store = BrokenStore(tmp_path, hangs=True)
-    again = serve_with(store, "llama", tmp_path_factory, directories)
+    again = serve_with(store, models, "llama")
     assert again.serve(sequence("0", prompts[0])) == expected[0]
     assert not files_of(again).has(0, sequence_digest(first, prompts[1]))
     assert again.serve(sequence("1", prompts[1])) == expected[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,13 +12,8 @@ from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Served, greedy, open_model, sequence
+from tests.gpu_worker.execution.tiered_engine import Models, Served, greedy, sequence
 from tests.waiting import wait_for
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {}
 
 
 @pytest.mark.parametrize(
@@ -37,13 +30,12 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_prefix_that_was_overwritten_comes_back_and_gives_the_same_answer(
     name: str,
     settings: dict[str, object],
-    tmp_path_factory: pytest.TempPathFactory,
-    directories: dict[str, Path],
+    models: Models,
 ) -> None:
     prompt = random_prompt(61, seed=3)
-    cold = Served(open_model(name, tmp_path_factory, directories, **settings), host_bytes=None)
+    cold = Served(models.open(name, **settings), host_bytes=None)
     expected = cold.serve(sequence("cold", prompt))
-    served = Served(open_model(name, tmp_path_factory, directories, **settings))
+    served = Served(models.open(name, **settings))
     first = served.serve(sequence("first", prompt))
     served.fill()
     again = sequence("again", prompt)
@@ -54,8 +46,8 @@ def test_a_prefix_that_was_overwritten_comes_back_and_gives_the_same_answer(
 
 
 @pytest.fixture
-def served(tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]) -> Served:
-    return Served(open_model("llama", tmp_path_factory, directories))
+def served(models: Models) -> Served:
+    return Served(models.open("llama"))
 
 
 def test_a_turn_that_goes_on_from_an_answer_finds_it(served: Served) -> None:
@@ -81,14 +73,12 @@ def test_another_salt_finds_nothing(served: Served) -> None:
     assert same.num_cached_tokens == 60
 
 
-def test_a_preempted_sequence_goes_on_from_what_was_kept(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
-) -> None:
+def test_a_preempted_sequence_goes_on_from_what_was_kept(models: Models) -> None:
     prompts = [random_prompt(34, seed=seed) for seed in range(3)]
     long = greedy(40)
-    cold = Served(open_model("llama", tmp_path_factory, directories), host_bytes=None)
+    cold = Served(models.open("llama"), host_bytes=None)
     expected = [cold.serve(sequence(str(n), prompt, sampling=long))[0] for n, prompt in enumerate(prompts)]
-    served = Served(open_model("llama", tmp_path_factory, directories))
+    served = Served(models.open("llama"))
     got = served.serve(*(sequence(str(n), prompt, sampling=long) for n, prompt in enumerate(prompts)))
     assert served.scheduler.stats.num_preemptions > 0
     assert served.hit_tokens() > 0
@@ -144,10 +134,8 @@ def test_memory_that_holds_no_block_is_refused(served: Served) -> None:
         HostTier(served.runner.block_contents, 100)
 
 
-def test_memory_for_few_blocks_keeps_what_was_used_last(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path]
-) -> None:
-    runner = open_model("llama", tmp_path_factory, directories)
+def test_memory_for_few_blocks_keeps_what_was_used_last(models: Models) -> None:
+    runner = models.open("llama")
     row_bytes = runner.block_contents[0].row_bytes
     served = Served(runner, host_bytes=20 * row_bytes)
     prompt = random_prompt(61, seed=3)
@@ -176,12 +164,10 @@ def test_nothing_is_written_behind_the_end_of_a_load() -> None:
     assert load.take() is None
 
 
-def test_a_device_that_runs_behind_gives_the_same_answers(
-    tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], served: Served
-) -> None:
+def test_a_device_that_runs_behind_gives_the_same_answers(models: Models, served: Served) -> None:
     prompts = [random_prompt(61, seed=3), *(random_prompt(50, seed=seed) for seed in range(4, 8))]
     expected = [served.serve(sequence(str(number), prompt))[0] for number, prompt in enumerate(prompts)]
-    runner = open_model("llama", tmp_path_factory, directories)
+    runner = models.open("llama")
     behind = TorchModelRunner(runner.model, runner.cache, 4, runner.max_model_len, 32, is_asynchronous=True)
     assert behind.max_steps_in_flight == 2
     engine = Served(behind)

@@ -23,25 +23,13 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import CompletedStep, StepResult
 from gpu_worker.engine.engine import Engine
 from ops.bench.spec.fixed_depth import FixedDepth
-from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
+from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
 from tests.gpu_worker.execution.replica import make_runner, receive, send
 from tests.gpu_worker.models.recurrent_models import save_case
-from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
 
 ROOT = Path(__file__).parents[3]
-LETTERS = Grammar(kind="regex", source="[a-f]+;")
-FORCING = Grammar(kind="regex", source="(yes, yes, yes|no, no, no)!")
-SAMPLINGS = [
-    Sampling(temperature=0.0),
-    Sampling(seed=3, temperature=0.9, grammar=LETTERS),
-    Sampling(seed=4, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=6, logprobs=2),
-    Sampling(temperature=0.0, grammar=FORCING),
-    Sampling(seed=6, temperature=1.1, top_p=0.9, logit_bias={5: 2.0}, prompt_logprobs=1),
-    Sampling(seed=7, temperature=0.8, grammar=FORCING, logprobs=0),
-    Sampling(seed=8, temperature=0.9, bad_words=("x",)),
-]
 
 
 class Recorder:
@@ -60,19 +48,8 @@ class Recorder:
 
 
 def sequences() -> Iterator[Sequence]:
-    for number in range(14):
-        sampling = SAMPLINGS[number % len(SAMPLINGS)]
-        # Every other prompt repeats itself, which n-grams draft from.
-        own = random_prompt(3 + 5 * (number % 4), seed=number)
-        prompt = own * 3 if number % 2 else [*random_prompt(10, seed=99), *own]
-        sequence = Sequence(
-            f"s{number}", prompt, len(prompt), sampling, max_tokens=18, eos_token_ids=frozenset({EOS}), arrival=number
-        )
+    for number, sequence in enumerate(mixed_sequences(14)):
         sequence.lane = "batch" if number % 5 == 4 else "interactive"
-        if sampling.grammar is not None:
-            sequence.constraint = constraint_of(sampling)
-        if sampling.bad_words:
-            sequence.bad_words = ((prompt[0], prompt[1]), (prompt[2],))
         yield sequence
 
 

@@ -14,8 +14,14 @@ from gpu_worker.execution.runner import TorchModelRunner
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
-from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run
-from tests.gpu_worker.execution.test_runner_on_cpu import greedy_by_transformers
+from tests.gpu_worker.execution.engine_run import (
+    VOCAB,
+    greedy_by_transformers,
+    make_runner,
+    make_sequence,
+    random_prompt,
+    run,
+)
 from tests.gpu_worker.models.recurrent_models import save_case
 
 SLOW_MODELS = ["nemotron_h", "mamba2", "qwen3_next", "qwen3_5_moe"]

@@ -1,9 +1,10 @@
-"""What a device runner generates, against transformers and the CPU's runner."""
+"""What a runner generates in every form, against transformers and each sequence alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
+from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import load, make_device_runner
 from tests.gpu_worker.execution.engine_run import (
     BLOCK,
     MAX_LEN,
     Outcome,
+    greedy_by_transformers,
     make_runner,
     make_sequence,
     random_prompt,
@@ -69,13 +72,7 @@ def greedy(prompts: list[list[int]]) -> list[Sequence]:
 
 @pytest.fixture(scope="module")
 def greedy_tokens(tiny: tuple[Path, Any], prompts: list[list[int]]) -> dict[str, list[int]]:
-    tokens = {}
-    for index, prompt in enumerate(prompts):
-        ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        result = tiny[1].generate(ids, attention_mask=mask, max_new_tokens=NUM_GREEDY, do_sample=False)
-        tokens[str(index)] = result[0, len(prompt) :].tolist()
-    return tokens
+    return {str(i): greedy_by_transformers(tiny[1], prompt, NUM_GREEDY) for i, prompt in enumerate(prompts)}
 
 
 def seeded() -> list[Sequence]:
@@ -92,6 +89,11 @@ def seeded() -> list[Sequence]:
 @pytest.fixture(scope="module")
 def seeded_outcome(cpu_runner: TorchModelRunner) -> Outcome:
     return run(cpu_runner, seeded())
+
+
+def test_seeded_tokens_in_a_batch_equal_those_alone(cpu_runner: TorchModelRunner, seeded_outcome: Outcome) -> None:
+    for sequence in seeded():
+        assert run(cpu_runner, [sequence]).tokens[sequence.id] == seeded_outcome.tokens[sequence.id]
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -189,6 +191,57 @@ def test_prompt_logprobs_longer_than_their_tile_equal_transformers(
     expected = [exact[position, token].item() for position, token in enumerate(prompt[1:])]
     assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=1e-4)
     assert outcome.tokens["a"] == []
+
+
+def test_logprobs_equal_transformers(tiny: tuple[Path, Any], cpu_runner: TorchModelRunner) -> None:
+    prompt = random_prompt(50, seed=1)
+    sampling = Sampling(temperature=0.0, max_tokens=5, logprobs=2, prompt_logprobs=3)
+    sequences = [make_sequence("a", prompt, sampling), *greedy([prompt[:9], prompt])]
+    outcome = run(cpu_runner, sequences, token_budget=7 + 3)
+    text = torch.tensor([prompt + outcome.tokens["a"]])
+    with torch.inference_mode():
+        exact = torch.log_softmax(tiny[1](text).logits[0].float(), -1)
+    entries = [*outcome.prompt_logprobs["a"], *outcome.logprobs["a"]]
+    assert len(outcome.prompt_logprobs["a"]) == 49
+    assert [entry.token_id for entry in entries] == text[0, 1:].tolist()
+    for position, entry in enumerate(entries):
+        assert entry.logprob == pytest.approx(exact[position, entry.token_id].item(), abs=1e-4)
+        top = exact[position].topk(3 if position < 49 else 2)
+        assert [token_id for token_id, _ in entry.top] == top.indices.tolist()
+        assert [logprob for _, logprob in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+    assert outcome.prompt_logprobs["0"] == []
+
+
+def test_bfloat16_follows_transformers_closely(tiny: tuple[Path, Any]) -> None:
+    prompt = random_prompt(90, seed=90)
+    sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    outcome = run(make_runner(tiny[0], dtype="bfloat16"), [make_sequence("a", prompt, sampling)], token_budget=50)
+    with torch.inference_mode():
+        exact = torch.log_softmax(tiny[1](torch.tensor([prompt])).logits[0].float(), -1)
+    entries = enumerate(outcome.prompt_logprobs["a"])
+    difference = [abs(entry.logprob - exact[position, entry.token_id].item()) for position, entry in entries]
+    assert sum(difference) / len(difference) < 0.3
+
+
+def test_shorter_max_model_len_is_kept_and_needs_its_blocks(directory: Path) -> None:
+    assert make_runner(directory, max_model_len=50).max_model_len == 50
+    assert make_runner(directory, max_model_len=5000).max_model_len == MAX_LEN
+    with pytest.raises(ConfigError, match="HEADRACE_MAX_MODEL_LEN to 80"):
+        make_runner(directory, num_blocks=20)
+
+
+def test_step_that_a_graph_captures_reads_contexts_as_long_as_the_model_allows(
+    monkeypatch: pytest.MonkeyPatch, cpu_runner: TorchModelRunner
+) -> None:
+    found: list[int] = []
+
+    def forward(step: object, max_context_len: int, *, knows_tokens: bool) -> torch.Tensor:
+        found.append(max_context_len)
+        return torch.empty(0)
+
+    monkeypatch.setattr(cpu_runner, "_forward", forward)
+    cpu_runner._compute(cast("Any", None), cast("Any", SimpleNamespace(has_logits=False)))
+    assert found == [MAX_LEN]
 
 
 def test_sequences_that_end_in_flight_change_nobody_else(

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-from itertools import count
-
-import pytest
-
 from gpu_worker.execution.start_up import Stage, StartUp
 
 
@@ -20,11 +16,6 @@ def test_summary_has_the_parts_and_the_rate_of_loading() -> None:
     assert start_up.summary() == "ready in 6.5 s: load 2.0 s (8.00 GB at 4.0 GB/s), profile 0.5 s, capture 2.0 s"
 
 
-def test_start_without_a_model_has_no_parts() -> None:
-    ticks = count()
-    assert StartUp(clock=lambda: float(next(ticks))).summary() == "ready in 1.0 s"
-
-
 def test_progress_is_passed_on_with_its_stage() -> None:
     seen: list[tuple[Stage, int, int]] = []
     start_up = StartUp(lambda *call: seen.append(call))
@@ -32,10 +23,3 @@ def test_progress_is_passed_on_with_its_stage() -> None:
         progress(1, 2)
     assert seen == [(Stage.CAPTURE, 1, 2)]
     assert start_up.loaded_bytes == 0
-
-
-def test_stage_that_fails_is_no_part() -> None:
-    start_up = StartUp()
-    with pytest.raises(OSError, match="disk"), start_up.stage(Stage.LOAD):
-        raise OSError("disk")
-    assert not start_up.seconds

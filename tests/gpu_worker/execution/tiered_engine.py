@@ -108,13 +108,18 @@ def save_model(name: str, directory: Path) -> None:
         save_recurrent_case(name, directory, eos_token_id=None)
 
 
-def open_model(
-    name: str, tmp_path_factory: pytest.TempPathFactory, directories: dict[str, Path], **settings: object
-) -> TorchModelRunner:
-    if name not in directories:
-        directories[name] = tmp_path_factory.mktemp(name)
-        save_model(name, directories[name])
-    return make_runner(directories[name], num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80, **settings)
+class Models:
+    """Small models, each of which is saved once."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self._factory = tmp_path_factory
+        self._directories: dict[str, Path] = {}
+
+    def open(self, name: str, **settings: object) -> TorchModelRunner:
+        if name not in self._directories:
+            self._directories[name] = self._factory.mktemp(name)
+            save_model(name, self._directories[name])
+        return make_runner(self._directories[name], num_blocks=NUM_BLOCKS, max_num_seqs=4, max_model_len=80, **settings)
 
 
 def greedy(count: int) -> Sampling:

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequences
-from gpu_worker.core.plan import Written
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
-from gpu_worker.execution.batch.rows import BatchRows, BlockTables
+from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.transfers import Upload
 from shared.sampling import Sampling
 
@@ -51,12 +49,6 @@ def test_rows_and_device_tables_follow_random_traffic() -> None:
         assert {sequence.id for sequence in changes.departed} == {sequence.id for sequence in departed}
 
 
-def test_sequences_that_never_had_a_row_depart_without_harm() -> None:
-    writer, stranger = PlanWriter(), Sequence("a", [1], 1, Sampling(), 9)
-    plan = writer.write_any([ScheduledSequence(stranger, 0, 1, True)], [stranger, stranger])
-    assert (plan.rows, plan.departed, [new.id for new in plan.new]) == ([0], [], ["a"])
-
-
 def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_released() -> None:
     rows, writer, sequence = BatchRows(2, 4, CPU), PlanWriter(), Sequence("s", [1], 1, Sampling(), 9)
     sequence.block_table = [5, 7]
@@ -68,35 +60,3 @@ def test_table_whose_upload_was_never_sent_is_written_again_after_its_row_was_re
     upload.send()
     assert [new.id for new in plan.new] == ["s"]
     assert rows.block_tables(torch.tensor(plan.rows)).tolist() == [[5, 7, 0, 0]]
-
-
-@pytest.fixture
-def tables() -> BlockTables:
-    return BlockTables(3, 4, CPU)
-
-
-def write(tables: BlockTables, *written: Written) -> None:
-    upload = Upload(CPU)
-    tables.write(written, upload)
-    upload.send()
-
-
-def test_tables_that_grow_are_written_from_where_they_grew(tables: BlockTables) -> None:
-    write(tables, Written(1, 0, [5, 7]))
-    write(tables, Written(1, 2, [3]), Written(2, 0, [4]))
-    assert tables.device.tolist() == [[0] * 4, [5, 7, 3, 0], [4, 0, 0, 0]]
-    assert tables.host.tolist() == tables.device.tolist()
-
-
-def test_end_of_a_table_is_replaced(tables: BlockTables) -> None:
-    write(tables, Written(0, 0, [5, 7, 9]), Written(2, 0, [1]))
-    write(tables, Written(0, 1, [6, 8]))
-    assert tables.device.tolist()[0] == [5, 6, 8, 0]
-    assert tables.device.tolist()[2] == [1, 0, 0, 0]
-
-
-def test_tables_of_a_step_are_in_the_order_of_its_rows(tables: BlockTables) -> None:
-    write(tables, Written(0, 0, [5]), Written(1, 0, [6, 8]), Written(2, 0, [7]))
-    chosen = tables.of(torch.tensor([2, 1]))
-    assert chosen.tolist() == [[7, 0, 0, 0], [6, 8, 0, 0]]
-    assert chosen.is_contiguous()

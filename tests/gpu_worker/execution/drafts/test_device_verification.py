@@ -1,7 +1,8 @@
-"""What a device runner generates with drafts of any quality, against the same runner without."""
+"""Drafts of any quality leave tokens as they are without, in every form of the runner and whatever is sampled."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,11 @@ TRAFFIC: dict[str, dict[str, int]] = {
     "chunks-amid-drafts": {"token_budget": 21, "max_num_seqs": 9, "arrivals_per_step": 1},
     "preemptions": {"num_blocks": 50, "headroom_tokens": 0, "token_budget": 200},
 }
+FORMS: dict[str, dict[str, bool]] = {
+    "synchronous": {"is_graphed": False, "is_asynchronous": False},
+    "eager": {"is_graphed": False},
+    "graphed": {"is_graphed": True},
+}
 PROPOSERS: dict[str, type[ChainProposer]] = {
     "chains": ChainProposer,
     "trees": TreeProposer,
@@ -82,8 +88,8 @@ def plain(model: CausalLM) -> Outcome:
     return run(make_device_runner(model, is_graphed=False), sequences())
 
 
-def make_verifier(model: CausalLM, proposer: Proposer, *, is_graphed: bool, **sizes: Any) -> TorchModelRunner:
-    runner = make_device_runner(model, is_graphed=is_graphed, max_draft_tokens=DEPTH, **sizes)
+def make_verifier(model: CausalLM, proposer: Proposer, *, is_graphed: bool, **settings: Any) -> TorchModelRunner:
+    runner = make_device_runner(model, is_graphed=is_graphed, max_draft_tokens=DEPTH, **settings)
     runner.verify_drafts_of(proposer)
     return runner
 
@@ -93,14 +99,14 @@ def num_accepted(outcome: Outcome) -> int:
     return outcome.speculation.num_accepted_tokens
 
 
-@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("kind", PROPOSERS)
 def test_tokens_and_logprobs_equal_those_without_drafts(
-    model: CausalLM, plain: Outcome, kind: str, traffic: str, is_graphed: bool
+    model: CausalLM, plain: Outcome, kind: str, traffic: str, form: str
 ) -> None:
     proposer = PROPOSERS[kind](plain.tokens, 0.8)
-    runner = make_verifier(model, proposer, is_graphed=is_graphed)
+    runner = make_verifier(model, proposer, **FORMS[form])
     outcome = run(runner, sequences(), policy=FixedDepth(DEPTH), **TRAFFIC[traffic])
     assert outcome.tokens == plain.tokens
     assert num_accepted(outcome) > (0 if traffic == "chunks-amid-drafts" or kind == "hostile" else 50)
@@ -188,26 +194,26 @@ def reused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("reused_memory")
-@pytest.mark.parametrize("is_graphed", [False, True], ids=["eager", "graphed"])
-def test_proposer_is_shown_what_a_plain_pass_makes_of_the_tokens(
-    model: CausalLM, plain: Outcome, is_graphed: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("traffic", ["whole-batch", "chunks-amid-drafts", "preemptions"])
+@pytest.mark.parametrize("form", FORMS)
+def test_proposer_is_shown_what_transformers_makes_of_the_tokens(
+    model: CausalLM, tiny: tuple[Path, Any], plain: Outcome, traffic: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Steps without drafts are shown before the next one, too.
     monkeypatch.setattr(computed_steps, "MAX_KEPT_TOKENS", 0)
     watching = WatchingProposer(plain.tokens, 0.8)
-    run(make_verifier(model, watching, is_graphed=is_graphed), sequences(), policy=FixedDepth(DEPTH), token_budget=50)
-    alone = WatchingProposer(plain.tokens, 0.0)
-    run(make_verifier(model, alone, is_graphed=False), sequences(), token_budget=400)
+    run(make_verifier(model, watching, **FORMS[form]), sequences(), policy=FixedDepth(DEPTH), **TRAFFIC[traffic])
     for sequence in sequences():
-        seen, expected = watching.seen[sequence.id], alone.seen[sequence.id]
+        seen = watching.seen[sequence.id]
         # What a prefix hit brought was never computed; the last token never is. Nobody asks behind the last step.
         known = [*sequence.token_ids, *plain.tokens[sequence.id]]
         assert len(known) - 3 - DEPTH <= max(seen) <= len(known) - 2
         assert len(seen) >= len(plain.tokens[sequence.id]) - 1 - DEPTH
+        with torch.no_grad():
+            expected = tiny[1].model(torch.tensor([known])).last_hidden_state[0]
         for position, (token_id, hidden) in seen.items():
             assert token_id == known[position]
-            if position in expected:
-                torch.testing.assert_close(hidden, expected[position][1], atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(hidden.cpu(), expected[position], atol=2e-4, rtol=2e-4)
 
 
 def test_ngram_drafts_leave_tokens_unchanged_and_are_accepted(model: CausalLM) -> None:

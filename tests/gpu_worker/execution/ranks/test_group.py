@@ -31,41 +31,17 @@ from gpu_worker.execution.start_up import StartUp
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from shared.errors import ConfigError
-from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt, save_tiny_model
+from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
 from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.models.recurrent_models import save_case
 from tests.gpu_worker.models.variants import save_variant
-from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
 from tests.waiting import wait_for
 
-LETTERS = Grammar(kind="regex", source="[a-f]+;")
-FORCING = Grammar(kind="regex", source="(yes, yes, yes|no, no, no)!")
-SAMPLINGS = [
-    Sampling(temperature=0.0, logprobs=3),
-    Sampling(seed=3, temperature=0.9, grammar=LETTERS),
-    Sampling(seed=4, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=6, logprobs=2),
-    Sampling(temperature=0.0, grammar=FORCING),
-    Sampling(seed=6, temperature=1.1, top_p=0.9, logit_bias={5: 2.0}, prompt_logprobs=1),
-    Sampling(seed=8, temperature=0.9, top_k=20, min_p=0.02, bad_words=("x",)),
-]
 
-
-def sequences(count: int = 12) -> Iterator[Sequence]:
-    for number in range(count):
-        sampling = SAMPLINGS[number % len(SAMPLINGS)]
-        # Every other prompt repeats itself, which n-grams draft from.
-        own = random_prompt(3 + 5 * (number % 4), seed=number)
-        prompt = own * 3 if number % 2 else [*random_prompt(10, seed=99), *own]
-        sequence = Sequence(
-            f"s{number}", prompt, len(prompt), sampling, max_tokens=18, eos_token_ids=frozenset({EOS}), arrival=number
-        )
-        if sampling.grammar is not None:
-            sequence.constraint = constraint_of(sampling)
-        if sampling.bad_words:
-            sequence.bad_words = ((prompt[0], prompt[1]), (prompt[2],))
-        yield sequence
+def sequences(count: int = 12) -> list[Sequence]:
+    return list(mixed_sequences(count))
 
 
 def assert_same(found: Outcome, expected: Outcome) -> None:
@@ -85,16 +61,16 @@ def check(directory: Path, size: int, proposer: Proposer | None = None) -> None:
     """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts."""
     ways: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32}, {"proposer": proposer or NgramProposer(100_000)})
     with started(directory, 1) as (alone, _):
-        expected = [alone.answer(list(sequences()), **way) for way in ways]
+        expected = [alone.answer(sequences(), **way) for way in ways]
     with started(directory, size) as (run, group):
         for way, outcome in zip(ways, expected, strict=True):
-            assert_same(run.answer(list(sequences()), **way), outcome)
+            assert_same(run.answer(sequences(), **way), outcome)
         assert group is not None
         for rank in range(1, size):
             replace_rank(run, group, rank, signal.SIGKILL if rank % 2 else signal.SIGSTOP)
         # What was drafted and cached before is of no use now; the answers are the same.
         for way, outcome in zip(ways, expected, strict=True):
-            assert_same(run.answer(list(sequences()), **way), outcome)
+            assert_same(run.answer(sequences(), **way), outcome)
         assert [group.loads(rank) for rank in range(size)] == [1, *[2] * (size - 1)]
         pids = group.pids.values()
     assert expected[1].num_preemptions > 0

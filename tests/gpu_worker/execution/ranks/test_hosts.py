@@ -66,14 +66,14 @@ def test_ranks_on_two_hosts_give_the_tokens_of_one_also_after_deaths_on_both(tmp
     model.mkdir()
     save_variant("llama", model)
     with started(model, 1) as (alone, _):
-        expected = alone.answer(list(sequences()))
+        expected = alone.answer(sequences())
     with host(tmp_path / "first", model, remote, 4) as first, started(model, 4, remote, nnodes=2) as (run, group):
         assert group is not None
-        assert_same(run.answer(list(sequences())), expected)
+        assert_same(run.answer(sequences()), expected)
         replace_rank(run, group, 2, signal.SIGSTOP)
         replace_rank(run, group, 1, signal.SIGKILL)
         assert [group.loads(rank) for rank in range(4)] == [1, 2, 2, 1]
-        assert_same(run.answer(list(sequences())), expected)
+        assert_same(run.answer(sequences()), expected)
         # The whole host dies, and another one takes its place.
         before = group.pids
         first.kill()
@@ -81,7 +81,7 @@ def test_ranks_on_two_hosts_give_the_tokens_of_one_also_after_deaths_on_both(tmp
         assert "of host 1) is lost: the host is gone" in str(group.lost)
         with host(tmp_path / "second", model, remote, 4):
             group.reform(run.own.num_blocks, run.own.restart)
-            assert_same(run.answer(list(sequences())), expected)
+            assert_same(run.answer(sequences()), expected)
             assert [rank for rank, pid in group.pids.items() if pid != before[rank]] == [2, 3]
         wait_for(lambda: group.lost)
         # A worker that ends does not wait for hosts that may come back.

@@ -61,10 +61,10 @@ def ways() -> list[dict[str, Any]]:
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     with started(tmp_path, 1, dtype="float32", max_model_len=256) as (alone, _):
-        expected = [alone.answer(list(sequences(18)), **way) for way in ways()]
+        expected = [alone.answer(sequences(18), **way) for way in ways()]
     with started(tmp_path, 2, dtype="float32", max_model_len=256) as (run, _):
         for way, outcome in zip(ways(), expected, strict=True):
-            assert_same(run.answer(list(sequences(18)), **way), outcome)
+            assert_same(run.answer(sequences(18), **way), outcome)
     assert expected[1].num_preemptions > 0
     # Of all models together ten thousand.
     num_tokens = sum(len(tokens) for outcome in expected for tokens in outcome.tokens.values())

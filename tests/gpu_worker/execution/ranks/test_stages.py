@@ -23,7 +23,7 @@ WAYS: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32})
 
 def answers(directory: Path, size: int, **settings: Any) -> list[Outcome]:
     with started(directory, size, **SETTINGS, **settings) as (run, _):
-        return [run.answer(list(sequences()), **way) for way in WAYS]
+        return [run.answer(sequences(), **way) for way in WAYS]
 
 
 def check(directory: Path, size: int, num_stages: int) -> None:

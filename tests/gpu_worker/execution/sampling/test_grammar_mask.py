@@ -217,32 +217,8 @@ def test_sequence_whose_grammar_cannot_go_on_ends_alone(directory: Path, alone: 
 
     broken.constraint = FailsLate()  # type: ignore[assignment]
     others = [guided("temperature", 1), free(2)]
-    events = []
-    outcome = Outcome()
-    outcome.add = lambda event: events.append(event)  # type: ignore[method-assign]
-    run_into(make_runner(directory), [broken, *others], events)
-    mine = [event for event in events if event.sequence is broken]
-    assert (mine[-1].finish, mine[-1].error, mine[-1].token_ids) == ("failed", "too hard", ())
-    assert [token_id for event in mine for token_id in event.token_ids] == whole[:5]
+    outcome = run(make_runner(directory), [broken, *others])
+    assert outcome.errors == {broken.id: "too hard"}
+    assert outcome.tokens[broken.id] == whole[:5]
     for sequence in others:
         assert sequence.token_ids[sequence.num_prompt_tokens :] == alone[sequence.id][0]
-
-
-def run_into(runner: TorchModelRunner, sequences: list[Sequence], events: list[Any]) -> None:
-    from gpu_worker.core.batch_sequences import BatchSequences
-    from gpu_worker.core.constraint import SharedConstraints
-    from gpu_worker.core.scheduler import Scheduler
-    from gpu_worker.core.scheduler_config import SchedulerConfig
-    from gpu_worker.engine.engine import Engine
-
-    config = SchedulerConfig(
-        block_size=4, num_blocks=400, max_num_seqs=40, max_num_batched_tokens=64, max_model_len=runner.max_model_len
-    )
-    constraints = SharedConstraints()
-    runner._sequences = BatchSequences(constraints)
-    engine = Engine(Scheduler(config, constraints=constraints), runner)
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work():
-        events += engine.step()
-    assert engine.stats.num_failed_steps == 0

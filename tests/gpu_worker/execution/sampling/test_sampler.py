@@ -136,16 +136,6 @@ MIXED = [
 ]
 
 
-def test_mixed_batch_equals_each_row_alone() -> None:
-    sequences = [make_sequence(s, output=tuple(range(i)), name=str(i)) for i, s in enumerate(MIXED * 3)]
-    logits = random_logits(len(sequences), 300)
-    together = sample_ids(logits, sequences)
-    alone = [sample_ids(logits[row : row + 1], [sequence])[0] for row, sequence in enumerate(sequences)]
-    backwards = sample_ids(logits.flip(0), sequences[::-1])[::-1]
-    assert together == alone == backwards
-    assert len(set(together)) > 10
-
-
 def test_kept_sampler_equals_new_sampler_while_sequences_come_and_go() -> None:
     sampler = SamplerRun(90)
     everyone = [make_sequence(sampling, name=str(row)) for row, sampling in enumerate(MIXED)]
@@ -212,17 +202,6 @@ def test_penalties_equal_the_oracle_over_a_growing_sequence(sampling: Sampling) 
         [token_id] = sample_ids(logits, [sequence], sampler)
         assert adjusted[token_id] == pytest.approx(max(adjusted), abs=1e-5)
         sequence.token_ids.append(token_id)
-
-
-def test_resumed_sequence_continues_with_the_same_tokens() -> None:
-    sampling = Sampling(seed=11, presence_penalty=0.5, top_p=0.95)
-    whole, sampler = make_sequence(sampling), SamplerRun(200)
-    for step in range(60):
-        whole.token_ids += sample_ids(random_logits(1, 200, seed=step), [whole], sampler)
-    resumed = make_sequence(sampling, output=tuple(whole.token_ids[3:33]))
-    for step in range(30, 60):
-        resumed.token_ids += sample_ids(random_logits(1, 200, seed=step), [resumed])
-    assert resumed.token_ids == whole.token_ids
 
 
 def test_logprobs_are_of_the_unmodified_logits() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from ops.bench.spec.fixed_depth import FixedDepth
-from tests.gpu_worker.execution.drafts.test_verification import BranchingProposer, KnowingProposer
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.models.vision.seeing_models import (
     SEEING_CASES,
@@ -149,8 +149,8 @@ def test_answers_survive_preemption_and_a_move(seeing: Seeing) -> None:
 
 
 @each_family
-@pytest.mark.parametrize("kind", [KnowingProposer, BranchingProposer])
-def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[KnowingProposer]) -> None:
+@pytest.mark.parametrize("kind", [ChainProposer, TreeProposer])
+def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[ChainProposer]) -> None:
     def sequences() -> list[Sequence]:
         return [
             seeing.run.sequence(str(n), seeing.prompt(2, n), [random_image(24, 32, n), random_image(8, 8, n)], 20)
@@ -159,9 +159,7 @@ def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[KnowingProp
 
     seeing.run.restart(400)
     expected = seeing.run.run(sequences()).tokens
-    proposer = kind()
-    proposer.right |= expected
-    seeing.run.runner.verify_drafts_of(proposer)
+    seeing.run.runner.verify_drafts_of(kind(expected, 0.8))
     seeing.run.restart(400, policy=FixedDepth(3))
     assert seeing.run.run(sequences()).tokens == expected
     seeing.run.runner.verify_drafts_of(None)
