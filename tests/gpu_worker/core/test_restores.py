@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
-from gpu_worker.core.sequence import SequenceStatus
+from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
-from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.harness import Harness
 from tests.gpu_worker.core.oracle_tiers import OracleTiers
 from tests.gpu_worker.core.sequences import make_sequence
-from tests.gpu_worker.core.test_scheduler_properties import POOL, VOCAB_SIZE, SchedulerMachine
+from tests.gpu_worker.core.test_group_properties import windows
+from tests.gpu_worker.core.test_scheduler_properties import SIZES, SchedulerMachine
 
 
 class TieredMachine(SchedulerMachine):
     @initialize(
-        max_num_seqs=st.integers(1, 5),
-        slack=st.integers(0, 12),
-        headroom=st.sampled_from([0, 4, 128]),
-        max_steps_in_flight=st.sampled_from([1, 2, 3]),
-        windows=st.sampled_from([(), (5,), (3, 13)]),
-        interval=st.sampled_from([None, 1, 2]),
-        slot_slack=st.integers(0, 6),
+        sizes=st.fixed_dictionaries(
+            {
+                **SIZES,
+                "windows": windows((), (5,), (3, 13), slack=st.just(3)),
+                "interval": st.sampled_from([None, 1, 2]),
+                "slot_slack": st.integers(0, 6),
+            }
+        ),
         seed=st.integers(0, 1000),
     )
-    def start(  # type: ignore[override]
-        self,
-        max_num_seqs: int,
-        slack: int,
-        headroom: int,
-        max_steps_in_flight: int,
-        windows: tuple[int, ...],
-        interval: int | None,
-        slot_slack: int,
-        seed: int,
-    ) -> None:
-        self.tiers = OracleTiers(seed, len(windows))
-        least = [WindowConfig(window, 0).most_blocks(BLOCK) for window in windows]
-        self.harness = Harness(
-            num_blocks=POOL,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + slack,
-            headroom_tokens=headroom,
-            vocab_size=VOCAB_SIZE,
-            max_steps_in_flight=max_steps_in_flight,
-            windows=tuple(WindowConfig(window, count + 3) for window, count in zip(windows, least, strict=True)),
-            state=None if interval is None else StateConfig(max_num_seqs + slot_slack, interval),
-            tiers=self.tiers,
-        )
+    def start(self, sizes: dict[str, Any], seed: int) -> None:  # type: ignore[override]
+        self.tiers = OracleTiers(seed, len(sizes["windows"]))
+        self._start(**sizes, tiers=self.tiers)
         self.tiers.runner = self.harness.runner
-        self.scheduler = self.harness.scheduler
-        self.sequences, self.aborted, self.failed, self.rolled_back = [], set(), set(), set()
 
     @rule(prompt=st.sampled_from([3, 4]), length=st.integers(9, 30))
     def return_after_others(self, prompt: int, length: int) -> None:
@@ -69,30 +49,13 @@ class TieredMachine(SchedulerMachine):
 
     def _submitted(self) -> bool:
         self.tiers.tick()
-        self.harness.now += 1.0
-        is_idle = not self.harness.in_flight
-        plan = self.harness.try_schedule()
-        self.scheduler.check_integrity()
-        if plan is None:
-            assert not is_idle, "nothing is in flight that could land first"
-            return False
-        self._check_budget(plan)
-        self._check_people_first(plan)
-        self._check_lanes(plan)
-        has_work = self._with(SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-        if has_work and not self.scheduler._live.num_restoring:
-            assert plan.scheduled, "there is work, and nothing is scheduled"
-        return bool(plan.scheduled)
+        return super()._submitted()
 
-    def _check_people_first(self, plan: ScheduledStep) -> None:
-        """Nor is it so with people whose prefixes are loaded."""
-        if not self.scheduler._live.num_restoring:
-            super()._check_people_first(plan)
+    def _check_order(self, waiting_before: list[Sequence]) -> None:
+        """Who waits for a prefix that is loaded is passed by."""
 
-    def _check_lanes(self, plan: ScheduledStep) -> None:
-        """Blocks that are being loaded into are held beside."""
-        if not self.scheduler._live.num_restoring:
-            super()._check_lanes(plan)
+    def _check_service(self, plan: ScheduledStep) -> None:
+        """For the same reason."""
 
 
 class TestTieredMachine(TieredMachine.TestCase):
@@ -100,9 +63,8 @@ class TestTieredMachine(TieredMachine.TestCase):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 class TestTieredMachineAtLength(TieredMachine.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=40)
+    settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_prefix_that_was_overwritten_is_loaded() -> None:
