@@ -133,12 +133,6 @@ class GatewayConfig(NatsFiles):
     media_tenant_bytes: int = setting(
         256 << 20, "Bytes of a tenant's images that are stored at once, in pieces of 512 KB.", minimum=1 << 20
     )
-    replace_old_images: bool = setting(
-        False,
-        "For models that read text: replace images before the last message of the user by a note, instead of refusing "
-        "the conversation.",
-    )
-
     interactive_ttft_slo_s: float = setting(
         10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01
     )

@@ -133,12 +133,7 @@ def list_keys(path: Path) -> list[KeyRecord]:
 
 
 def create_key(path: Path, *, tenant: str, **fields: Any) -> tuple[KeyRecord, str]:
-    """Add a key to the file and return its record and the key itself.
-
-    Args:
-        path: The key file.
-        tenant: Whose requests it opens.
-        fields: Of the record; those that are None have their defaults.
+    """Add a key to the file and return its record and the key itself; `fields` that are None have their defaults.
 
     Raises:
         ConfigError: The file cannot be read or is not a key file.

@@ -144,9 +144,7 @@ class KeyStore:
     def authenticate(self, headers: Headers, notes: dict[str, str] | None = None) -> Principal:
         """Return who shows a valid key; where none is asked for, anyone of this machine but a web page.
 
-        Args:
-            headers: Of the request.
-            notes: What was made of these headers before; see `RequestHead`.
+        `notes` keeps what was made of these headers before; see `RequestHead`.
 
         Raises:
             ApiError: 401; the key is missing, malformed or unknown.

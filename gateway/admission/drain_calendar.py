@@ -59,12 +59,8 @@ class DrainCalendar:
     def has_room_now(self, now: float, excess_s: float, cost_s: float, tenant: str, earlier_s: float) -> bool:
         """Whether a request can begin now and every promise can still be kept.
 
-        Args:
-            now: The time.
-            excess_s: By how much the queue is too long for this request.
-            cost_s: What it adds.
-            tenant: Who asks.
-            earlier_s: Work that was refused before this request and has no booking yet.
+        `excess_s` is by how much the queue is too long for it; `earlier_s` is work that was refused before it and not
+        booked.
         """
         if excess_s > 0:
             return False

@@ -65,13 +65,9 @@ class Experience:
         return min(_LARGEST_CORRECTION, max(1 / _LARGEST_CORRECTION, ratio))
 
     def learn_wait(self, predicted_s: float, waited_s: float, now: float) -> None:
-        """Take in what a request waited for its turn.
+        """Take in what a request waited for its turn. Times are seconds, `now` is monotonic.
 
-        Args:
-            predicted_s: By the fleet's rates alone. Corrected predictions would correct themselves once more for each
-                answer that comes before the correction shows.
-            waited_s: Measured.
-            now: Monotonic seconds.
+        `predicted_s` is by the fleet's rates alone: corrected predictions would correct themselves twice.
         """
         if predicted_s < _SHORTEST_WAIT_S:
             return
@@ -162,14 +158,8 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
 def tenant_excess(load: FleetLoad, num_sequences: int, num_own: int, cost_s: float, max_requests: int) -> Excess | None:
     """Return by how much a tenant's own requests exceed what it may let wait; None while they do not.
 
-    That is seven times the places that are free, as in `gateway.shares`: others find one eighth of them free.
-
-    Args:
-        load: The model's fleet.
-        num_sequences: Of the request.
-        num_own: The tenant's requests here, of which the fleet can run as many as it has slots.
-        cost_s: As the forecast has it.
-        max_requests: Places in the queue.
+    That is seven times the places that are free, as in `gateway.shares`: others find one eighth of them free. Of the
+    tenant's `num_own` requests here, the fleet can run as many as it has slots.
     """
     num_waiting = num_own - load.num_slots
     excess = num_waiting + num_sequences - _TENANT_MULTIPLE * max(0, max_requests - load.queued_requests)

@@ -11,7 +11,7 @@ under a number by which they are applied once: unconfirmed statements are repeat
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.admission.hold_times import HoldTimes
@@ -71,16 +71,14 @@ class Verdict:
     reset_s: float
 
 
+@dataclass(slots=True, eq=False)
 class KeyUsage:
     """One key's window and its running sequences. Owned by the rate limiter, which is its one writer."""
 
-    __slots__ = ("batches", "requests", "running", "tokens")
-
-    def __init__(self) -> None:
-        self.batches: deque[Batch] = deque()
-        self.requests = 0
-        self.tokens = 0
-        self.running = 0
+    batches: deque[Batch] = field(default_factory=deque)
+    requests: int = 0
+    tokens: int = 0
+    running: int = 0
 
     def admit(self, now: float, limits: Limits, tokens: int, sequences: int) -> tuple[Verdict, Batch | None]:
         """Check a request against the limits and, if it fits, count it; returns the batch it went into."""
@@ -140,6 +138,7 @@ class KeyUsage:
         return WINDOW_S
 
 
+@dataclass(slots=True, eq=False)
 class KeyAccount:
     """One key as one gateway knows it.
 
@@ -154,30 +153,16 @@ class KeyAccount:
         stated_at: When the last confirmed statement was made; Unix seconds.
     """
 
-    __slots__ = (
-        "_corrections",
-        "_sent",
-        "holds",
-        "is_counted",
-        "is_dirty",
-        "num_calls",
-        "num_pending",
-        "stated_at",
-        "usage",
-        "version",
-    )
-
-    def __init__(self) -> None:
-        self.usage = KeyUsage()
-        self.holds = HoldTimes()
-        self.num_pending = 0
-        self.num_calls = 0
-        self.version = 0
-        self.is_dirty = False
-        self.is_counted = False
-        self.stated_at = 0.0
-        self._corrections: dict[int, int] = {}
-        self._sent: tuple[int, dict[int, int]] | None = None
+    usage: KeyUsage = field(default_factory=KeyUsage)
+    holds: HoldTimes = field(default_factory=HoldTimes)
+    num_pending: int = 0
+    num_calls: int = 0
+    version: int = 0
+    is_dirty: bool = False
+    is_counted: bool = False
+    stated_at: float = 0.0
+    _corrections: dict[int, int] = field(default_factory=dict)
+    _sent: tuple[int, dict[int, int]] | None = None
 
     @property
     def is_idle(self) -> bool:

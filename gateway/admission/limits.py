@@ -129,11 +129,8 @@ class RateLimiter:
     async def admit(self, principal: Principal, num_sequences: int, tokens: int, output: Output = NO_OUTPUT) -> Lease:
         """Count one request against the limits of its key and its tenant.
 
-        Args:
-            principal: Whose limits.
-            num_sequences: How many it runs at once.
-            tokens: Estimate to reserve, see `reserved_tokens`.
-            output: The part of it that the client can make smaller, which a refusal tells it.
+        `tokens` is the estimate to reserve; `output` the part of it that the client can make smaller, as a refusal
+        tells it.
 
         Raises:
             ApiError: 429 with the time after which it would be admitted; 400 when it never would.

@@ -26,12 +26,7 @@ _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 
 
 def read_records(path: Path, kind: type[R], what: str) -> list[R]:
-    """Return the records of a file, none when there is no file.
-
-    Args:
-        path: The file.
-        kind: Of the records.
-        what: A record's name in errors, such as `key`.
+    """Return the records of a file, none when there is no file; errors call a record `what`.
 
     Raises:
         ConfigError: The file cannot be read or holds something else.

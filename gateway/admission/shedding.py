@@ -96,12 +96,8 @@ class Shedder:
     ) -> Prediction:
         """Predict a request's time to first token, and refuse it if that is too long.
 
-        Args:
-            load: The model's fleet now; None for an unknown model.
-            generation: The request.
-            caller: Its sender, who perhaps returns.
-            share: The rest of its tenant's share of the fleet; no other tenant waits for that part.
-            num_own: Requests that its tenant has here already.
+        `load` is None for an unknown model. `share` is the rest of the tenant's share of the fleet, for which no other
+        tenant waits; `num_own` counts the requests that the tenant has here already.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
@@ -132,14 +128,7 @@ class Shedder:
     def observe(
         self, prediction: Prediction, actual_ttft_s: float, prompt_tokens: int = 0, completion_tokens: int = 0
     ) -> None:
-        """Learn from a finished answer.
-
-        Args:
-            prediction: As `admit` returned it.
-            actual_ttft_s: Measured at the gateway.
-            prompt_tokens: As the worker counted them, over all prompts; 0 if it has not said.
-            completion_tokens: Over all sequences.
-        """
+        """Learn from a finished answer and its token counts; 0 prompt tokens where the worker has not said."""
         experience = self._experience[prediction.model]
         if prediction.ttft_s is not None:
             self._metrics.prediction_error_s.observe(actual_ttft_s - prediction.ttft_s)

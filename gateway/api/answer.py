@@ -12,6 +12,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from os import urandom
 
@@ -55,6 +56,7 @@ class AnswerStamp(Struct, frozen=True, array_like=True):
         return hashlib.sha256(f"{self.token}/{place}".encode()).hexdigest()[:24]
 
 
+@dataclass(slots=True, eq=False)
 class ResponseHead:
     """A request as the door of the port knows it, and the headers of its answer.
 
@@ -70,18 +72,15 @@ class ResponseHead:
         record: Where a generation is noted for the log and for traces.
     """
 
-    __slots__ = ("dialect", "first_event", "limits", "model", "record", "request_id", "route", "started", "status")
-
-    def __init__(self, request_id: str, started: float, dialect: Dialect = OPENAI) -> None:
-        self.request_id = request_id
-        self.started = started
-        self.dialect = dialect
-        self.first_event: int | None = None
-        self.limits: Mapping[str, str] = {}
-        self.model: str | None = None
-        self.route = ""
-        self.status = 0
-        self.record: RequestRecord | None = None
+    request_id: str
+    started: float
+    dialect: Dialect = OPENAI
+    first_event: int | None = None
+    limits: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    route: str = ""
+    status: int = 0
+    record: RequestRecord | None = None
 
     def headers(self, more: Headers) -> Headers:
         """Return the headers but those that the door adds to every answer; `openai-processing-ms` as of now."""

@@ -53,15 +53,7 @@ def create_app(
     open_routes: Iterable[Route] = (),
     observer: RequestObserver | None = None,
 ) -> Application:
-    """Return the application of everything on the public port.
-
-    Args:
-        services: The parts that routes use.
-        service: Serves the endpoints.
-        endpoints: Those that generate; each asks for a key.
-        more: Routes of other APIs, for those who have a key.
-        open_routes: Routes for everyone.
-        observer: Tells of generations.
+    """Return the application of everything on the public port; `open_routes` alone ask for no key.
 
     Raises:
         ConfigError: An origin of the settings is none.

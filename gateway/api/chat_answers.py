@@ -320,10 +320,8 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """Return the `logprobs` object of a completion choice.
 
-    Args:
-        entries: Tokens in order; None for the prompt's first token, whose probability has no condition.
-        offset: Characters of the choice's text before these tokens.
-        first_token: Name of the token that is None.
+    An entry is None for the prompt's first token, named `first_token`, whose probability has no condition. `offset`
+    counts the characters of the choice's text before these tokens.
     """
     tokens = [first_token if entry is None else entry.token for entry in entries]
     offsets = []

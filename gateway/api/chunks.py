@@ -105,13 +105,7 @@ class ChoiceChunks:
         return self._delta(MessageDelta("assistant", content))
 
     def text(self, text: str, logprobs: Entries, first_token: str = "") -> bytes:
-        """Return a chunk of content.
-
-        Args:
-            text: The content.
-            logprobs: Those of the tokens since the chunk before; of an echoed prompt too.
-            first_token: Name of the entry that is None: the prompt's first token.
-        """
+        """Return a chunk of content, with the log probabilities since the last; `first_token` names a None."""
         if not logprobs and self.details is None:
             self.prepare()
             return self.prefix + encode_text(text) + self.suffix

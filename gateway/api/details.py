@@ -151,12 +151,9 @@ class RankedSink:
 
 
 def likeliest(mean_logprobs: Sequence[float], n: int, num_returned: int) -> list[int]:
-    """Return which choices to return, prompt by prompt, and of each prompt the likeliest first.
+    """Return which choices to return, prompt by prompt, the likeliest first; of equal ones the first.
 
-    Args:
-        mean_logprobs: One per sequence, `n` for each prompt.
-        n: Sequences of a prompt.
-        num_returned: Choices of a prompt that are returned. Of equally likely ones the first are.
+    Each prompt has `n` of the `mean_logprobs`.
     """
     chosen: list[int] = []
     for first in range(0, len(mean_logprobs), n):

@@ -23,7 +23,7 @@ from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
-from gateway.api.model_abilities import ModelReading, as_seen, with_adapter
+from gateway.api.model_abilities import ModelReading, check_sees, with_adapter
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
@@ -221,7 +221,8 @@ class GenerationService:
 
     async def _read(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         if generation.has_images:
-            generation = as_seen(generation, load, replaces_old=self._services.config.replace_old_images)
+            for prompt in generation.prompts:
+                check_sees(prompt.images, load.model, load)
             generation = await self._services.images.stored(generation, tenant)
         return await self._reading.read(generation, load)
 

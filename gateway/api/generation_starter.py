@@ -91,12 +91,7 @@ class GenerationStarter:
     ) -> Membership:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 
-        Args:
-            generation: As its model reads it.
-            load: Of its model.
-            caller: On whose behalf.
-            sinks: One per choice.
-            is_fresh: The client wants a generation of its own, not a repeated or a shared one.
+        `is_fresh`: the client wants a generation of its own, not a repeated or a shared one.
 
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.

@@ -51,12 +51,7 @@ class LargeBodies:
         return await self.read(tenant, num_bytes, partial(decompressed, body, max_bytes))
 
     async def read(self, tenant: str, num_bytes: int, read: Callable[[], Result]) -> Result:
-        """Return what `read` makes of a body.
-
-        Args:
-            tenant: Whose it is.
-            num_bytes: Its size.
-            read: Touches nothing that others do.
+        """Return what `read` makes of a body. It runs in a thread, so it touches nothing that others do.
 
         Raises:
             ApiError: 429; the tenant has sent too many large ones at once. Or whatever `read` raises.

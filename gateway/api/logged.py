@@ -105,14 +105,7 @@ class GenerationLog(Protocol):
     async def start_logged(
         self, endpoint: str, asked: GenerationStart, stamped: Asked, lease: Lease, key: IdempotencyKey | None
     ) -> Membership:
-        """Let a generation begin, which `asked.answer` shows.
-
-        Args:
-            endpoint: Name of the endpoint that answers.
-            asked: What is to begin.
-            stamped: What its answer is made of.
-            lease: Released when the generation has ended.
-            key: Stands for it, if given.
+        """Let a generation begin, which `asked.answer` shows; the lease is released when it has ended.
 
         Raises:
             ApiError: It was not admitted, or cannot be logged.

@@ -15,7 +15,6 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
-from shared.conversation import ChatMessage
 from shared.errors import prompt_too_long
 from shared.messages import IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS
 from shared.pooling import Task
@@ -133,28 +132,6 @@ def _without_parts(prompt: Prompt) -> Prompt:
     return msgspec.structs.replace(prompt, messages=joined)
 
 
-NOTE = "[image left out: this model reads text]"
-
-
-def as_seen(generation: Generation, load: FleetLoad, *, replaces_old: bool) -> Generation:
-    """Return a generation whose images its model sees.
-
-    Args:
-        generation: As it was parsed.
-        load: Of its model.
-        replaces_old: For a model that sees none, images before the last message of the user become a note, so that it
-            can go on with the rest. The answer is about that message, so its images are refused all the same.
-
-    Raises:
-        ApiError: As `check_sees`.
-    """
-    if replaces_old and load.num_workers and IMAGES not in load.some_features:
-        generation = msgspec.structs.replace(generation, prompts=tuple(map(_without_old_images, generation.prompts)))
-    for prompt in generation.prompts:
-        check_sees(prompt.images, load.model, load)
-    return generation
-
-
 def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad | None) -> None:
     """Refuse images for a model that reads text, or some of whose workers do not know images yet.
 
@@ -169,25 +146,6 @@ def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad
     where = images[0].where
     message = f"'{where}' is an image, and the model `{model or load.model}` reads text alone."
     raise ApiError(400, message, param=where, code="unsupported_parameter")
-
-
-def _without_old_images(prompt: Prompt) -> Prompt:
-    messages = prompt.messages or ()
-    last = max((place for place, message in enumerate(messages) if message.role == "user"), default=-1)
-    noted = tuple(map(_noted, messages[: max(last, 0)]))
-    rest = messages[max(last, 0) :]
-    left = {image.index for message in rest for image in message.images}
-    images = tuple(image for index, image in enumerate(prompt.images) if index in left)
-    # Those that are left are refused, so that nothing names them by number any more.
-    return msgspec.structs.replace(prompt, messages=(*noted, *rest), images=images)
-
-
-def _noted(message: ChatMessage) -> ChatMessage:
-    if not message.images:
-        return message
-    texts = [part if isinstance(part, str) else NOTE for part in message.texts_and_images]
-    lengths = tuple(map(len, texts))
-    return msgspec.structs.replace(message, content="".join(texts), part_lengths=lengths, images=())
 
 
 def check_length(generation: Generation, load: FleetLoad) -> None:

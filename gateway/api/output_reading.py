@@ -29,13 +29,9 @@ NO_TOOLS = ToolUse((), ToolChoice("none"))
 
 
 def with_reading(generation: Generation, chat_format: str) -> Generation:
-    """Return a generation with its reading and its grammar.
+    """Return a generation with its reading and its grammar, by the name of the format of its model's template.
 
     An answer of a model without reasoning, to a conversation without tools, is left as it is: all its text is content.
-
-    Args:
-        generation: As its endpoint has read it.
-        chat_format: Name of the format of the model's own template.
 
     Raises:
         ApiError: 400; a call is demanded of a model whose format has none, or the grammar becomes too large.
@@ -83,11 +79,7 @@ def _with_strict(use: ToolUse, names: Set[str]) -> ToolUse:
 
 
 def schema_grammar(generation: Generation, names: Set[str]) -> Grammar | None:
-    """Return the grammar that holds calls to the schemas of these tools, and of the strict ones.
-
-    Args:
-        generation: As `with_reading` has made it.
-        names: Of its tools.
+    """Return the grammar that holds calls to the schemas of the tools of these names, and of the strict ones.
 
     Raises:
         ApiError: 400; the format of the model cannot express such a schema, or the grammar becomes too large.
@@ -191,11 +183,7 @@ class RefusedSchemaError(ApiError):
 def refused_schema(use: ToolUse, tool_name: str, reason: str, path: str = "") -> RefusedSchemaError:
     """Return the refusal of a tool's schema, which names the tool and where in the body its schema stands.
 
-    Args:
-        use: The tools that the client offers.
-        tool_name: Whose schema it is.
-        reason: The fault.
-        path: Where in the schema, as `.properties.name`.
+    `path` is the place within the schema, as `.properties.name`.
     """
     names = [tool.name for tool in use.tools]
     is_placed = len(names) == len(use.schema_places) and tool_name in names

@@ -74,16 +74,7 @@ class RepeatedRequests:
     def keep(
         self, endpoint: str, tenant: str, body: bytes, generation: Generation, key: CacheKey, load: FleetLoad
     ) -> None:
-        """Remember a request that was answered from the cache.
-
-        Args:
-            endpoint: Which has read it.
-            tenant: Whose it is.
-            body: Its bytes.
-            generation: Made of the body.
-            key: Of its answer.
-            load: The load of its model, from before it was read.
-        """
+        """Remember a request that was answered from the cache, with the load of its model from before it was read."""
         name = (endpoint, tenant, body)
         if len(body) > MAX_BODY_BYTES or name in self._known or self._cache.told(key) is None:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ _TRACEPARENT = b"traceparent"
 _OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "score": "score"}
 
 
+@dataclass(slots=True, eq=False)
 class RequestRecord:
     """The facts about one request so far, written by each part that learns one.
 
@@ -41,36 +43,19 @@ class RequestRecord:
         span: Its span, when requests are traced; `traceparent` names it to workers.
     """
 
-    __slots__ = (
-        "began_at",
-        "dispatched_at",
-        "error_code",
-        "error_message",
-        "first_token_at",
-        "generation",
-        "outcome",
-        "request_id",
-        "route",
-        "span",
-        "tenant",
-        "traceparent",
-        "usage",
-    )
-
-    def __init__(self, route: str, request_id: str) -> None:
-        self.route = route
-        self.request_id = request_id
-        self.began_at = time.monotonic()
-        self.tenant: str | None = None
-        self.generation: Generation | None = None
-        self.dispatched_at: float | None = None
-        self.first_token_at: float | None = None
-        self.outcome = "refused"
-        self.error_code: str | None = None
-        self.error_message: str | None = None
-        self.usage: UsageTotals | None = None
-        self.span: Span | None = None
-        self.traceparent: str | None = None
+    route: str
+    request_id: str
+    began_at: float = field(default_factory=time.monotonic)
+    tenant: str | None = None
+    generation: Generation | None = None
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
+    outcome: str = "refused"
+    error_code: str | None = None
+    error_message: str | None = None
+    usage: UsageTotals | None = None
+    span: Span | None = None
+    traceparent: str | None = None
 
     def parsed(self, principal: Principal, generation: Generation) -> None:
         """Take note of who asks for what."""

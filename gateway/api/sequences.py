@@ -111,16 +111,8 @@ def wire_requests(
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
-    Args:
-        generation: What to generate.
-        tenant: Owner of the request.
-        reply: Subject for the frames.
-        timeout_s: Time until the deadline; None without one.
-        request_id: Names them all in log lines.
-        traceparent: Names the span that they are part of, when requests are traced.
-        now: Unix seconds at the server; this machine's if not given.
-        key: Id of the key that asks.
-        weight: That of the key.
+    `now` is in Unix seconds at the server, this machine's if not given; `key` and `weight` are of the key that asks.
+    `request_id` names them all in log lines, `traceparent` the span that they are part of.
     """
     now = time.time() if now is None else now
     base = urlsafe_b64encode(urandom(_BASE_BYTES)).decode()

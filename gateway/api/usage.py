@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 from shared.messages import Usage
 
 
+@dataclass(slots=True)
 class UsageTotals:
     """Adds up the usage of the sequences of an answer, in which each prompt was computed for `n` choices.
 
     Attributes:
-        prompt_tokens: Prompt tokens, each prompt counted once whatever its number of choices.
+        prompt_tokens: Each prompt counted once whatever its number of choices.
         cached_tokens: Prompt tokens that needed no computation, as the first choice of each prompt saw it.
-        completion_tokens: Generated tokens of all choices.
         longest_completion: Generated tokens of the longest choice.
-        accepted_prediction_tokens: Generated tokens that were accepted drafts of speculative decoding.
-        rejected_prediction_tokens: Draft tokens of speculative decoding that were not accepted.
-        reasoning_tokens: Generated tokens of all choices that were reasoning; added by who reads the text.
+        accepted_prediction_tokens, rejected_prediction_tokens: Draft tokens of speculative decoding.
+        reasoning_tokens: Generated tokens that were reasoning; added by who reads the text.
     """
 
-    __slots__ = (
-        "_n",
-        "accepted_prediction_tokens",
-        "cached_tokens",
-        "completion_tokens",
-        "longest_completion",
-        "prompt_tokens",
-        "reasoning_tokens",
-        "rejected_prediction_tokens",
-    )
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self.prompt_tokens = self.cached_tokens = 0
-        self.completion_tokens = self.longest_completion = 0
-        self.accepted_prediction_tokens = self.rejected_prediction_tokens = 0
-        self.reasoning_tokens = 0
+    n: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    longest_completion: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -49,7 +40,7 @@ class UsageTotals:
         """Add the usage of the sequence of choice `index`, once; None if it is not known."""
         if usage is None:
             return
-        if index % self._n == 0:
+        if index % self.n == 0:
             self.prompt_tokens += usage.prompt_tokens
             self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens
@@ -72,16 +63,7 @@ def count_answer(
     *,
     is_complete: bool,
 ) -> None:
-    """Count an answer, complete or not, which ends now.
-
-    Args:
-        metrics: Where.
-        generation: The request.
-        tenant: Whose request it was.
-        usage: Its tokens.
-        started: `time.perf_counter()` when the request had arrived.
-        is_complete: It has all that was asked for.
-    """
+    """Count an answer which ends now. `started` is `time.perf_counter()` when its request had arrived."""
     prompt_tokens, cached_tokens = usage.prompt_tokens, usage.cached_tokens
     completion_tokens = usage.completion_tokens
     metrics.prompt_tokens += prompt_tokens

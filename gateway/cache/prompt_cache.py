@@ -130,10 +130,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -> CacheKey:
     """Return the key of a deterministic generation: equal requests have equal keys, however they are written.
 
-    Args:
-        tenant: Whose answer.
-        generation: The request.
-        revisions: Fingerprints of the model's files, since a name may serve other weights tomorrow.
+    `revisions` are fingerprints of the model's files, since a name may serve other weights tomorrow.
     """
     sampling = generation.sampling
     if sampling.temperature == 0:

@@ -59,13 +59,7 @@ class RememberedDeaths:
         self._latest: dict[str, float] = {}
 
     def add(self, death: Death, started: float, last_seen_at: float) -> None:
-        """Remember a death.
-
-        Args:
-            death: The death.
-            started: When the process began that died, Unix seconds.
-            last_seen_at: When it was last heard, loop time.
-        """
+        """Remember a death. `started` is in Unix seconds, `last_seen_at` in loop time."""
         # In the order in which they were found.
         self._dead.pop(death.worker, None)
         while self._dead:

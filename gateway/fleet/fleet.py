@@ -228,13 +228,8 @@ class Fleet:
     def pulled(self, model: str, is_resumed: bool) -> tuple[int, int]:
         """Return the stream sequences between which all requests of a queue are with some worker.
 
-        Args:
-            model: Whose queue.
-            is_resumed: The queue of what goes before new requests, and not the other one.
-
-        Returns:
-            The highest that a worker has given back: it, and those before it, may wait again. And the highest that a
-            worker was sent: those after it wait.
+        The highest that a worker has given back: it, and those before it, may wait again. And the highest that a worker
+        was sent: those after it wait. `is_resumed`: the queue of what goes before new requests.
         """
         beats = [beat for beat in self.liveness.live() if beat.model == model]
         if is_resumed:

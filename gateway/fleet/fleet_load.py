@@ -83,12 +83,8 @@ class FleetLoad(Struct, frozen=True):
     def share(self, num_tenants: int, num_requests: int, num_tokens: int) -> FleetLoad:
         """Return the load as one of `num_tenants` meets it while it keeps within its share of slots and blocks.
 
-        Nothing waits before it there, because workers let others give way (`Admission`).
-
-        Args:
-            num_tenants: That have requests, it included.
-            num_requests: Those that it has.
-            num_tokens: Of their prompts.
+        Nothing waits before it there, because workers let others give way (`Admission`). It has `num_requests`, whose
+        prompts have `num_tokens`.
         """
         return replace(
             self,

@@ -127,12 +127,7 @@ class Exchange(_WritePath):
     async def read_body(
         self, max_bytes: int, owner: BodyOwner = WITHOUT_KEY, inflater: Inflater | None = None
     ) -> bytes:
-        """Return the request's whole body.
-
-        Args:
-            max_bytes: The largest that is read, compressed or not.
-            owner: Against whom it counts.
-            inflater: Inflates compressed bodies; None refuses them.
+        """Return the whole body, which counts against `owner`; it is compressed only with an `inflater`.
 
         Raises:
             ApiError: 413 for a body that is too large, 408 for one that comes too slowly, 415 for a compression other

@@ -132,13 +132,7 @@ async def scrape_registry(
 ) -> AsyncIterator[CollectorRegistry]:
     """Make the registry of a process, and run what keeps it current until the block ends.
 
-    Args:
-        metrics: What the process counts.
-        nats: Asked how full the streams are.
-        dispatcher: Knows the fleet.
-        slot: Number of the process among those that share the port.
-        board: Where these show each other their metrics; None for a process alone.
-        tasks: Runs what runs.
+    `slot` is the process's on `board`, where those that share the port show each other their metrics.
     """
     fleet = dispatcher.fleet
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from prometheus_client.core import Metric
@@ -107,14 +108,7 @@ class ModelMetrics:
         self.finished = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
 
     def sequence_ended(self, reason: str, total_s: float, usage: Usage | None, timing: Timing | None) -> None:
-        """Count a sequence.
-
-        Args:
-            reason: How it ended.
-            total_s: Since it was dispatched.
-            usage: Its tokens, if its worker has told.
-            timing: The part of `total_s` that its worker computed, if it has told.
-        """
+        """Count a sequence that was dispatched `total_s` ago; its worker may have told usage and timing."""
         self.finished[reason] += 1
         if usage is not None:
             self.prompt_lengths.observe(usage.prompt_tokens)
@@ -130,13 +124,14 @@ class ModelMetrics:
             self.mean_gap_s.observe(timing.decode_s / (usage.completion_tokens - 1))
 
 
+@dataclass(slots=True)
 class TenantUse:
     """What one tenant had of one model. The attributes are the keys of `TENANT_ROWS`."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "prompt_tokens", "requests")
-
-    def __init__(self) -> None:
-        self.requests = self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class RequestMetrics:

@@ -42,11 +42,7 @@ class BodyReader(Generic[T]):
         self._decoder = msgspec.json.Decoder(struct)
 
     def read(self, body: bytes, rules: BodyRules = STRICT) -> T:
-        """Decode a request body.
-
-        Args:
-            body: As it was sent.
-            rules: Exceptions from the table.
+        """Decode a request body; `rules` are exceptions from the table.
 
         Raises:
             ApiError: 400; `param` names the field at fault as in `messages.[1].content`, where one is known.

@@ -45,11 +45,7 @@ _list_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 def without_ignored(body: bytes, table: ParameterTable, kind: Kind, rules: BodyRules) -> bytes:
     """Return a body without the names that change nothing, and with whole numbers written as such.
 
-    Args:
-        body: JSON of an object, or something else, which is returned as it is.
-        table: Knows its names.
-        kind: Of the object.
-        rules: Exceptions from the table.
+    JSON of something else than an object is returned as it is.
 
     Raises:
         ApiError: 400, naming the first name that is unknown or not served.

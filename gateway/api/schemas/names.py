@@ -115,13 +115,9 @@ class ParameterTable:
         other_types: Mapping[Kind, OtherTypes] = MappingProxyType({}),
         beside: ParameterTable | None = None,
     ) -> None:
-        """Keep the rows that the readers' fields describe, and these for names that are not served.
+        """Keep the rows that the readers' fields describe, and `rows` about names that are ignored or refused.
 
-        Args:
-            readers: As the attribute; objects of `beside` may stand in theirs.
-            rows: About names that are ignored or refused.
-            other_types: As the attribute.
-            beside: The table of the API to which a name may belong instead.
+        A name may belong to the API of `beside` instead, whose objects may stand in the readers'.
 
         Raises:
             ValueError: Two rows are about the same name of the same object.
@@ -172,12 +168,7 @@ class ParameterTable:
 def rows_of(
     struct: type[Struct], kind: Kind, kinds: Mapping[type[Struct], Kind] = MappingProxyType({})
 ) -> tuple[Row, ...]:
-    """Return a row for each field of a struct.
-
-    Args:
-        struct: Whose fields are served.
-        kind: The object that it reads.
-        kinds: The objects that other structs read, which may stand in its fields.
+    """Return a row for each field of a struct; `kinds` has the structs that may stand in its fields.
 
     Raises:
         TypeError: A field is not described.

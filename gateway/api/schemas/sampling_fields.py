@@ -83,13 +83,9 @@ _DEFAULTED = SamplingDefaults.__struct_fields__
 
 
 def sampling_of(body: SamplingFields, max_tokens: int | None, logprobs: int | None, **more: Any) -> Sampling:
-    """Return the wire's sampling parameters.
+    """Return the wire's sampling parameters: the body's fields, and `more` as the wire writes them.
 
-    Args:
-        body: Whose fields are taken over; those that `more` has are left out.
-        max_tokens: Tokens to generate at most; None for as many as the context holds.
-        logprobs: Alternatives to report for each token; None for no report.
-        more: Further parameters, as the wire writes them.
+    `logprobs` of None reports none; `max_tokens` of None is as many as the context holds.
 
     Raises:
         ApiError: 400; a stop string cannot be a text, or tokens are listed for log probabilities that are not reported.

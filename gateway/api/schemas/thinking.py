@@ -111,10 +111,7 @@ def asked_thinking(
 ) -> Thinking:
     """Return the thinking that a body asks for.
 
-    Args:
-        switches: Whether to think, by the place in the body that says it.
-        efforts: How much, likewise.
-        named: The variables of the template that the client names itself.
+    The mappings are by the place in the body that says it; `named` are the variables that the client names itself.
 
     Raises:
         ApiError: 400; two places contradict each other.

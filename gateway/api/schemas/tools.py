@@ -101,15 +101,9 @@ def offered_tools(
     is_parallel: bool = True,
     schema_places: Sequence[str] | None = None,
 ) -> OfferedTools:
-    """Return the tools of `tools` and `tool_choice`.
+    """Return the tools of `tools` and `tool_choice`. The template is shown only those that may be called.
 
-    The template is shown only those that may be called: none, if the choice forbids all.
-
-    Args:
-        tools: All that the client offers.
-        choice: Which of them may be called.
-        is_parallel: The answer may have more than one call.
-        schema_places: Where in the body the schema of each tool stands; None for where chat has them.
+    `schema_places` says where in the body the schema of each tool stands; None for where chat has them.
 
     Raises:
         ApiError: 400; a tool is no function, two have the same name, they are too large, or the choice is not possible.

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from openai import AsyncAzureOpenAI
 
-from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
+from tests.gateway.gateway_process import API_KEY, GatewayProcess
 from tests.gateway.known_worker import known_worker
 from tests.gateway.shared_gateway import gateway, nats_url
 from tests.gateway.wire_worker import WireWorker, expected_text
@@ -192,18 +192,3 @@ async def test_compressed_body_is_read(worker: WireWorker, gateway: GatewayProce
     bomb = gzip.compress(b" " * (64 << 20))
     answer = await post(gateway, "/v1/chat/completions", {}, content=bomb, headers=packed)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-
-
-async def test_images_of_earlier_turns_become_a_note_where_the_operator_allows_it(
-    nats_url: str, tmp_path: Path
-) -> None:
-    image = {"type": "image_url", "image_url": {"url": PNG}}
-    seen = {"role": "user", "content": [{"type": "text", "text": "See: "}, image]}
-    with running_gateway(tmp_path, nats_url, replace_old_images=True) as gateway:
-        async with known_worker(nats_url, gateway) as worker:
-            task = asyncio.create_task(worker.serve(0.001))
-            body = {"model": worker.model, "messages": [seen, {"role": "assistant", "content": "A cat."}, USER]}
-            assert text(await post(gateway, "/v1/chat/completions", {**body, "max_tokens": 4})) == expected_text(4)
-            refused = await post(gateway, "/v1/chat/completions", {**body, "messages": [seen]})
-            task.cancel()
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.[0].content.[1].image_url")
