@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up test computing-tests waiting-tests chaos clients lint docs audit lock mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test computing-tests waiting-tests chaos clients lint docs lock mutants bench bench-engine bench-served bench-spec bench-quant
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -24,7 +24,6 @@ help:
 	@echo "             coverage; with ARGS all in one process)"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make docs    the documentation as a site in build/docs (ARGS=serve shows it while you write)"
-	@echo "make audit   known vulnerabilities of the packages that we need, from PyPI; without a network it says so and passes"
 	@echo "make lock    write the versions and hashes that images and units install, from PyPI, to ops/deploy/locked"
 	@echo "make clients run the client libraries against the whole system; installs them beside (ARGS=\"-k openai\")"
 	@echo "make chaos   kill, freeze and cut off parts of the system under load, and count what broke (ARGS=\"--quick\")"
@@ -74,9 +73,6 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --quiet) --config-file ops/mkdocs.yml
 	@$(if $(ARGS),,echo "build/docs is made; make docs ARGS=serve shows it with its search")
-
-audit: $(VENV)/.dev
-	@exec $(BIN)/python -m ops.dependency_audit
 
 lock: $(VENV)/.dev
 	@exec $(BIN)/python -m ops.deploy.lock

@@ -108,7 +108,6 @@ def _engine(runner: TorchModelRunner) -> Engine:
 
 
 def _scored(engine: Engine, runner: TorchModelRunner, window: Window, num_top: int) -> list[LogprobEntry]:
-    """Return an entry of each token that the window scores, with so many alternatives."""
     token_ids = list(window.token_ids)
     sampling = Sampling(prompt_logprobs=num_top)
     sequence = EngineSequence("window", token_ids, len(token_ids), sampling, max_tokens=0)

@@ -21,11 +21,9 @@ class BackgroundTasks:
     __slots__ = ("_tasks",)
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        """Return how many run."""
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, Result], name: str | None = None) -> asyncio.Task[Result]:

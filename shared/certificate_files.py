@@ -22,7 +22,6 @@ class CertificateFileError(Exception):
     """
 
     def __init__(self, problem: str, *, is_key: bool) -> None:
-        """Say what is wrong, and with which file."""
         super().__init__(problem)
         self.is_key = is_key
 

@@ -53,7 +53,6 @@ class DirectClient(Client):
     """
 
     def __init__(self) -> None:
-        """Start unconnected."""
         super().__init__()
         self._handlers: dict[int, Handler] = {}
         # Something was written in this turn of the loop: the rest of the turn's publications go out together.

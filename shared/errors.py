@@ -19,7 +19,6 @@ class ConfigError(HeadraceError):
     """A setting cannot be used."""
 
     def __init__(self, variable: str, problem: str) -> None:
-        """Say which variable is wrong, and what is allowed."""
         super().__init__(f"{variable}: {problem}")
         self.variable = variable
         self.problem = problem
@@ -29,7 +28,6 @@ class InvalidNameError(HeadraceError):
     """A name chosen by a user cannot be used."""
 
     def __init__(self, name: str, problem: str) -> None:
-        """Say which name, shortened, and why."""
         super().__init__(f"name {name[:40]!r} {problem}")
         self.name = name
         self.problem = problem
@@ -39,7 +37,6 @@ class BadRequestError(HeadraceError):
     """The client's input is wrong in a way that it can mend."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
-        """Say what is wrong and allowed; `param` names the field, `code` is the reason for machines."""
         super().__init__(message)
         self.param = param
         self.code = code
@@ -63,7 +60,6 @@ class PromptTooLongError(BadRequestError):
     def __init__(
         self, num_prompt_tokens: int, max_model_len: int, param: str = "prompt", *, num_generated: int = 1
     ) -> None:
-        """Say both lengths in tokens; the context holds at least `num_generated` generated tokens too."""
         message = prompt_too_long(num_prompt_tokens, max_model_len - num_generated, "tokens", max_model_len)
         super().__init__(message, param, "context_length_exceeded")
         self.num_prompt_tokens = num_prompt_tokens

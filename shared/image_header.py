@@ -109,7 +109,6 @@ def _png(data: bytes) -> ImageHeader:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the name, start and size of each chunk."""
     at = 8
     for _ in range(_MAX_SEGMENTS):
         if at + 8 > len(data):
@@ -201,7 +200,6 @@ def _gif(data: bytes) -> ImageHeader:
 
 
 def _table_bytes(flags: int) -> int:
-    """Return the bytes of a colour table of a GIF."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 

@@ -52,7 +52,6 @@ class KeptResults:
     """
 
     def __init__(self, js: JetStreamContext, shares: ResultShares) -> None:
-        """Work over `js`, and count in `shares`."""
         self._js = js
         self.shares = shares
         self._decode_end = msgspec.msgpack.Decoder(JobEnd).decode

@@ -25,7 +25,6 @@ class LogLimit:
     def __init__(
         self, logger: logging.Logger, interval_s: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Write at most one line every `interval_s` seconds for each sender."""
         self._logger = logger
         self._interval_s = interval_s
         self._clock = clock

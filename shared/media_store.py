@@ -49,7 +49,6 @@ class MediaFullError(MediaStoreError):
     """
 
     def __init__(self, message: str, *, is_own: bool) -> None:
-        """Say what is full."""
         super().__init__(message)
         self.is_own = is_own
 

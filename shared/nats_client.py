@@ -19,7 +19,6 @@ class ClearTextError(NatsError):
     """A server offers clear text where TLS is required."""
 
     def __str__(self) -> str:
-        """Say so."""
         return "the server does not offer TLS"
 
 

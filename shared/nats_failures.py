@@ -31,7 +31,6 @@ class ConnectionErrors:
     """
 
     def __init__(self, client: Client, on_error: ErrorCallback | None) -> None:
-        """Pass errors that nobody waits for on to `on_error`; None logs them."""
         self._client = client
         self._on_error = on_error
         self.failures: list[Exception] = []

@@ -33,7 +33,6 @@ class PauseDetector:
         boot: Callable[[], float] = boot_time,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Expect a round every `interval_s`; one that is more than `tolerance_s` late follows a pause."""
         self._interval_s = interval_s
         self._tolerance_s = tolerance_s
         self._monotonic = monotonic

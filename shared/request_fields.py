@@ -47,7 +47,6 @@ class UnknownFieldError(ValueError):
     """
 
     def __init__(self, message: str, param: str) -> None:
-        """Say which field, and which was perhaps meant."""
         super().__init__(message)
         self.param = param
 

@@ -54,7 +54,6 @@ class RequestLog:
     """Writes to one logger. Used from one thread."""
 
     def __init__(self, logger: logging.Logger, max_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write at most `max_per_s` lines of each kind a second."""
         self._logger = logger
         self._max_per_s = max_per_s
         self._clock = clock

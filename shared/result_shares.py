@@ -81,7 +81,6 @@ class ResultShares:
     """
 
     def __init__(self, js: JetStreamContext, *, can_purge: bool, clock: ServerClock) -> None:
-        """Work over `js`; gateways may not purge."""
         self.clock = clock
         self._js = js
         self._can_purge = can_purge

@@ -30,7 +30,6 @@ class ServerClock:
     """The time at the NATS server, as of the last time that it was asked; before that, this machine's."""
 
     def __init__(self) -> None:
-        """Begin with this machine's clock."""
         self._offset_s = time.time() - time.monotonic()
 
     def now(self) -> float:

@@ -29,7 +29,6 @@ class TaskSupervisor:
     """
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.has_failed = asyncio.Event()
 

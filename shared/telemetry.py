@@ -25,7 +25,6 @@ class LineFormatter(logging.Formatter):
     """Writes a record as one line of `key=value` pairs."""
 
     def __init__(self, fields: dict[str, str]) -> None:
-        """Append `fields` to every line, e.g. the process's role and name."""
         super().__init__()
         self._suffix = "".join(f" {key}={_quote(value)}" for key, value in fields.items())
 
@@ -43,7 +42,6 @@ class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object."""
 
     def __init__(self, fields: dict[str, str]) -> None:
-        """Add `fields` to every line, e.g. the process's role and name."""
         super().__init__()
         self._fields = fields
 

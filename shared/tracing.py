@@ -33,7 +33,6 @@ class Tracing:
     """Makes the spans of one process."""
 
     def __init__(self, provider: TracerProvider, tracer: Tracer) -> None:
-        """Make them with these."""
         self._provider = provider
         self._tracer = tracer
 

@@ -99,7 +99,6 @@ class UsageLedger:
     """Counts in memory, and sends what has been counted. The counts are written by the event loop's thread alone."""
 
     def __init__(self, lane: Lane) -> None:
-        """Count answers of a lane; nothing is sent before `flush`."""
         self._lane: Lane = lane
         self._accounts: dict[str, _Account] = {}
         self._paused_until = 0.0

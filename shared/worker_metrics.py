@@ -164,7 +164,6 @@ class StepCounts:
     """
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.prefill_tokens = 0
         self.generation_tokens = 0
         self.step_tokens = Histogram(STEP_TOKENS_BOUNDS)

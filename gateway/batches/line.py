@@ -118,11 +118,6 @@ class BatchLine:
         )
 
 
-def is_openai_line(fields: dict[str, Any]) -> bool:
-    """Say whether a line is of a file of OpenAI's Batch API."""
-    return len(fields.keys() & _KEYS) >= 2
-
-
 @dataclass(frozen=True, slots=True)
 class JobNaming:
     """How the jobs of a batch's line are named, and when they are of no use any more.

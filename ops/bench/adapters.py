@@ -50,7 +50,6 @@ class Bench:
     """Owns an engine for each kind."""
 
     def __init__(self, model: Path, batch: int, rank: int, dtype: str) -> None:
-        """Load the model for each of them."""
         self._batch = batch
         self._engines: dict[str, SteppedEngine] = {}
         for kind in (WITHOUT, IDLE, ADAPTED):

@@ -135,7 +135,6 @@ class Backlog:
     """
 
     def __init__(self, batch: Client, admin: Client, model: str) -> None:
-        """Publish over `batch`, purge the queue over `admin`."""
         self._batch = batch
         self._admin = admin
         self._model = model

@@ -51,7 +51,6 @@ class Bench:
     """A runner, and engines over it that keep nothing of one another."""
 
     def __init__(self, runner: TorchModelRunner, vocab_size: int, host_bytes: int) -> None:
-        """Give each engine tiers of so many bytes of the host's memory."""
         self.runner = runner
         self._vocabulary = range(3, vocab_size)
         self._host_bytes = host_bytes

@@ -21,7 +21,6 @@ class ResultTable:
     """Prints rows below the names of their columns, and records them."""
 
     def __init__(self, benchmark: str, columns: Sequence[str] = (), command: str | None = None) -> None:
-        """Print `columns`, or all that a row has; `command` is how the benchmark was called, if not by its name."""
         self._benchmark = benchmark
         self._columns = columns
         self._command = command_line(benchmark) if command is None else command
@@ -86,7 +85,6 @@ def _current_commit() -> str | None:
 
 
 def _installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed: a gateway has no torch."""
     versions = {}
     for name in packages:
         try:

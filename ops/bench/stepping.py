@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable
 
-from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -24,7 +23,6 @@ class SteppedEngine:
     """Owns an engine, and makes the random prompts that it is given: they share no beginning."""
 
     def __init__(self, engine: Engine, vocabulary: range) -> None:
-        """Draw prompts from a vocabulary."""
         self.engine = engine
         self._random = random.Random(0)
         self._vocabulary = vocabulary
@@ -104,13 +102,12 @@ def engine_of(
     token_budget: int = 512,
     has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
-    constraints: SharedConstraints | None = None,
     divided: ModelRunner | None = None,
 ) -> SteppedEngine:
     """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does.
 
-    The first tokens of a vocabulary are special ones, and in no prompt. The runner was given the `constraints`;
-    where it is one of several ranks, `divided` runs them all.
+    The first tokens of a vocabulary are special ones, and in no prompt. Where the runner is one of
+    several ranks, `divided` runs them all.
     """
     config = SchedulerConfig(
         block_size=runner.block_size,
@@ -121,5 +118,5 @@ def engine_of(
         enable_prefix_caching=has_prefix_cache,
         windows=runner.windows,
     )
-    engine = Engine(Scheduler(config, speculation, constraints), divided or runner)
+    engine = Engine(Scheduler(config, speculation), divided or runner)
     return SteppedEngine(engine, range(_NUM_SPECIAL, runner.model_config.vocab_size))

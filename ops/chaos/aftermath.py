@@ -50,7 +50,6 @@ async def _within(condition: Callable[[], Awaitable[bool]], timeout_s: float) ->
 
 
 def _logs_of_unheard(system: System) -> dict[str, str]:
-    """Return the end of each worker's log whose heartbeats the observer has not heard lately, by the worker's part."""
     heard = {seen.worker for seen in system.observer.live_workers(1.0)}
     return {part.name: part.log[-1500:] for part in system.workers if not any(name in part.log for name in heard)}
 

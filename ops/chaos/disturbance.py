@@ -54,7 +54,7 @@ class Disturbance:
     false_alarm: str | None = None
 
     async def __call__(self, num_requests: int | None) -> Outcome:
-        """Start a system, disturb it, and report what happened."""
+        """Run it, with another number of requests where it counts them."""
         is_counted = num_requests is not None and self.num_requests is not None
         return await run(replace(self, num_requests=num_requests) if is_counted else self)
 

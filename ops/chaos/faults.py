@@ -115,7 +115,6 @@ class FaultLog:
     """When faults were at work, as monotonic times."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.windows: list[tuple[float, float]] = []
 
     async def run(self, system: System, schedule: Sequence[Fault]) -> None:

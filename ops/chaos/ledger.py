@@ -148,7 +148,6 @@ class Ledger:
     """All entries of one load."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.entries: list[Entry] = []
         self.references: dict[int, Reference] = {}
 

@@ -35,7 +35,6 @@ class Observer:
     """
 
     def __init__(self, url: str, user: str, password: str) -> None:
-        """Prepare; `start` connects."""
         self.workers: dict[str, Seen] = {}
         self.gateways: dict[str, float] = {}
         self._access = (url, user, password)

@@ -29,7 +29,6 @@ class StreamClient(asyncio.Protocol):
     """One request on one connection. httptools calls the `on_*` methods."""
 
     def __init__(self, body: Body, payload: bytes, entry: Entry) -> None:
-        """Send `payload` and write what comes back into `entry`."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._body = body
         self._payload = payload

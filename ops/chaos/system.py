@@ -71,7 +71,6 @@ class System:
     """
 
     def __init__(self, options: SystemOptions) -> None:
-        """Prepare; nothing is started yet."""
         self.options = options
         self.directory = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
         self.nats_port = free_port()
@@ -108,7 +107,6 @@ class System:
         return self.gateway_ports[gateway]
 
     async def __aenter__(self) -> System:
-        """Start everything and wait until it serves."""
         try:
             await self._start()
         except BaseException:
@@ -119,7 +117,6 @@ class System:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill everything; keep the logs when something went wrong."""
         await self._stop()
         if kind is None and "HEADRACE_CHAOS_KEEP" not in os.environ:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -110,7 +110,6 @@ class BatchClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Disconnect."""
         assert self._client is not None
         self._is_leaving = True
         await self._client.close()

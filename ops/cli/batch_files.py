@@ -118,7 +118,6 @@ def results(config: ApiAccess, batch_id: str, errors: bool, output: Path | None,
 
 
 def _end_of(file: BinaryIO) -> tuple[int, bytes]:
-    """Return the size of a file, and the last bytes of it."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - OVERLAP_BYTES))
     return size, file.read()

@@ -46,7 +46,6 @@ class RefusedCancelError(HeadraceError):
     """NATS refused to cancel one job."""
 
     def __init__(self, job_id: str, reason: str) -> None:
-        """Say which, and why."""
         super().__init__(f"job {job_id!r} could not be cancelled: {reason}")
 
 
@@ -75,7 +74,6 @@ class BatchQueue:
     """Works on one tenant's queue over a connection in the admin role."""
 
     def __init__(self, nats: Client, tenant: str, clock: ServerClock) -> None:
-        """Use an open connection, to a server whose time `clock` tells."""
         self._nats = nats
         self._js = nats.jetstream()
         self._tenant = tenant
@@ -226,7 +224,6 @@ class BatchQueue:
         return DependencyError(f"the queue of tenant {self._tenant!r} cannot be read: {_reason(error)}")
 
     async def _finish(self, job: QueuedJob) -> FinishReason | None:
-        """Return how a job has ended; None if it has no result."""
         try:
             message = await self._js.get_last_msg(RESULTS_STREAM, result_subject(self._tenant, job.request.id))
             return self._decode_result(message.data or b"").finish

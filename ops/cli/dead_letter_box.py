@@ -52,7 +52,6 @@ class DeadLetterBox:
     """Works on the stream of dead letters over a connection in the admin role."""
 
     def __init__(self, nats: Client) -> None:
-        """Use an open connection."""
         self._nats = nats
         self._js = nats.jetstream()
         self._decode = msgspec.msgpack.Decoder(DeadLetter).decode

@@ -55,7 +55,6 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     from ops.doctor.files import file_findings
     from ops.doctor.finding import problem
     from ops.doctor.machine import machine_findings
-    from ops.doctor.processes import process_findings
     from ops.doctor.settings import key_findings, setting_findings
 
     yield from machine_findings(config.state_dir, os.environ)
@@ -73,7 +72,6 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     yield from key_findings(config.keys_file, config.state_dir)
     yield from file_findings(config.files, config.state_dir)
     nats_url = config.nats_url or (running.admin_nats_url if running else None)
-    yield from process_findings(config.state_dir, running if config.nats_url is None else None, nats_url)
     if nats_url:
         workers = running.pids.get("worker", []) if running and config.nats_url is None else []
         yield from _nats(config, nats_url, workers, is_own=config.nats_url is None)

@@ -76,7 +76,6 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
     name = "TIME"
 
     def __init__(self, *, may_be_never: bool = True) -> None:
-        """Name `never` among what may be written, or do not."""
         self._forms = "30d, 12h, 90m, a day such as 2027-01-31" + (", or never" if may_be_never else "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

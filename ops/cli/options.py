@@ -35,7 +35,6 @@ class SettingOption(click.Option):
     def __init__(
         self, field: dataclasses.Field[Any], kind: type, section: str | None, *, multiple: bool = False
     ) -> None:
-        """Make the option of a field whose plain type is `kind`; `multiple` is for a command that takes several."""
         constraint: Constraint = field.metadata["setting"]
         self.variable = variable_name(field.name)
         self.file_variable = file_variable(self.variable) if constraint.secret else None
@@ -64,7 +63,6 @@ class VariableOption(click.Option):
     """An option that is no setting, but can be given as a variable too; `--help` names it as it does a setting's."""
 
     def __init__(self, names: Sequence[str], *, envvar: str, **attributes: Any) -> None:
-        """Take what `click.Option` takes."""
         if isinstance(attributes.get("type"), click.IntRange):
             attributes.setdefault("metavar", _METAVARS["int"])
         super().__init__(names, envvar=envvar, **attributes)

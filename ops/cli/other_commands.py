@@ -24,7 +24,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("`headrace quantize` makes a smaller copy of a model.", "create convert export compress"),
     ("HF_TOKEN opens models of the hub; `headrace keys create` makes a key for a client.", "login signin"),
     ("Did you mean `headrace keys`?", "key token api-key apikey"),
-    ("Publish a file of requests with `headrace publish --file FILE --wait`.", "run-batch"),
+    ("Submit a file of OpenAI's Batch API with `headrace batch submit FILE --watch`.", "run-batch"),
     ("Continue a text with `headrace chat TEXT`.", "complete completion generate ask prompt"),
     ("Did you mean `headrace perplexity`?", "eval evaluate"),
     ("Models and drafts are not trained here.", "train finetune train-draft"),

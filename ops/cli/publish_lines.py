@@ -1,7 +1,6 @@
-"""The settings of `headrace publish`, and its requests: lines of a file, ours or of OpenAI's Batch API, become jobs.
+"""The settings of `headrace publish`, and its requests: lines of a file become jobs.
 
-A file with a bad line is refused whole, before anything is published, and all its bad lines are told at once. OpenAI's
-Batch API does the same: such a batch fails before it begins, and its `errors` list the lines.
+A file with a bad line is refused whole, before anything is published, and all its bad lines are told at once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from shared.errors import BadRequestError, ConfigError
 from shared.nats_files import NatsFiles
 
 if TYPE_CHECKING:
-    from gateway.batches.line import BatchLine
     from shared.messages import Request
 
 # Where a line stands, and its fields or why it has none.
@@ -37,9 +35,7 @@ class PublishConfig(NatsFiles):
     nats_user: str | None = setting(None, "NATS user of the batch role.")
     nats_password: str | None = setting(None, "Password of the NATS user.", secret=True)
     state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
-    file: Path | None = setting(
-        None, "JSON Lines file with one request a line, ours or of OpenAI's Batch API; `-` reads standard input."
-    )
+    file: Path | None = setting(None, "JSON Lines file with one request a line; `-` reads standard input.")
     model_name: str | None = setting(None, "Name of the model, for requests that name none.", alias="--model")
     tenant: str = setting("default", "Whose requests these are, for requests that do not say.")
     max_tokens: int = setting(64, "Tokens to generate at most, for requests that do not say.", minimum=1)
@@ -81,10 +77,8 @@ def _fields(line: str) -> dict[str, Any] | BadRequestError:
     return fields if isinstance(fields, dict) else BadRequestError("not a JSON object")
 
 
-def read_jobs(
-    config: PublishConfig, model: str | None, found: Sequence[FoundLine]
-) -> tuple[list[Request], dict[str, BatchLine]]:
-    """Return the jobs of all lines, and by a job's id the line of OpenAI's form that it is of.
+def read_jobs(config: PublishConfig, model: str | None, found: Sequence[FoundLine]) -> list[Request]:
+    """Return the jobs of all lines.
 
     Args:
         config: Says what lines leave out.
@@ -95,39 +89,20 @@ def read_jobs(
         ConfigError: Lines cannot be jobs; the message lists them. Or a line needs a model, and none is set.
     """
     requests: list[Request] = []
-    lines: dict[str, BatchLine] = {}
-    places: dict[tuple[str, str], str] = {}
+    places: dict[str, str] = {}
     problems: list[tuple[str, str]] = []
     for place, fields in found:
         try:
-            line, jobs = _line_jobs(config, model, place, fields)
-            name = ("id", jobs[0].id) if line is None else ("custom_id", line.custom_id)
-            if places.setdefault(name, place) != place:
-                told = f"{name[0]} {name[1][:64]!r} is that of {places[name]} too; each line needs its own"
-                raise BadRequestError(told)
+            request = _request(config, model, place, fields)
+            if (other := places.setdefault(request.id, place)) != place:
+                raise BadRequestError(f"id {request.id[:64]!r} is that of {other} too; each line needs its own")
         except BadRequestError as error:
             problems.append((place, str(error)))
             continue
-        requests += jobs
-        if line is not None:
-            lines |= dict.fromkeys((request.id for request in jobs), line)
+        requests.append(request)
     if problems:
         raise _refusal(config.file, problems, len(found))
-    return requests, lines
-
-
-def _line_jobs(
-    config: PublishConfig, model: str | None, place: str, fields: dict[str, Any] | BadRequestError
-) -> tuple[BatchLine | None, list[Request]]:
-    """Return the jobs of a line, and the line itself where it is of OpenAI's form."""
-    from gateway.batches.line import is_openai_line
-
-    if isinstance(fields, BadRequestError):
-        raise fields
-    if is_openai_line(fields):
-        line = _openai_line(config, model, place, fields)
-        return line, line.requests
-    return None, [_request(config, model, place, fields)]
+    return requests
 
 
 def _refusal(file: Path | None, problems: Sequence[tuple[str, str]], num_lines: int) -> ConfigError:
@@ -140,27 +115,17 @@ def _refusal(file: Path | None, problems: Sequence[tuple[str, str]], num_lines: 
     return wrong_file(file, "", "\n".join([head, *told, *more]))
 
 
-def _openai_line(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> BatchLine:
-    from gateway.batches.line import read_openai_line
-
-    body = fields.get("body")
-    if model is None and isinstance(body, dict) and body.get("model") is None:
-        raise _no_model(place)
-    line = read_openai_line(fields, config.tenant, model)
-    _check_names(line.requests[0])
-    if line.generation.has_images:
-        message = "body: images are stored by gateways: upload the file to /v1/files, and send it to /v1/batches"
-        raise BadRequestError(message, "body")
-    return line
-
-
-def _request(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any]) -> Request:
+def _request(config: PublishConfig, model: str | None, place: str, fields: dict[str, Any] | BadRequestError) -> Request:
     import msgspec
 
     from shared.field_problem import field_problem
     from shared.messages import Request
     from shared.request_fields import UnknownFieldError, check_fields
 
+    if isinstance(fields, BadRequestError):
+        raise fields
+    if {"custom_id", "method", "url", "body"} <= fields.keys():
+        raise BadRequestError("a line of OpenAI's Batch API, which `headrace batch submit` takes")
     defaults: dict[str, Any] = {"id": secrets.token_hex(12), "tenant": config.tenant, "created": time.time()}
     if model:
         defaults["model"] = model

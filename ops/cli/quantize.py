@@ -28,14 +28,14 @@ class QuantizeConfig:
     """What to make, from what."""
 
     method: str | None = setting(
-        None, "How weights are rounded. Required.", choices=("int8", "fp8", "rtn-int4", "gptq", "awq")
+        None, "How weights are rounded. Required.", choices=("int8", "fp8", "rtn-int4", "gptq")
     )
     model: Path | None = setting(
         None, "Directory of the model, in Hugging Face's format, or its id at the hub. Required."
     )
     out: Path | None = setting(None, "New directory for the quantized model. Required.")
     group_size: int = setting(128, "Inputs that share a scale, for the 4-bit methods: 32, 64, 128 or 256.", minimum=32)
-    calibration: Path | None = setting(None, "UTF-8 text that gptq and awq run through the model.")
+    calibration: Path | None = setting(None, "UTF-8 text that gptq runs through the model.")
     samples: int = setting(128, "Windows of that text.", minimum=1, maximum=4096)
     window: int = setting(2048, "Tokens of a window; at most the model's context.", minimum=16)
     lm_head: bool = setting(

@@ -29,7 +29,6 @@ class ServerRefusedError(HeadraceError):
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        """Say the HTTP status and the server's own words."""
         super().__init__(f"the server answers {status}: {message}" if status else message)
         self.status = status
         self.code = code

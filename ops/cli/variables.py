@@ -12,11 +12,10 @@ import click
 from shared.config import PREFIX
 from shared.errors import ConfigError
 
-# Read by what is no command: the kernels' build, compose.yaml, `make audit`, `make chaos` and `make clients`.
+# Read by what is no command: the kernels' build, compose.yaml, `make chaos` and `make clients`.
 _OTHERS = frozenset(
     PREFIX + name
     for name in (
-        "AUDIT_INDEX_URL",
         "CACHE_DIR",
         "CHAOS_KEEP",
         "CLIENTS_DIRECTORY",

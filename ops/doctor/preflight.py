@@ -135,7 +135,6 @@ def _device_and_memory(config: WorkerConfig, path: Path) -> Iterator[Finding]:
 
 
 def _served_name(config: WorkerConfig, path: Path) -> str:
-    """Return the name under which a model would be served that lies at `path`, which may be an id at the hub."""
     assert config.model is not None
     return config.served_model_name or hub_id(config.model) or path.resolve().name.removesuffix(SUFFIX)
 

@@ -106,7 +106,6 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
 
 
 async def _rights(client: Client, login: NatsLogin, refused: list[str]) -> list[Finding]:
-    """Use each right of a role on a subject of its own."""
     role, unused = login.role, f"doctor-{secrets.token_hex(4)}"
     publish, subscribe = _subjects(role, unused, login.model or unused)
     for subject in subscribe:

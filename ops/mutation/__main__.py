@@ -53,7 +53,6 @@ class Run:
     """The mutants still to try and the verdicts so far. The jobs share it under one lock."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Draw the sample."""
         groups = [group for group in Group if not (options.semantic and group is Group.EASY)]
         self.counts: dict[tuple[str, Group], Counter[Verdict]] = {}
         drawn: list[list[tuple[str, Group, Mutant]]] = []
@@ -88,7 +87,6 @@ class Run:
                 self.counts[room, group][verdict] += 1
                 shown = f"\n    {test}" if test else ""
                 print(f"{verdict.upper()} {group} {mutant}{shown}", flush=True)
-        judge.close()
 
     def _verdict(self, judge: Judge, covering: CoveringTests, copy: Path, mutant: Mutant) -> tuple[Verdict, str | None]:
         if (mutant.path, mutant.before, mutant.after) in self._equivalent:
@@ -96,7 +94,7 @@ class Run:
         if error := _type_error(copy, mutant):
             return (Verdict.CRASHED if is_crash(mutant.operator, error) else Verdict.TYPES), error
         until = time.monotonic() + self._seconds_each
-        for tests in covering.of(mutant.path, mutant.before):
+        for tests in covering.of(mutant.path):
             if (left := until - time.monotonic()) > 0:
                 failed = judge.failure(mutant.path, mutant.source, tests, left)
                 if failed is not None:
@@ -133,7 +131,6 @@ def _try_serious(copy: Path, wanted: str) -> int:
             failed = judge.failure(mutant.path, mutant.source(copy), mutant.tests, 300.0)
             num_survived += failed is None
             print(f"{'SURVIVED' if failed is None else 'noticed'}: {mutant.breaks}\n    {mutant.path}", flush=True)
-    judge.close()
     return min(1, num_survived)
 
 

@@ -60,7 +60,6 @@ class SourceFile:
     """A parsed file with the byte ranges of its nodes."""
 
     def __init__(self, root: Path, path: str) -> None:
-        """Read the file `path`, which is relative to `root`."""
         self.path = path
         self.text = (root / path).read_bytes()
         self.tree = ast.parse(self.text)

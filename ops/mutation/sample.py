@@ -6,14 +6,13 @@ import ast
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
 
 from ops.mutation.easy import easy_edits
 from ops.mutation.mutant import Edit, Group, Mutant, SourceFile
 from ops.mutation.semantic import block_edits, semantic_edits
-from ops.mutation.variables import Fields, fields_of, is_logging, project_trees, scope_of, variable_edits
+from ops.mutation.variables import fields_of, is_logging, scope_of, variable_edits
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gateway", "gpu_worker", "shared", "kernels", "ops")
@@ -44,11 +43,10 @@ def draw(paths: list[str], group: Group, size: int, seed: int, skip: int = 0) ->
         seed: The same seed draws the same mutants of the same code, in the same order.
         skip: Number of mutants at the front to leave out, which an earlier run tried.
     """
-    fields = _fields() if group is Group.SEMANTIC else None
     places: dict[str, list[tuple[SourceFile, Edit]]] = defaultdict(list)
     for path in paths:
         file = SourceFile(ROOT, path)
-        for edit in _edits(file, fields):
+        for edit in _edits(file, group):
             places[edit.operator].append((file, edit))
     order = random.Random(seed)
     for name in sorted(places):
@@ -65,16 +63,10 @@ def draw(paths: list[str], group: Group, size: int, seed: int, skip: int = 0) ->
     return list(drawn.values())[skip:]
 
 
-@cache
-def _fields() -> Fields:
-    return Fields(project_trees(ROOT, PACKAGES))
-
-
-def _edits(file: SourceFile, fields: Fields | None) -> Iterator[Edit]:
-    """Yield the edits of a file's functions: the easy ones without `fields`."""
+def _edits(file: SourceFile, group: Group) -> Iterator[Edit]:
     for function, outer, attributes in _functions(file.tree, {}, {}):
         for node, is_function in _code(function):
-            if fields is None:
+            if group is Group.EASY:
                 yield from easy_edits(file, node)
                 continue
             yield from semantic_edits(file, node)
@@ -82,8 +74,8 @@ def _edits(file: SourceFile, fields: Fields | None) -> Iterator[Edit]:
                 block = getattr(node, name, None)
                 if isinstance(block, list):
                     yield from block_edits(file, [each for each in block if not is_logging(each)], is_function)
-        if fields is not None:
-            yield from variable_edits(file, function, outer, attributes, fields)
+        if group is Group.SEMANTIC:
+            yield from variable_edits(file, function, outer, attributes)
 
 
 def _functions(

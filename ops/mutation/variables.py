@@ -3,36 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from ops.mutation.mutant import Edit, SourceFile
 
 _LOGGERS = ("_log", "_logger", "_log_limit")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class Fields:
-    """The annotated fields of the project's classes.
-
-    A field's name stands for its class where only one class has it: the type of the object is not known.
-    """
-
-    def __init__(self, trees: Iterable[ast.Module]) -> None:
-        """Read all classes."""
-        self._classes_of: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-        for tree in trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef):
-                    fields = fields_of(node)
-                    for name in fields:
-                        self._classes_of[name].append(fields)
-
-    def alternatives(self, name: str) -> list[str]:
-        """Return the other fields with the same annotation of the only class that has a field of this name."""
-        classes = self._classes_of.get(name, [])
-        return _same_type(name, classes[0]) if len(classes) == 1 else []
 
 
 def fields_of(owner: ast.ClassDef) -> dict[str, str]:
@@ -52,7 +28,7 @@ def fields_of(owner: ast.ClassDef) -> dict[str, str]:
 
 
 def variable_edits(
-    file: SourceFile, function: _Function, outer: Mapping[str, str], attributes: Mapping[str, str], fields: Fields
+    file: SourceFile, function: _Function, outer: Mapping[str, str], attributes: Mapping[str, str]
 ) -> Iterator[Edit]:
     """Yield the edits of a function's own code.
 
@@ -61,7 +37,6 @@ def variable_edits(
         function: The function.
         outer: Annotations of the variables of enclosing functions.
         attributes: Annotations of the attributes of `self`.
-        fields: The fields of other objects.
     """
     variables = {**outer, **scope_of(function)}
     for node in _own_nodes(function):
@@ -70,8 +45,6 @@ def variable_edits(
                 alternatives = _same_type(name, variables)
             case ast.Attribute(value=ast.Name("self"), attr=name, ctx=ast.Load()) if name in attributes:
                 alternatives = [f"self.{other}" for other in _same_type(name, attributes)]
-            case ast.Attribute(value=value, attr=name, ctx=ast.Load()):
-                alternatives = [f"{ast.unparse(value)}.{other}" for other in fields.alternatives(name)]
             case _:
                 continue
         for other in alternatives:
@@ -81,13 +54,6 @@ def variable_edits(
 def scope_of(function: _Function) -> dict[str, str]:
     """Return the annotations of a function's parameters and annotated local variables."""
     return {**_parameters(function), **dict(_annotated(_own_nodes(function)))}
-
-
-def project_trees(root: Path, packages: Iterable[str]) -> Iterator[ast.Module]:
-    """Parse the project's files."""
-    for package in packages:
-        for path in sorted((root / package).rglob("*.py")):
-            yield ast.parse(path.read_bytes())
 
 
 def is_logging(node: ast.AST) -> bool:

@@ -36,7 +36,6 @@ class QuantizedFolder:
     """Owns the files under one folder."""
 
     def __init__(self, path: Path, num_layers: int) -> None:
-        """Use `open` instead."""
         self._path = path
         self._work = path / "unfinished"
         self._num_layers = num_layers
@@ -154,7 +153,6 @@ class StoredNames:
     """
 
     def __init__(self, stored: Iterable[str], config: ModelConfig) -> None:
-        """Name the tensors of a checkpoint that is opened without renaming."""
         self._config = config
         self._names = config.block.names
         self._stored: Mapping[str, str] = {self._names.own_name(name): name for name in stored}

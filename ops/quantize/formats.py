@@ -2,7 +2,6 @@
 
 - GPTQ (`quant_method: gptq`): eight 4-bit values of consecutive inputs in an int32, matrices transposed, zero points
   less one, a group index per input.
-- AWQ (`quant_method: awq`, GEMM layout): eight values of outputs 0, 2, 4, 6, 1, 3, 5, 7 of a run in an int32.
 - compressed-tensors (`quant_method: compressed-tensors`): `pack-quantized` integers around zero, offset to be unsigned;
   `int-quantized` and `float-quantized` with one scale a row and inputs quantized per token.
 """
@@ -17,7 +16,6 @@ from ops.quantize.grid import QuantizedMatrix, grouped
 Tensors = dict[str, torch.Tensor]
 
 _ROWS = 1024
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def gptq_tensors(matrix: QuantizedMatrix) -> Tensors:
@@ -29,15 +27,6 @@ def gptq_tensors(matrix: QuantizedMatrix) -> Tensors:
         "qzeros": _packed(grid.zeros.T.to(torch.uint8) - 1, grid.bits, dim=1),
         "scales": grid.scales.T.half().contiguous(),
         "g_idx": torch.arange(num_inputs, dtype=torch.int32) // grid.group_size,
-    }
-
-
-def awq_tensors(matrix: QuantizedMatrix) -> Tensors:
-    """Return the tensors of a 4-bit matrix in AWQ's convention."""
-    return {
-        "qweight": _packed(_interleaved(matrix.values.T), 4, dim=1),
-        "qzeros": _packed(_interleaved(matrix.grid.zeros.T.to(torch.uint8)), 4, dim=1),
-        "scales": matrix.grid.scales.T.half().contiguous(),
     }
 
 
@@ -69,7 +58,3 @@ def _packed_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
     packed = (words << torch.arange(per_word, device=values.device).mul(bits)).sum(2)
     # Words with the highest bit set are negative numbers of 32 bits.
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
-
-
-def _interleaved(values: torch.Tensor) -> torch.Tensor:
-    return grouped(values, len(_AWQ_ORDER))[:, :, list(_AWQ_ORDER)].flatten(1)

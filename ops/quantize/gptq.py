@@ -21,7 +21,6 @@ class SingularGramError(HeadraceError):
     """The inputs' second moments cannot be factored even with strong damping."""
 
     def __init__(self) -> None:
-        """Say what to do about it."""
         super().__init__(
             "the calibration inputs of a layer hold no usable second moments (NaN or infinity); "
             "use another calibration text, or the model's weights are damaged"

@@ -33,7 +33,6 @@ from ops.quantize.layer_blocks import (
     kept_modules,
     matrices,
     matrix_of,
-    scaled_tensors,
     with_matrices,
 )
 from ops.quantize.layer_pass import LayerPass, check_stream_fits, num_kept, take_token_vectors
@@ -134,11 +133,10 @@ class _LayerRounding:
         self._method = method
         self._config = config
         self.matrices = matrices
-        self.weights, self._inputs = method.prepare(weights, inputs)
+        self.weights, self._inputs = weights, inputs
         self.tensors: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def round(self, name: str) -> None:
-        """Round one of the layer's matrices, its rows in the checkpoint's order."""
         projection, linear = matrix_of(self.weights, name), self.matrices[name]
         moments = None if self._inputs is None else self._inputs[name]
         weight, order = projection.weight.dequantize(), linear.order
@@ -179,22 +177,15 @@ class _Keeper:
         self.names = StoredNames(stored.names(), config)
 
     def whole_layer(self, index: int, rounding: _LayerRounding) -> dict[str, torch.Tensor]:
-        """Return all tensors of a layer."""
         prefix = f"model.layers.{index}."
         modules = [prefix + module for module in rounding.tensors]
         tensors = read_all(self._stored, self.names.of_layer(index, modules))
-        if self._method.scales_inputs:
-            scaled = scaled_tensors(rounding.weights, rounding.matrices, self._config.dtype)
-            for name, tensor in scaled.items():
-                module, _, kind = name.rpartition(".")
-                tensors[f"{self.names.module(prefix + module)}.{kind}"] = tensor
         for module, parts in rounding.tensors.items():
             own = self.names.module(prefix + module)
             tensors |= {f"{own}.{suffix}": tensor for suffix, tensor in parts.items()}
         return tensors
 
     def rest(self, job: QuantizeJob, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-        """Return the tensors outside the layers."""
         tensors = read_all(self._stored, self.names.outside_layers(has_head=job.lm_head))
         if job.lm_head:
             config = self._config
@@ -223,7 +214,6 @@ def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -
 def _finished_layer(
     job: QuantizeJob, config: ModelConfig, method: Method, folder: QuantizedFolder, index: int
 ) -> LayerWeights:
-    """Read a layer back from the folder, as an engine would."""
     reader = read_method({"quantization_config": method.config(has_head=job.lm_head, ignored=_kept(config))})
     assert reader is not None
     renamed = config.block.names.renamed

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_worker.layers.attention import AttentionShape
-from gpu_worker.layers.block_traits import BlockTraits
-from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.models.config import ModelConfig
 from ops.quantize.layer_blocks import matrices
 from ops.quantize.methods import BITS, HEAD_BITS, Method
@@ -48,19 +45,11 @@ def check_job(config: ModelConfig, job: QuantizeJob, method: Method) -> None:
     if config.is_bidirectional:
         problem = "attention in both directions; serve it in its own numbers"
         raise ConfigError("HEADRACE_MODEL", f"{job.model} ({config.architecture}) has {problem}")
-    if method.scales_inputs and (reason := _unscalable(config)) is not None:
-        problem = f"{job.method} scales inputs at the matrix before, which {reason}; use gptq or rtn-int4"
-        raise ConfigError("HEADRACE_METHOD", problem)
     if method.needs_inputs and job.calibration is None:
         problem = f"is required by {job.method}: a text like those that the model will work on"
         raise ConfigError("HEADRACE_CALIBRATION", problem)
     if job.out.resolve() == job.model.resolve():
         raise ConfigError("HEADRACE_OUT", "is the model's own folder; name another one")
-    if job.lm_head and not method.can_round_head:
-        problem = (
-            f"checkpoints of {job.method} have one precision, too low for a head; use rtn-int4 or gptq, or leave it out"
-        )
-        raise ConfigError("HEADRACE_LM_HEAD", problem)
     _check_group_size(config, method)
     _check_rows(config, job, method)
 
@@ -111,16 +100,3 @@ def _input_sizes(config: ModelConfig) -> list[tuple[str, int]]:
             what = "intermediate_size" if name == "down" else f"the input of {linear.modules[0]}"
             sizes.setdefault(linear.columns, what)
     return [(what, count) for count, what in sizes.items()]
-
-
-def _unscalable(config: ModelConfig) -> str | None:
-    """Return why the inputs of a layer's matrices cannot be scaled where they come from; None where they can."""
-    if any(layer.mixture is not None for layer in config.layers):
-        return "all experts and the router share"
-    block = replace(config.block, names=replace(config.block.names, renamed=(), unused=()))
-    if block != BlockTraits() or not all(map(can_pack, config.layers)):
-        return "only layers like Llama's have"
-    shapes = [layer.mixer for layer in config.layers]
-    if any(isinstance(shape, AttentionShape) and shape.qkv_order() is not None for shape in shapes):
-        return "only heads that turn whole, by halves, have"
-    return None

@@ -17,10 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from gpu_worker.layers.attention import AttentionWeights
-from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsBoth, KeepsState
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureWeights
 from gpu_worker.layers.gated_mlp import GatedWeights
@@ -187,21 +184,3 @@ def blocks(weights: LayerWeights) -> tuple[AttentionWeights, GatedWeights]:
     assert isinstance(weights.mixer, AttentionWeights)
     assert isinstance(weights.feed_forward, GatedWeights)
     return weights.mixer, weights.feed_forward
-
-
-def scaled_tensors(
-    weights: LayerWeights, matrices: Mapping[str, LinearShape], dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """Return what a method that scales inputs has changed besides matrices, by names within the layer."""
-    norms, names = weights.norms, TensorNames()
-    assert norms.before_mixer is not None
-    assert norms.before_feed_forward is not None
-    tensors = {
-        f"{names.before_mixer}.weight": norms.before_mixer.weight,
-        f"{names.before_feed_forward}.weight": norms.before_feed_forward.weight,
-    }
-    for name, linear in matrices.items():
-        if (bias := matrix_of(weights, name).bias) is not None:
-            parts = bias.split_with_sizes(list(linear.rows))
-            tensors |= {f"{module}.bias": part for module, part in zip(linear.modules, parts, strict=True)}
-    return {name: tensor.to(dtype) for name, tensor in tensors.items()}

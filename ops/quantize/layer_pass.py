@@ -188,7 +188,6 @@ class LayerPass:
         number: int,
         context: AttentionContext,
     ) -> torch.Tensor:
-        """Return the stream of a window behind layer `index`."""
         memory, vectors = self._layout.layers[index], self._token_vectors
         if isinstance(memory, ReadsLayer):
             context = structs.replace(context, caches=[_copied(self._kept[memory.layer][number], self._device)])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
 
-from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.quantization.scaled_rows import ScaledRows, float8_rows, int8_rows
-from ops.quantize.awq import clip, rescale_layer, rounded
-from ops.quantize.formats import Tensors, awq_tensors, gptq_tensors, pack_quantized_tensors, scaled_row_tensors
+from ops.quantize.formats import Tensors, gptq_tensors, pack_quantized_tensors, scaled_row_tensors
 from ops.quantize.gptq import gptq
 from ops.quantize.grid import QuantizedMatrix, round_to_nearest
-from ops.quantize.layer_inputs import InputMoments, LayerInputs
+from ops.quantize.layer_inputs import InputMoments
 
 BITS = 4
 # Of the head: nothing behind it can mend the changes of its rounding.
@@ -49,14 +47,6 @@ class Method(ABC):
     """Whether it looks at calibration inputs."""
     row_multiple: ClassVar[int] = 1
     """Output features of a matrix are a multiple of it, because of the checkpoint's words."""
-    scales_inputs: ClassVar[bool] = False
-    """Whether `prepare` changes layers."""
-    can_round_head: ClassVar[bool] = True
-    """Whether the checkpoint can hold a head in eight bits."""
-
-    def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
-        """Change a layer, without changing what it computes, so that rounding harms less."""
-        return weights, inputs
 
     @abstractmethod
     def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> Rounded:
@@ -180,61 +170,16 @@ class Gptq(Method):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Awq(Method):
-    """4-bit groups with zero points, important inputs scaled up before rounding, and groups clipped."""
-
-    group_size: int
-    needs_inputs = True
-    row_multiple = 8
-    scales_inputs = True
-    can_round_head = False
-
-    def prepare(self, weights: LayerWeights, inputs: Inputs | None) -> tuple[LayerWeights, Inputs | None]:
-        """Scale inputs up and their sources down."""
-        assert inputs is not None
-        rescaled, moments = rescale_layer(weights, LayerInputs(**inputs), BITS, self.group_size)
-        return rescaled, {name: getattr(moments, name) for name in inputs}
-
-    def round(self, name: str, weight: torch.Tensor, inputs: InputMoments | None) -> QuantizedMatrix:
-        """Clip and round; queries and keys are not clipped, for the softmax lives on their extremes."""
-        assert inputs is not None
-        if name != "qkv":
-            weight = clip(weight, inputs.gram, BITS, self.group_size)
-        return rounded(weight, BITS, self.group_size)
-
-    def tensors(self, matrix: Rounded) -> Tensors:
-        """Return the tensors that AWQ's readers expect."""
-        assert isinstance(matrix, QuantizedMatrix)
-        return awq_tensors(matrix)
-
-    def head_tensors(self, weight: torch.Tensor) -> Tensors:
-        """Never come here: the convention has one precision for all, so the job refuses `--lm-head`."""
-        raise AssertionError("AWQ checkpoints hold no head in eight bits")
-
-    def config(self, *, has_head: bool, ignored: Sequence[str] = ()) -> dict[str, object]:
-        """Return AWQ's description."""
-        return {
-            "quant_method": "awq",
-            "bits": BITS,
-            "group_size": self.group_size,
-            "zero_point": True,
-            "version": "gemm",
-            "modules_to_not_convert": [HEAD, *ignored],
-        }
-
-
 def _pattern(ignored: str) -> str:
     """Return the regular expression of a module's name, or of the names that `re:` stands before."""
     return ignored.removeprefix("re:") if ignored.startswith("re:") else re.escape(ignored)
 
 
 def make_method(name: str, group_size: int) -> Method:
-    """Return a method by its name on the command line: int8, fp8, rtn-int4, gptq or awq."""
+    """Return a method by its name on the command line: int8, fp8, rtn-int4 or gptq."""
     if name in ("int8", "fp8"):
         return Rows(is_float8=name == "fp8")
-    grouped: dict[str, Callable[[int], Method]] = {"rtn-int4": Nearest, "gptq": Gptq, "awq": Awq}
-    return grouped[name](group_size)
+    return Nearest(group_size) if name == "rtn-int4" else Gptq(group_size)
 
 
 def _row_group(kind: str, targets: list[str]) -> dict[str, object]:

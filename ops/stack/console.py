@@ -17,7 +17,6 @@ class Console:
     """Prints one line at a time to a stream, normally standard error, so that standard output holds only the result."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Print to `stream`; None is standard error."""
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._has_bar = False

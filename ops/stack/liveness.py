@@ -36,7 +36,6 @@ class Liveness:
     """
 
     def __init__(self, limit_s: float, patience: float = 1.0) -> None:
-        """Call it standing still after `limit_s` when a signal has stopped it, else after `patience` times that."""
         self._limit_s = limit_s
         self._patience = patience
         self._pid: int | None = None
@@ -88,7 +87,6 @@ class Watch:
     """Watches all children, and has those that stand still started anew."""
 
     def __init__(self, children: Iterable[Child], roll_call: RollCall, console: Console, limit_s: float) -> None:
-        """Watch `children`; `limit_s` of silence is standing still."""
         self._limit_s = limit_s
         self._roll_call = roll_call
         self._console = console

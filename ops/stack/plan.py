@@ -222,7 +222,6 @@ def _redis_text(path: Path) -> str:
 
 
 def _operator_access(settings: GatewayConfig, state: StateDirectory, gateway_port: int) -> tuple[int, str]:
-    """Return the operator's port and key; the key is empty where none is wanted."""
     port = claim_port(settings.operator_port or 0, "HEADRACE_OPERATOR_PORT", (gateway_port,))
     if settings.operator_without_key:
         return port, settings.operator_key or ""
@@ -255,7 +254,6 @@ def _part(
     environ: dict[str, str],
     health_check: HealthCheck | None = None,
 ) -> ChildSpec:
-    """Lay out a gateway or a worker."""
     if role == "worker":
         # By then the gateways have ended, and no client waits for what still runs.
         drain_s = min(drain_s, WORKER_DRAIN_S)

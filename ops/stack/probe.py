@@ -67,7 +67,6 @@ async def first_generation(
 
 
 async def _ask(url: str, api_key: str, model: str) -> tuple[int, dict[str, Any]]:
-    """Ask a model what it can answer."""
     for path, question in _QUESTIONS:
         status, answer = await _call(url, "POST", path, api_key, {"model": model, **question})
         if answer.get("error", {}).get("code") != "unsupported_task":

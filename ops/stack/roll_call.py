@@ -46,7 +46,6 @@ class RollCall:
     """
 
     def __init__(self, access: NatsAccess, tell: Callable[[str], None] = lambda words: None) -> None:
-        """Prepare; nothing is connected yet. `tell` is given words for whoever waits for NATS."""
         self._tell = tell
         self.workers: set[int] = set()
         self.is_forbidden = False

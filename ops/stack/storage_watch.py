@@ -24,7 +24,6 @@ class StorageWatch:
     """Listens to what a NATS server logs."""
 
     def __init__(self, directory: Path, replace: Callable[[], None]) -> None:
-        """Watch the server that stores under `directory`; `replace` starts it anew."""
         self._directory = directory
         self._replace = replace
         self._has_complained = False

@@ -48,7 +48,6 @@ class Supervisor:
         console: Console,
         hang_timeout_s: float,
     ) -> None:
-        """Prepare; nothing is started yet. A child without a sign of life for `hang_timeout_s` is started anew."""
         self.model: str | None = None
         self._plan = plan
         self._state = state

@@ -130,7 +130,6 @@ class AnswerGrammar:
         return f"{self._call(form.begin)} {more} {close}"
 
     def _call(self, before: str) -> str:
-        """Return a rule for a call of any tool, with what stands before it."""
         assert self._form is not None
         calls = []
         for tool in self._tools:

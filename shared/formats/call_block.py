@@ -17,7 +17,6 @@ class CallBlock:
     """Reads blocks of one answer. It keeps nothing between blocks."""
 
     def __init__(self, source: TextSource, tools: CallableTools, events: EventList) -> None:
-        """Read calls of these tools, and tell them."""
         self._source = source
         self._tools = tools
         self._offered = CallableTools(tools.offered, is_exclusive=True)
@@ -68,7 +67,6 @@ class CallBlock:
             self._source.take(len(self._source.text))
 
     def _read_rest(self, form: CallForm) -> Reading[None]:
-        """Read further calls of the block, and its close."""
         source = self._source
         while True:
             yield from source.skip_space()

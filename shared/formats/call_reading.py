@@ -30,7 +30,6 @@ class CallableTools:
     """
 
     def __init__(self, tools: Sequence[Tool], *, is_exclusive: bool) -> None:
-        """Know these tools, and no others where that `is_exclusive`."""
         self._tools = {tool.name: tool for tool in tools}
         self.offered = tools
         self._is_exclusive = is_exclusive
@@ -85,7 +84,6 @@ class CallReading:
     """
 
     def __init__(self, source: TextSource, tools: CallableTools, closes: Markers, events: EventList) -> None:
-        """Read a call whose beginning comes next in the source."""
         self.source = source
         self.tools = tools
         self.closes = closes

@@ -67,7 +67,6 @@ class EventList:
     """Owns the events that were not taken yet, and the number of calls."""
 
     def __init__(self) -> None:
-        """Begin without events."""
         self._events: list[OutputEvent] = []
         self._texts: list[str] = []
         self._event_of: Callable[[str], OutputEvent] = ContentText

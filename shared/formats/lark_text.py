@@ -62,7 +62,6 @@ class LarkText:
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        """Begin without rules; markers among `tokens` may be special tokens."""
         self._tokens = frozenset(tokens)
         longest_first = sorted(tokens, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")

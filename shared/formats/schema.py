@@ -27,7 +27,6 @@ class ArgumentsSchema:
     """
 
     def __init__(self, parameters: str | None) -> None:
-        """Decode `parameters`; anything but the schema of an object is an empty schema."""
         try:
             schema = parsed(parameters) if parameters else {}
         except ValueError:

@@ -16,7 +16,6 @@ class Markers:
     """Texts that are looked for, prepared once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Look for each of `texts`; where several begin at the same place, for the longest."""
         self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
         self._pattern = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
         self.first_characters = frozenset(text[0] for text in self.texts)
@@ -69,7 +68,6 @@ class TextSource:
     """
 
     def __init__(self) -> None:
-        """Begin without text."""
         self.text = ""
         self.at = 0
         self.has_ended = False

@@ -45,7 +45,6 @@ class ToolSchemaError(GrammarError):
     """
 
     def __init__(self, tool_name: str, reason: str, path: str = "") -> None:
-        """Name the tool, and say what is wrong and where."""
         super().__init__(reason, path)
         self.tool_name = tool_name
 

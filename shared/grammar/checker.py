@@ -52,7 +52,6 @@ class CheckerBusyError(Exception):
     """
 
     def __init__(self, *, is_own: bool, retry_after_s: float) -> None:
-        """Say what it waits for."""
         super().__init__()
         self.is_own = is_own
         self.retry_after_s = retry_after_s
@@ -62,7 +61,6 @@ class GrammarChecker:
     """Asks a process of its own about grammars, which starts with the first one."""
 
     def __init__(self, link: LimitedLink | None = None) -> None:
-        """Start nothing yet. `link` leads to another process than that which checks for single bytes."""
         self._link = link or LimitedLink("shared.grammar.checker_process", TIME_LIMIT_S, PROCESS)
         self._waiting_bytes = 0
         self._places = asyncio.Semaphore(MAX_CHECKED_AT_ONCE)

@@ -49,7 +49,6 @@ class GrammarError(BadRequestError):
     """
 
     def __init__(self, reason: str, path: str = "", param: str | None = None) -> None:
-        """Say what is wrong and where; `param` is the field of the request that holds the grammar."""
         where = f"{param or ''}{path}".lstrip(".")
         super().__init__(f"{where}: {reason}" if where else reason, param, "invalid_grammar")
         self.path = path
@@ -60,7 +59,6 @@ class LlguidanceMissingError(HeadraceError):
     """The package that reads grammars is not installed."""
 
     def __init__(self) -> None:
-        """Say what to install."""
         super().__init__(
             "This server cannot constrain its output: the Python package 'llguidance' is not installed. "
             "Its operator can install it with 'pip install llguidance'."

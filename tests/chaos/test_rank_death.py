@@ -34,7 +34,6 @@ def two_groups(tmp_path: Path) -> Iterator[System]:
 
 
 def ranks_of(worker: int) -> list[int]:
-    """Return the processes of a worker's other ranks."""
     return [pid for pid in children_of(worker) if b"ranks.member" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 

@@ -50,7 +50,6 @@ class Workers:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, kind: str) -> None:
-        """Start a worker that speculates by `kind`, which may be `off`."""
         settings = {
             "model": DEMO_MODEL,
             "served_model_name": MODEL,
@@ -125,7 +124,6 @@ async def undisturbed(client: openai.AsyncOpenAI) -> Streamed:
 
 
 async def handed_over(client: openai.AsyncOpenAI, workers: Workers, next_kind: str) -> Streamed:
-    """Stream from the worker there is, kill it when all choices have begun, and start another one."""
     streamed = Streamed()
     whole = asyncio.create_task(stream(client, streamed))
     await streamed.has_begun.wait()

@@ -123,7 +123,6 @@ the test adds them.
 
 
 def write_table(cells: Cells) -> None:
-    """Write the page."""
     _PAGE.write_text(page(cells))
 
 

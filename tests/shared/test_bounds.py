@@ -58,7 +58,6 @@ MAX_MSGPACK = 2**64 - 1
 
 
 def request_with(leaf: Leaf, value: Any) -> dict[str, Any]:
-    """Return a request in which one leaf has this value."""
     built: Any = value
     for name in reversed(leaf.path[1:]):
         built = [built] if name == "*" and leaf.path[-2:] != ("logit_bias", "*") else {name: built}

@@ -36,7 +36,6 @@ def server(start_nats: Callable[..., NatsServer]) -> NatsServer:
 
 @pytest.fixture
 async def guest(server: NatsServer) -> AsyncIterator[DirectClient]:
-    """A client of that server."""
     client = await connect(server.url, role="gateway", name="g")
     yield client
     await client.close()

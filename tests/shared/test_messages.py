@@ -77,8 +77,6 @@ def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
 
 def test_cancellation_is_understood_by_the_version_before_and_that_of_its_gateways_here() -> None:
     class Before(msgspec.Struct, array_like=True, tag="cancel"):
-        """As workers and gateways of that version have it."""
-
         ids: tuple[str, ...]
         epoch: int | None = None
         version: int = 1

@@ -146,7 +146,6 @@ async def test_connecting_that_is_cancelled_again_and_again_leaves_no_connection
 
 
 def num_connections(server: NatsServer) -> int:
-    """Count this process's connections to a server."""
     connections = psutil.Process().net_connections()
     return sum(c.status == psutil.CONN_ESTABLISHED and c.raddr.port == server.port for c in connections)
 

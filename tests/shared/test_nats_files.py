@@ -42,7 +42,6 @@ def make_identity(kind: str) -> Identity:
 
 
 def make_jwt(kind: str, subject: Identity, issuer: Identity, **claims: Any) -> str:
-    """Make a JWT by which `issuer` vouches for `subject`."""
     body = {"jti": "x", "iat": 1_700_000_000, "iss": issuer.public, "name": kind, "sub": subject.public}
     body["nats"] = {"type": kind, "version": 2} | claims
     parts = [_encode(json.dumps(part).encode()) for part in ({"typ": "JWT", "alg": "ed25519-nkey"}, body)]
@@ -50,7 +49,6 @@ def make_jwt(kind: str, subject: Identity, issuer: Identity, **claims: Any) -> s
 
 
 def write_credentials(file: Path, jwt: str, user: Identity) -> None:
-    """Write a credentials file as `nsc` does."""
     file.write_text(
         f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed}\n------END USER NKEY SEED------\n"

@@ -12,10 +12,10 @@ from ops.quantize.job import quantize
 from ops.quantize.job_settings import QuantizeJob
 
 PLAIN = "bf16"
-METHODS = ("int8", "fp8", "rtn-int4", "gptq", "awq")
+METHODS = ("int8", "fp8", "rtn-int4", "gptq")
 # After a method's name: the head is rounded too.
 HEAD = "+head"
-_METHODS_WITH_HEAD = tuple(f"{name}{HEAD}" for name in METHODS if name != "awq")
+_METHODS_WITH_HEAD = tuple(f"{name}{HEAD}" for name in METHODS)
 GROUP_SIZE = 64
 _NUM_TRAINING_CHARACTERS = 400_000
 

@@ -40,7 +40,6 @@ class MissingMarkersError(ValueError):
     """The file lacks the lines that the report is written between."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file and the lines."""
         super().__init__(f"{path} needs the lines {BEGIN!r} and {END!r}, in this order; put them where the report goes")
 
 

@@ -93,17 +93,14 @@ def prefix_cache_hit(run: Run) -> Figure | None:
 def speculation(run: Run, model: str, batch: int, *proposers: str, choose: Callable[..., Row] = max) -> Figure | None:
     """Read the tokens per second with drafts that adapt, and those without drafts.
 
-    Of some proposers, or of all, that speaks whose speed-up `choose` takes.
+    Of these proposers that one speaks whose speed-up `choose` takes.
     """
-    rows = [row for row in _where(run, model=model, batch=batch) if not proposers or row["proposer"] in proposers]
+    rows = [row for row in _where(run, model=model, batch=batch) if row["proposer"] in proposers]
     if not rows:
         return None
     chosen = choose(rows, key=lambda row: float(row["adaptive_speedup"]))
     plain = float(chosen["plain_tokens_per_s"])
     return Figure(plain * chosen["adaptive_speedup"], plain, f"plain, beside {chosen['proposer']}")
-
-
-worst_speculation = partial(speculation, choose=min)
 
 
 @_measure

@@ -26,7 +26,6 @@ class MalformedResultError(ValueError):
     """
 
     def __init__(self, path: Path, line: int, problem: str) -> None:
-        """Name the place and what is wrong there."""
         super().__init__(f"{path}:{line}: {problem}; mend or remove the line")
         self.path = path
         self.line = line

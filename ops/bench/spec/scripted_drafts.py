@@ -30,7 +30,6 @@ class ScriptedProposer:
     wants_hidden = False
 
     def __init__(self, acceptance: float, vocab_size: int) -> None:
-        """Draft tokens below `vocab_size`."""
         self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._random = random.Random(0)

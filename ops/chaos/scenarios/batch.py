@@ -47,14 +47,12 @@ class Publisher:
     """
 
     def __init__(self, system: System) -> None:
-        """Prepare; the block connects, and vanishes at its end without a goodbye."""
         self.published: list[str] = []
         self.live: Counter[str] = Counter()
         self._url = system.role_url("batch")
         self._client: Client | None = None
 
     async def __aenter__(self) -> Publisher:
-        """Connect and listen to results."""
         self._client = await nats.connect(
             self._url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore, allow_reconnect=True
         )
@@ -62,7 +60,6 @@ class Publisher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect."""
         assert self._client is not None
         await self._client.close()
 

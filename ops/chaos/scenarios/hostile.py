@@ -126,7 +126,6 @@ class _Attack:
             await client.close()
 
     def judge(self, outcome: Outcome) -> None:
-        """Expect an answer to each request, and none that blames the server."""
         outcome.figures["HTTP answers"] = dict(sorted(self.statuses.items()))
         missing = self.num_requests - self.statuses.total()
         outcome.expect(not missing, f"{missing} of {self.num_requests} broken requests have no answer")
@@ -165,7 +164,6 @@ def _broken_request(chance: random.Random) -> bytes:
 
 
 async def _send_broken_requests(port: int, number: int, chance: random.Random) -> Counter[int]:
-    """Send broken requests over one connection without waiting, and count the statuses of the answers."""
     payload = b"".join(_broken_request(chance) for _ in range(number))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     statuses: Counter[int] = Counter()

@@ -82,7 +82,6 @@ async def all_moments(num_requests: int | None) -> Outcome:
 
 
 async def _run(cell: Cell) -> list[str]:
-    """Ask the probe, let the process die at its moment, and judge the probe and its neighbours."""
     blocking = await _block(cell) if cell.moment == "before claim" else None
     cell.entry = Entry(0, "gateway-0", time.monotonic())
     asking = asyncio.create_task(_ask(cell)) if cell.moment != "idle" else None

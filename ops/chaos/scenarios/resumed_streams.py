@@ -117,7 +117,6 @@ def _resumable(body: Body) -> Body:
 
 
 async def _reference(system: System, body: Body) -> str:
-    """Return the undisturbed text of a body."""
     stream = _Stream(body)
     await _read(system, stream, asyncio.Semaphore(1))
     return stream.text
@@ -132,7 +131,6 @@ async def _kill(system: System) -> None:
 
 
 async def _read(system: System, stream: _Stream, places: asyncio.Semaphore) -> None:
-    """Read a stream to its end, at one gateway after the other."""
     async with places:
         key = f"{random.getrandbits(64):x}"
         broken_at: float | None = None

@@ -164,7 +164,6 @@ class _LiteralReading:
         return "".join(parts) if is_whole and (yield from source.accept("=", ":")) else None
 
     def _read_word(self, behind: Markers) -> Reading[tuple[str, str]]:
-        """Read up to one of the texts, and return what was read and which text it is."""
         parts: list[str] = []
         while True:
             text, found = yield from self.call.source.until(behind)

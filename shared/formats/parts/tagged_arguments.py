@@ -137,7 +137,6 @@ class TaggedArguments:
         return is_whole
 
     def _read_text(self, call: CallReading, tell: Callable[[str], None]) -> Reading[bool]:
-        """Read text up to and with the close of a value; return True if the close was there."""
         closes = markers(self.value_close, self.value_close.strip())
         while True:
             text, found = yield from call.source.until(closes)

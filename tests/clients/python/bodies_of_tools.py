@@ -16,7 +16,6 @@ BODIES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "bodies.j
 
 
 def send(sent: dict[str, Any]) -> None:
-    """Send a body; its answer has to be whole."""
     body = {**sent["body"], **({"model": MODEL} if "model" in sent["body"] else {})}
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     path = sent["path"].format(model=MODEL)

@@ -30,7 +30,6 @@ def stream() -> None:
 
 
 def add(a: int, b: int) -> int:
-    """Add."""
     return a + b
 
 

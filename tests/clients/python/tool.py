@@ -15,7 +15,6 @@ TIMEOUT_S = 300
 
 
 def run_tool(name: str, *arguments: str, files: dict[str, str] | None = None) -> str:
-    """Run a program of this environment in a directory with these files; return what it prints."""
     with tempfile.TemporaryDirectory() as directory:
         for file, text in (files or {}).items():
             Path(directory, file).write_text(text)

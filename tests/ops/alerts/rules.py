@@ -22,10 +22,8 @@ def promtool() -> str | None:
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return all rules of all groups."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
 def recorded_labels() -> dict[str, frozenset[str]]:
-    """Return what recording rules make, with the labels that they group by."""
     return {rule["record"]: frozenset(named(rule["expr"]).groups) for rule in rules() if "record" in rule}

@@ -25,8 +25,6 @@ COMMANDS = {
     "batch_lane": "--concurrency 1 --turns 1 --requests 1 --tokens 8 --alone-s 1",
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
-    "guided": "--batch 1",
-    "hops": "--requests 3 --case cached --case simulated",
     "kv_tiers": "--shape 15m --prompt 512 --rounds 1",
     "prefix_cache": "--shape 15m --prompt 512 --rounds 1 --hit-rounds 1",
     "quant": "--shape 15m --methods int8 --batch 1 --prompt 16 --new 4 --rounds 1",

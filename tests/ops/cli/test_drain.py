@@ -14,7 +14,6 @@ from tests.ops.cli.command import headrace
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system with the workers `pair-0` and `pair-1`."""
     options = ["--simulate", "20", "--workers", "2", "--worker-id", "pair"]
     with running_system(tmp_path_factory.mktemp("drain"), *options) as system:
         yield system

@@ -23,8 +23,6 @@ def usage(system: System) -> dict[str, dict[str, int]]:
 
 
 def usage_of(system: System, **requests: int) -> dict[str, dict[str, int]]:
-    """Return the usage as soon as it counts these requests of each lane."""
-
     def counted() -> dict[str, dict[str, int]] | None:
         found = usage(system)
         return found if {lane: each["requests"] for lane, each in found.items()} == requests else None

@@ -58,8 +58,6 @@ def interpolate(text: str, environ: Mapping[str, str]) -> str:
 
 
 def read_compose(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return compose.yaml with these variables filled in."""
-
     def filled(value: Any) -> Any:
         if isinstance(value, str):
             return interpolate(value, environ)
@@ -73,7 +71,6 @@ def read_compose(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def image_environ(dockerfile: Path) -> dict[str, str]:
-    """Return what `ENV` sets in all images of a Dockerfile."""
     text = dockerfile.read_text().replace("\\\n", " ")
     lines = [line.removeprefix("ENV ") for line in text.splitlines() if line.startswith("ENV ")]
     return dict(pair.split("=", 1) for line in lines for pair in line.split())
@@ -106,7 +103,6 @@ class ComposeRun:
             self._machine.start(self.containers[name])
 
     def is_healthy(self, name: str) -> bool:
-        """Run the service's own health check."""
         kind, *command = self._services[name]["healthcheck"]["test"]
         if kind == "CMD-SHELL":
             command = ["sh", "-c", *command]

@@ -150,7 +150,6 @@ def test_scaling_asks_for_metrics_that_there_are() -> None:
 
 
 def _environ(base: dict[str, dict[str, Any]], name: str, container: dict[str, Any], pod: str = "pod") -> dict[str, str]:
-    """Return a container's variables, as the kubelet would."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
         if source.get("secretRef", {}).get("optional"):

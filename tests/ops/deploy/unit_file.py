@@ -37,7 +37,6 @@ class Unit:
 
 
 def read_unit(name: str, instance: str = "") -> Unit:
-    """Read a unit; `%i` is its instance."""
     lines = (UNITS / name).read_text().replace("%i", instance).splitlines()
     pairs = [line.partition("=") for line in lines if "=" in line and not line.startswith("#")]
     return Unit(tuple((key.strip(), value.strip()) for key, _, value in pairs))

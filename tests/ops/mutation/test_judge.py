@@ -37,25 +37,20 @@ SOURCE = "def value():\n    return 1\n"
 
 
 @pytest.mark.parametrize(
-    ("status", "notes", "failed"),
+    ("status", "output", "failed"),
     [
-        (0, ["started a", "ended a"], None),
+        (0, "1 passed", None),
         # All tests were left out: none failed.
-        (5, [], None),
-        (1, ["started a", "ended a", "started b c", "failed b c"], ("b c", Kind.FAILED)),
-        (1, ["started a", "late a"], ("a", Kind.LATE)),
-        (1, ["started a", "crashed a"], ("a", Kind.CRASHED)),
-        (2, ["failed test_a.py"], ("test_a.py", Kind.FAILED)),
-        (-11, ["started a", "ended a", "started b"], ("b", Kind.FAILED)),
-        (None, ["started a", "ended a", "started b"], ("b", Kind.LATE)),
-        (None, [], None),
-        (4, [], (None, Kind.FAILED)),
+        (5, "no tests ran", None),
+        (1, "/a/x.py:3: AssertionError\nFAILED t.py::b - assert 1", Failure("t.py::b", Kind.FAILED)),
+        (1, "/a/x.py:3: TypeError: f() missing 1 required\nFAILED t.py::b", Failure("t.py::b", Kind.CRASHED)),
+        (1, "/a/x.py:3: Failed: Timeout (>60.0s)\nFAILED t.py::b", Failure("t.py::b", Kind.LATE)),
+        (2, "ERROR t.py - ValueError", Failure("t.py", Kind.FAILED)),
+        (-11, "", Failure("asked.py", Kind.FAILED)),
     ],
 )
-def test_first_failure_is_read_from_what_a_run_wrote(
-    status: int | None, notes: list[str], failed: tuple[str | None, Kind] | None
-) -> None:
-    assert first_failure(status, notes) == failed
+def test_first_failure_is_read_from_what_a_run_printed(status: int, output: str, failed: Failure | None) -> None:
+    assert first_failure(status, output, "asked.py") == failed
 
 
 def _take(one: int) -> int:
@@ -108,7 +103,6 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     (tmp_path / "test_sample.py").write_text(TESTS)
     judge = Judge(tmp_path)
     yield judge
-    judge.close()
     assert (tmp_path / "sample.py").read_text() == SOURCE
 
 

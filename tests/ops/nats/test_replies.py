@@ -48,7 +48,6 @@ async def _prepare(streams: JetStreamContext, worker: Connection) -> None:
 
 
 async def _state(streams: JetStreamContext) -> tuple[int, int, int]:
-    """Return the messages of the dead letters and the queue, and the consumers of the queue."""
     dead, queue = await streams.stream_info(DEAD_STREAM), await streams.stream_info(QUEUE)
     return dead.state.messages, queue.state.messages, queue.state.consumer_count
 

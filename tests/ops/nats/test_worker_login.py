@@ -45,7 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def as_worker(server: NatsServer) -> AsyncIterator[AsWorker]:
-    """Connect as a worker of a model, with the login that is for it."""
     opened: list[Client] = []
 
     async def open_as(model: str) -> Connection:
@@ -154,7 +153,6 @@ async def test_worker_of_another_model_is_told_before_it_begins(server: NatsServ
 
 @pytest.mark.slow
 async def test_people_and_jobs_are_answered_by_workers_with_a_login_for_their_model(tmp_path: Path) -> None:
-    """The whole way by processes: a gateway, and two workers that each may serve one model."""
     users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
     with secured_server(tmp_path / "nats", "".join(users)) as server, contextlib.ExitStack() as stack:
         admin = (await connect_as(server.url, "admin")).client

@@ -30,7 +30,6 @@ SIZES: dict[str, Any] = {
 
 
 def save_model(directory: Path, family: str = "llama", **options: Any) -> Any:
-    """Save a random model, a tokenizer and a text; return the model."""
     # Not at the top: each process of a test run imports this module, and few of them save a model.
     import transformers
 
@@ -43,7 +42,7 @@ def save_model(directory: Path, family: str = "llama", **options: Any) -> Any:
             if "norm" not in name:
                 parameter.mul_(3.0)
             elif "layernorm" in name:
-                # Unlike magnitudes of the inputs: what AWQ is for.
+                # Unlike magnitudes of the inputs: the second moments have to matter.
                 parameter.copy_(torch.rand_like(parameter).mul_(3).exp_())
     model.save_pretrained(directory)
     tokenizer = Tokenizer(models.BPE())

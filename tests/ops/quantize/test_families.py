@@ -135,7 +135,6 @@ KEPT = ("conv1d", "conv.conv", *_KEPT_GATES, *_KEPT_INPUTS)
 
 
 def save(case: Case, directory: Path) -> None:
-    """Save a model of a family, with a tokenizer."""
     save_model(directory)
     options = {**SIZES, "num_hidden_layers": 2, **case.options}
     save_case(Case(case.family, options, case.dtype, case.saved, case.model), directory)
@@ -274,16 +273,6 @@ def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"\(BertModel\) has attention in both directions; serve it in its own"):
         next(quantize(job_of(tmp_path / "model", "int8")))
-
-
-@pytest.mark.parametrize(
-    ("case", "reason"),
-    [(CASES["phi3"], "only layers like Llama's"), (Case("Ernie4_5"), "only heads that turn whole, by halves")],
-)
-def test_awq_of_other_layers_than_llama_s_is_refused(tmp_path: Path, case: Case, reason: str) -> None:
-    save(case, tmp_path / "model")
-    with pytest.raises(ConfigError, match=rf"HEADRACE_METHOD.*{reason}.*gptq"):
-        next(quantize(job_of(tmp_path / "model", "awq")))
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from shared.errors import ConfigError
 from tests.ops.cli.command import headrace
 from tests.ops.quantize.layer_models import CPU, TOKENS, job_for, logits_of, save_model, tensors_of
 
-METHODS = ("int8", "fp8", "rtn-int4", "gptq", "awq")
+METHODS = ("int8", "fp8", "rtn-int4", "gptq")
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
@@ -45,39 +45,30 @@ def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def unpacked(packed: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """Take equally wide values out of each word of a row, of which the `i`-th belongs at `order[i]`."""
+def unpacked(packed: torch.Tensor, per_word: int) -> torch.Tensor:
+    """Take the values out of each word of a row, the lowest bits first."""
     words = packed.to(torch.int64) & 0xFFFFFFFF
-    levels = 2 ** (32 // len(order))
-    values = torch.zeros(*packed.shape, len(order))
-    for place, target in enumerate(order):
-        values[..., target] = (words // levels**place % levels).float()
-    return values.flatten(-2)
+    levels = 2 ** (32 // per_word)
+    return torch.stack([words // levels**place % levels for place in range(per_word)], -1).float().flatten(-2)
 
 
-def dense_by_formula(method: str, tensors: dict[str, torch.Tensor], module: str) -> torch.Tensor:
-    """Read a matrix by the plain formula of its method's convention, `[out_features, in_features]`."""
+def dense_by_formula(tensors: dict[str, torch.Tensor], module: str) -> torch.Tensor:
+    """Read a matrix by the plain formula of GPTQ's convention, `[out_features, in_features]`."""
     part = {name.removeprefix(f"{module}."): t for name, t in tensors.items() if name.startswith(f"{module}.")}
-    if method == "gptq":
-        order = tuple(range(4 if module == "lm_head" else 8))
-        values, zeros = unpacked(part["qweight"].T, order).T, unpacked(part["qzeros"], order) + 1
-        groups = part["g_idx"].long()
-    else:
-        order = (0, 2, 4, 6, 1, 3, 5, 7)
-        values, zeros = unpacked(part["qweight"], order), unpacked(part["qzeros"], order)
-        groups = torch.arange(len(values)) // 32
+    per_word = 4 if module == "lm_head" else 8
+    values, zeros = unpacked(part["qweight"].T, per_word).T, unpacked(part["qzeros"], per_word) + 1
+    groups = part["g_idx"].long()
     return ((values - zeros[groups]) * part["scales"].float()[groups]).T
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_checkpoint_computes_what_its_formula_says(method: str, model: Path, tmp_path: Path) -> None:
-    list(quantize(job_for(model, tmp_path / "out", method)))
+def test_checkpoint_computes_what_its_formula_says(model: Path, tmp_path: Path) -> None:
+    list(quantize(job_for(model, tmp_path / "out", "gptq")))
 
     oracle = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     stored = tensors_of(tmp_path / "out")
     for name, module in oracle.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.weight.data = dense_by_formula(method, stored, name)
+            module.weight.data = dense_by_formula(stored, name)
         elif f"{name}.weight" in stored and "norm" in name:
             module.weight.data = stored[f"{name}.weight"].float()
         if f"{name}.bias" in stored:
@@ -92,7 +83,7 @@ def test_head_of_gptq_computes_what_its_formula_says(untied_model: Path, tmp_pat
     assert settings["lm_head"] is True
     assert settings["dynamic"] == {"+:lm_head": {"bits": 8}}
     dense = load_file(untied_model / "model.safetensors")["lm_head.weight"]
-    stored = dense_by_formula("gptq", tensors_of(tmp_path / "out"), "lm_head")
+    stored = dense_by_formula(tensors_of(tmp_path / "out"), "lm_head")
     # Half a level of 255 at most, and as much again at the largest value, whose level lies beyond the end.
     assert float((stored - dense).abs().max()) <= 1.01 * float(dense.abs().max()) / 127.5
     config = read_model_config(tmp_path / "out")
@@ -159,12 +150,6 @@ def test_rounded_copy_of_a_tied_vocabulary_is_read_alike_by_transformers(
     head, embedding = oracle.lm_head.weight.data, oracle.model.embed_tokens.weight.data
     assert head.data_ptr() != embedding.data_ptr()
     assert 0 < float((head - embedding).norm() / embedding.norm()) < 0.03
-
-
-def test_head_of_awq_is_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"HEADRACE_LM_HEAD.*one precision"):
-        next(quantize(replace(job_for(model, tmp_path / "out", "awq"), lm_head=True)))
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("method", ["int8", "fp8", "rtn-int4"])
@@ -239,11 +224,10 @@ def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> No
 
     assert lost["int8"] < lost["fp8"] < lost["gptq"]
     assert lost["gptq"] < 0.6 * lost["rtn-int4"]
-    assert lost["awq"] < 0.8 * lost["rtn-int4"]
     # How often the most likely token stays the same.
     assert agreement["int8"] > 0.96
     assert agreement["fp8"] > 0.92
-    assert min(agreement["gptq"], agreement["awq"]) > max(0.87, agreement["rtn-int4"])
+    assert agreement["gptq"] > max(0.87, agreement["rtn-int4"])
 
 
 def test_unfinished_folder_of_another_job_is_refused(model: Path, tmp_path: Path) -> None:
@@ -277,7 +261,7 @@ def test_windows_that_do_not_fit_the_memory_are_refused() -> None:
 
 
 def test_short_or_binary_calibration_texts_are_refused(model: Path, tmp_path: Path) -> None:
-    job = job_for(model, tmp_path / "out", "awq")
+    job = job_for(model, tmp_path / "out", "gptq")
     for content, message in ((b"short", "needs 32"), (b"\xff\xfe\x00", "not UTF-8")):
         (tmp_path / "text").write_bytes(content)
         with pytest.raises(ConfigError, match=message):
@@ -351,10 +335,9 @@ def test_sizes_that_no_group_divides_are_refused_with_the_methods_that_do_withou
         next(quantize(replace(job_for(tmp_path, tmp_path / "out", "rtn-int4"), calibration=None)))
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_features_that_no_word_holds_are_refused_with_the_methods_that_do_without(method: str, tmp_path: Path) -> None:
+def test_features_that_no_word_holds_are_refused_with_the_methods_that_do_without(tmp_path: Path) -> None:
     save_model(tmp_path, head_dim=12, num_attention_heads=8, num_key_value_heads=1)
     problem = r"METHOD: \w+ stores multiples of 8 output features, and self_attn.k_proj of layer 0 has 12; use rtn-int4"
     with pytest.raises(ConfigError, match=problem):
-        next(quantize(job_for(tmp_path, tmp_path / "out", method)))
+        next(quantize(job_for(tmp_path, tmp_path / "out", "gptq")))
     assert not (tmp_path / "out").exists()

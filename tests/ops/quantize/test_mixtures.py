@@ -15,7 +15,6 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.registry import read_model_config
 from ops.quantize.job import quantize
 from ops.quantize.layer_blocks import mixture_of
-from shared.errors import ConfigError
 from tests.ops.quantize.layer_models import CPU, SIZES, job_for, logits_of, save_model, tensors_of
 
 NUM_EXPERTS = 6
@@ -96,9 +95,3 @@ def test_experts_that_calibration_never_reaches_are_reported_and_rounded(tmp_pat
     for expected, actual in zip(experts_of(tmp_path / "model"), experts_of(tmp_path / "out"), strict=True):
         # Each of them: what is unseen must not become zero.
         assert ((actual - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max() < 0.6
-
-
-def test_awq_of_experts_is_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"HEADRACE_METHOD.*gptq"):
-        next(quantize(job_for(model, tmp_path / "out", "awq")))
-    assert not (tmp_path / "out").exists()

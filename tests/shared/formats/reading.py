@@ -51,7 +51,6 @@ def read(
     starts_in_reasoning: bool = False,
     is_exclusive: bool = False,
 ) -> list[OutputEvent]:
-    """Return the joined events of a text that comes in pieces."""
     reader = spoken.reader(tools, starts_in_reasoning=starts_in_reasoning, is_exclusive=is_exclusive)
     events = list(itertools.chain.from_iterable(map(reader.feed, pieces)))
     events += reader.finish()
@@ -60,7 +59,6 @@ def read(
 
 
 def understood(events: list[OutputEvent]) -> Understood:
-    """Return what events say; each call begins before its arguments."""
     names: list[str] = []
     arguments: list[str] = []
     for event in events:

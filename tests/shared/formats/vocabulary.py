@@ -34,7 +34,6 @@ class Vocabulary:
         return list(text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
         ids: list[int] = []
         at = 0
         for match in self._pieces.finditer(text):
@@ -68,14 +67,12 @@ class Vocabulary:
 
 @cache
 def vocabularies(spoken: ChatFormat) -> tuple[Vocabulary, Vocabulary]:
-    """Return a vocabulary in which the format's markers are text, and one in which they are tokens of their own."""
     return Vocabulary(), Vocabulary(spoken.tokens)
 
 
 def check_grammar(
     spoken: ChatFormat, grammar: Grammar | None, *, allows: tuple[str, ...] = (), refuses: tuple[str, ...] = ()
 ) -> None:
-    """Check the texts that a grammar allows and refuses, whether the format's markers are text or tokens."""
     assert grammar is not None
     for vocabulary in vocabularies(spoken):
         for text in (*allows, *refuses):

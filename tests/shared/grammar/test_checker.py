@@ -41,7 +41,6 @@ async def checker() -> AsyncIterator[GrammarChecker]:
 
 
 def verdict_of(check: Callable[[Grammar], None]) -> Verdict:
-    """Return the verdict of a check that runs in a limited fork of this process."""
     message = msgspec.msgpack.encode(schema_grammar({}))
     fork = limited_process.begin(1, 0, message, partial(checked, check), checker_process.LIMITS)
     return Verdict.of(limited_process.outcome_of(fork))

@@ -1,24 +1,22 @@
-"""Files of OpenAI's Batch API through `headrace publish`; the official SDK's models read the answers."""
+"""Lines of OpenAI's Batch API become jobs, and results lines of output, which the official SDK's models read."""
 
 from __future__ import annotations
 
 import json
 import struct
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from openai.types import Completion, CreateEmbeddingResponse
+from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
 from gateway.api.model_abilities import with_defaults
 from gateway.api.schemas.parsing import parse_chat
-from gateway.batches.line import BatchLine, is_openai_line, output_line, read_openai_line
+from gateway.batches.line import BatchLine, output_line, read_openai_line
 from shared.errors import BadRequestError
 from shared.messages import BatchResult
 from shared.sampling import SamplingDefaults, with_advice
-from tests.ops.cli.command import headrace
 
 
 def chat_line(custom_id: str = "a", **body: Any) -> dict[str, Any]:
@@ -28,7 +26,6 @@ def chat_line(custom_id: str = "a", **body: Any) -> dict[str, Any]:
 
 
 def answered(line: BatchLine, **fields: Any) -> dict[str, Any]:
-    """Give each job of a line the same result, and return the line of output."""
     for request in line.requests:
         result = BatchResult(
             id=request.id, model="m", tenant="default", text="", finish="stop", prompt_tokens=4, completion_tokens=3
@@ -59,53 +56,6 @@ def test_best_answers_of_a_line_are_told_and_the_tokens_of_all_are_counted() -> 
     assert [(each.index, each.message.content) for each in answer.choices] == [(0, "long"), (1, "middling")]
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 11)
-
-
-def test_file_is_read_and_answered_in_openai_s_form(state_dir: Path, tmp_path: Path) -> None:
-    completion = {"prompt": ["def f():", "def g():"], "max_tokens": 2, "n": 2, "temperature": 0}
-    lines = [
-        chat_line("chat", model="headrace-demo", temperature=0),
-        {"custom_id": "texts", "method": "POST", "url": "/v1/completions", "body": completion},
-        chat_line("best", model="headrace-demo", temperature=1, seed=3, best_of=4, ignore_eos=True),
-    ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = ["publish", "--file", str(tmp_path / "in.jsonl"), "--wait", "--state-dir", str(state_dir)]
-    done = headrace(*options)
-    assert done.returncode == 0, done.stderr
-    output = {line["custom_id"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert all(line["error"] is None and line["response"]["status_code"] == 200 for line in output.values())
-    chat = ChatCompletion.model_validate(output["chat"]["response"]["body"], strict=True)
-    assert (chat.choices[0].finish_reason, chat.usage and chat.usage.completion_tokens) == ("length", 3)
-    assert chat.choices[0].message.content
-    texts = Completion.model_validate(output["texts"]["response"]["body"], strict=True)
-    assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
-    assert texts.usage is not None
-    assert texts.usage.completion_tokens == 8
-    best = ChatCompletion.model_validate(output["best"]["response"]["body"], strict=True)
-    assert ([choice.index for choice in best.choices], best.usage and best.usage.completion_tokens) == ([0], 12)
-    # The same file again is answered by the results that it has.
-    again = {line["custom_id"]: line for line in map(json.loads, headrace(*options).stdout.splitlines())}
-    assert again == output
-
-
-def test_without_wait_each_job_is_told_with_its_custom_id(state_dir: Path) -> None:
-    line = chat_line("mine", model="headrace-demo")
-    done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=json.dumps(line))
-    told = json.loads(done.stdout)
-    assert (told["custom_id"], told["result"]) == ("mine", f"hr.result.default.{told['id']}")
-
-
-def test_grammar_that_no_worker_can_obey_names_its_field_in_the_output(state_dir: Path) -> None:
-    schema = {"type": "array", "items": {"type": "string", "uniqueItems": True}, "uniqueItems": True}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    line = chat_line(model="headrace-demo", response_format=form)
-    done = headrace("publish", "--file", "-", "--wait", "--state-dir", str(state_dir), given=json.dumps(line))
-    assert done.returncode == 1, done.stderr
-    response = json.loads(done.stdout)["response"]
-    assert (response["status_code"], response["body"]["error"]["code"]) == (400, "invalid_grammar")
-    param, message = (response["body"]["error"][name] for name in ("param", "message"))
-    assert param.startswith("response_format")
-    assert message.startswith(f"{param}: ")
 
 
 def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
@@ -139,24 +89,12 @@ def test_line_that_cannot_be_a_job_is_refused_with_the_reason(change: dict[str, 
         read_openai_line(chat_line() | change, "default", None)
 
 
-@pytest.mark.parametrize("missing", ["custom_id", "body", "method", "url"])
-def test_line_that_lacks_a_field_is_still_openai_s(missing: str) -> None:
+@pytest.mark.parametrize("missing", ["custom_id", "body", "url"])
+def test_line_that_lacks_a_field_is_refused(missing: str) -> None:
     line = chat_line()
     del line[missing]
-    assert is_openai_line(line)
-    if missing != "method":
-        with pytest.raises(BadRequestError, match=missing):
-            read_openai_line(line, "default", None)
-
-
-def test_custom_id_of_an_earlier_line_is_refused_and_texts_may_hold_separators_of_lines(state_dir: Path) -> None:
-    # U+2028 ends no line, and a byte order mark is what some editors write first.
-    separated = chat_line(messages=[{"role": "user", "content": "a\u2028b"}])
-    given = "\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in (separated, chat_line()))
-    done = headrace("publish", "--file", "-", "--state-dir", str(state_dir), given=given)
-    assert (done.returncode, done.stdout) == (2, "")
-    told = "custom_id 'a' is that of line 1 too; each line needs its own"
-    assert done.stderr == f"headrace: --file: standard input, line 2: {told}\n"
+    with pytest.raises(BadRequestError, match=missing):
+        read_openai_line(line, "default", None)
 
 
 def test_model_of_the_command_is_for_bodies_that_name_none() -> None:
