@@ -63,6 +63,19 @@ class Load:
         self.num_left = 0
         self._stopping = asyncio.Event()
 
+    def fresh(self) -> Load:
+        """Return a load of the same bodies, key and references, with a ledger of its own."""
+        load = Load(
+            self._system,
+            self._bodies,
+            key=self._key,
+            timeout_s=self._timeout_s,
+            pause_s=self._pause_s,
+            gateways=self._gateways,
+        )
+        load.ledger.references = self.ledger.references
+        return load
+
     async def learn_references(self) -> None:
         """Ask each body once, undisturbed, and keep its answer as what all others must be.
 

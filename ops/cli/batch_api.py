@@ -1,4 +1,4 @@
-"""A client of `/v1/files` and `/v1/batches`: uploads, watches, downloads from where the last download ended."""
+"""A client of `/v1/files` and `/v1/batches`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ops.cli.running_system import Endpoint, ServerRefusedError
-from shared.errors import ConfigError, HeadraceError
+from shared.errors import ConfigError
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 _PIECE_BYTES = 1 << 18
 _BEHIND_THE_END = 416
-# What is written already is compared with this much of the file: a line of output names its batch in less.
-OVERLAP_BYTES = 4096
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 
 
@@ -75,39 +73,25 @@ class BatchApi:
         """Return a page of batches, the newest first."""
         return self.endpoint.call("GET", f"/v1/batches?limit={limit}{f'&after={after}' if after else ''}")
 
-    def download(self, file_id: str, start: int, tail: bytes, target: BinaryIO) -> tuple[int, bytes]:
-        """Write what a file has from a byte on; return where that ends, and the bytes before it.
-
-        Up to `OVERLAP_BYTES` of them; `tail` is those before `start`.
-
-        Raises:
-            OtherFileError: The file has other bytes there.
-        """
-        begin = start - len(tail)
-        headers = {"Range": f"bytes={begin}-"} if start else {}
+    def download(self, file_id: str, start: int, target: BinaryIO) -> int:
+        """Write what a file has from a byte on, which may be nothing yet; return where that ends."""
+        headers = {"Range": f"bytes={start}-"} if start else {}
         try:
             response = self.endpoint.open("GET", f"/v1/files/{file_id}/content", None, headers)
         except ServerRefusedError as error:
             if error.status == _BEHIND_THE_END:
-                raise OtherFileError(file_id) from error
+                return start
             raise
         with response:
-            if _read(response, len(tail), begin) != tail:
-                raise OtherFileError(file_id)
-            while piece := _read(response, _PIECE_BYTES, start):
+            while piece := _read(response, start):
                 target.write(piece)
                 start += len(piece)
-                tail = (tail + piece)[-OVERLAP_BYTES:]
-        return start, tail
+        return start
 
 
-class OtherFileError(HeadraceError):
-    """What is to be continued is not the beginning of the file that is downloaded."""
-
-
-def _read(response: http.client.HTTPResponse, num_bytes: int, done: int) -> bytes:
+def _read(response: http.client.HTTPResponse, done: int) -> bytes:
     try:
-        return response.read(num_bytes) if num_bytes else b""
+        return response.read(_PIECE_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise ServerRefusedError(0, f"the download broke off after {done} bytes: {error!r}") from error
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
-from ops.cli.batch_api import BATCH_ID, ENDED, OVERLAP_BYTES, BatchApi, OtherFileError, endpoint_of
+from ops.cli.batch_api import BATCH_ID, ENDED, BatchApi, endpoint_of
 from ops.cli.options import settings_command
 from ops.cli.running_system import ServerRefusedError, find_endpoint
 from shared.config import setting
-from shared.errors import ConfigError, HeadraceError
+from shared.errors import HeadraceError
 
 _POLL_S = 0.5
 _AWAY_S = 2.0
@@ -82,45 +81,28 @@ def watch(config: ApiAccess, batch_id: str) -> int:
     return _watch(config.api(), _checked(batch_id))
 
 
-def results(config: ApiAccess, batch_id: str, errors: bool, output: Path | None, follow: bool) -> int:
+def results(config: ApiAccess, batch_id: str, errors: bool, follow: bool) -> int:
     """Print the lines of output of a batch, in the order of their completion, also while it runs.
 
-    With --output the file grows: called again, the command goes on where it ends. A file that is not the beginning of
-    these results is left as it is. With --follow the status is 1 unless the batch has completed.
+    With --follow the status is 1 unless the batch has completed.
     """
-    api, kind = config.api(), "error" if errors else "output"
-    is_piped = output is None or output == Path("-")
-    target: BinaryIO = sys.stdout.buffer if output is None or is_piped else output.open("a+b")
-    start, tail = (0, b"") if is_piped else _end_of(target)
+    api, kind, num_bytes = config.api(), "error" if errors else "output", 0
     try:
         while True:
             batch = api.get(_checked(batch_id))
             file_id = batch[f"{kind}_file_id"] or batch[f"partial_{kind}_file_id"]
             if file_id is not None:
-                try:
-                    start, tail = api.download(file_id, start, tail, target)
-                except OtherFileError:
-                    problem = f"{output} is not the beginning of these results: name another file, or delete it"
-                    raise ConfigError("--output", problem) from None
-                target.flush()
+                num_bytes = api.download(file_id, num_bytes, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
             if not follow or batch["status"] in ENDED:
                 break
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         return 130
-    finally:
-        if not is_piped:
-            target.close()
-    if not start:
+    if not num_bytes:
         what = "errors" if errors else "answers"
         _tell(f"{batch['status']}: no {what}; `headrace batch watch {batch_id}` shows the progress")
     return 1 if follow and batch["status"] != "completed" else 0
-
-
-def _end_of(file: BinaryIO) -> tuple[int, bytes]:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - OVERLAP_BYTES))
-    return size, file.read()
 
 
 def _checked(batch_id: str) -> str:
@@ -230,12 +212,6 @@ def _flag(name: str, text: str) -> click.Option:
 _RESULTS = (
     _ID,
     _flag("errors", "The lines that have no answer, instead of those that have."),
-    click.Option(
-        ["--output"],
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="PATH",
-        help="File to write; one that exists is continued where it ends. `-` prints.",
-    ),
     _flag("follow", "Go on until the batch has ended."),
 )
 _WATCH = _flag("watch", "Show the progress until the batch has ended.")

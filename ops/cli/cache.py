@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class StatsConfig(CacheConfig):
+class ListConfig(CacheConfig):
     """What is told of the files."""
 
     verify: bool = setting(False, "Read all files, and count those that are damaged. Workers verify what they load.")
@@ -55,13 +56,13 @@ class _File(NamedTuple):
     modified: float
 
 
-def list_makers(config: CacheConfig) -> int:
+def list_makers(config: ListConfig) -> int:
     """List who made files, with one line for each kind of blocks.
 
     A maker is a model's weights with all that decides the bits of its KV: workers of equal makers share files. The log
     of a worker names its maker.
     """
-    from gpu_worker.execution.tiers.file_format import read_facts
+    from gpu_worker.execution.tiers.file_format import is_whole, read_facts
 
     kinds: dict[tuple[str, str], list[_File]] = {}
     rows = []
@@ -69,6 +70,12 @@ def list_makers(config: CacheConfig) -> int:
         for file in _files(store):
             kinds.setdefault((file.maker, file.group), []).append(file)
         firsts = {kind: _read(store, files[0].key) for kind, files in kinds.items()}
+        damaged = Counter(
+            kind
+            for kind, files in (kinds.items() if config.verify else ())
+            for file in files
+            if (data := _read(store, file.key)) is not None and not is_whole(data, file.key)
+        )
     for (maker, group), files in sorted(kinds.items()):
         facts = read_facts(firsts[maker, group] or b"")
         rows.append(
@@ -79,6 +86,7 @@ def list_makers(config: CacheConfig) -> int:
                 "files": len(files),
                 "bytes": sum(file.num_bytes for file in files),
                 "last_used": _time(max(file.modified for file in files)),
+                **({"damaged": damaged[maker, group]} if config.verify else {}),
             }
         )
     if config.json:
@@ -87,32 +95,6 @@ def list_makers(config: CacheConfig) -> int:
     elif rows:
         heads = [name.upper().replace("_", " ") for name in rows[0]]
         click.echo("\n".join(aligned([heads, *([str(value) for value in row.values()] for row in rows)])))
-    return 0
-
-
-def show_stats(config: StatsConfig) -> int:
-    """Count files and bytes; verify all of them if asked to."""
-    from gpu_worker.execution.tiers.file_format import is_whole
-
-    with _opened(config) as store:
-        files = list(_files(store))
-        num_damaged = 0
-        for file in files if config.verify else ():
-            data = _read(store, file.key)
-            num_damaged += data is not None and not is_whole(data, file.key)
-    totals: dict[str, int | str] = {
-        "files": len(files),
-        "bytes": sum(file.num_bytes for file in files),
-        "makers": len({file.maker for file in files}),
-    }
-    if files:
-        totals["least_recently_used"] = _time(min(file.modified for file in files))
-    if config.verify:
-        totals["damaged"] = num_damaged
-    if config.json:
-        click.echo(json.dumps(totals))
-    else:
-        click.echo("\n".join(aligned([[name.replace("_", " "), str(value)] for name, value in totals.items()])))
     return 0
 
 
@@ -191,8 +173,7 @@ def _time(seconds: float) -> str:
 command = click.Group(
     "cache",
     commands=[
-        settings_command(CacheConfig, "ls", list_makers),
-        settings_command(StatsConfig, "stats", show_stats),
+        settings_command(ListConfig, "ls", list_makers),
         settings_command(ClearConfig, "clear", clear),
     ],
     help="Look at KV caches in files, or delete them.",

@@ -87,7 +87,6 @@ def _markdown(runs: dict[str, list[Run]], standings: list[Standing]) -> str:
     if runs["served"]:
         parts += ["<details><summary>All servers</summary>", results_table(runs["served"], notes), "</details>"]
     parts += ["### Quantized models on a CPU", *_quantized(runs["quant"], notes)]
-    parts += ["### Prefix cache", goals_of(Section.PREFIX_CACHE)]
     parts += ["### Speculative decoding on a CPU", goals_of(Section.SPECULATION)]
     parts += ["### Scheduler", results_table(runs["scheduler"], notes)]
     parts += ["### Start-up", results_table(runs["startup"], notes)]

@@ -18,16 +18,11 @@ _Options = ParamSpec("_Options")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured, of ours and of the best baseline in the run, where it has one.
-
-    Attributes:
-        interval: What holds the true value with 95 %, where that is known.
-    """
+    """What was measured, of ours and of the best baseline in the run, where it has one."""
 
     value: float
     baseline: float | None = None
     baseline_name: str | None = None
-    interval: tuple[float, float] | None = None
 
 
 Measure = Callable[[Run], Figure | None]
@@ -71,22 +66,6 @@ def engine(
     peers = [row for row in rows if row.get("engine") == peer or (peer is None and row.get("engine") != OURS)]
     rate, name = max(((row[field], engine_name(row)) for row in peers), default=(None, None))
     return Figure(max(ours), rate, name)
-
-
-@_measure
-def prefix_cache_cost(run: Run) -> Figure | None:
-    """Read what the prefix cache adds where nothing hits, in percent."""
-    for row in _where(run, measurement="misses"):
-        low, high = row["cost_percent_interval"]
-        return Figure(row["cost_percent"], interval=(low, high))
-    return None
-
-
-@_measure
-def prefix_cache_hit(run: Run) -> Figure | None:
-    """Read the milliseconds to the first token of a prompt that is mostly known, and of one that is new."""
-    rows = _where(run, measurement="hits")
-    return next((Figure(row["hit_ttft_ms"], row["cold_ttft_ms"], "cold") for row in rows), None)
 
 
 @_measure

@@ -18,8 +18,6 @@ from ops.bench.report.figures import (
     kernel_floors,
     kernel_fraction,
     kernel_time,
-    prefix_cache_cost,
-    prefix_cache_hit,
     speculation,
     step_ms,
     token_rate,
@@ -32,7 +30,6 @@ class Section(Enum):
     GATEWAY = "gateway"
     ENGINE = "engine"
     SERVED = "served"
-    PREFIX_CACHE = "prefix_cache"
     SPECULATION = "spec"
     GPU = "gpu"
 
@@ -168,14 +165,6 @@ SERVED_GOALS = tuple(
     for batch in (1, 4, 16, 32)
 )
 
-PREFIX_CACHE_GOALS = tuple(
-    Goal(Section.PREFIX_CACHE, *row)
-    for row in (
-        ("prefix cache: cost where nothing hits", _MOST, 1, "%", "vLLM < 1 %", prefix_cache_cost()),
-        ("prefix cache: time to first token, 99 % of it known", _FRACTION, 20, "ms", "", prefix_cache_hit()),
-    )
-)
-
 _DEMO = "model"
 _PROPOSERS = ("ngram", "draft", "eagle", "mtp")
 DRAFT_GOALS = tuple(
@@ -254,7 +243,6 @@ GOALS: tuple[Goal, ...] = (
     *GATEWAY_GOALS,
     *_engine_goals(),
     *SERVED_GOALS,
-    *PREFIX_CACHE_GOALS,
     *DRAFT_GOALS,
     *GPU_GOALS,
 )

@@ -122,8 +122,6 @@ def _goal_cells(one: Standing, notes: Footnotes) -> list[str]:
     ratio = goal.ratio(figure)
     baseline = "" if figure.baseline is None else f"{number(figure.baseline)} ({figure.baseline_name})"
     measured = f"{number(figure.value)} {goal.unit}".strip()
-    if figure.interval is not None:
-        measured += f", 95 % in {number(figure.interval[0])} to {number(figure.interval[1])}"
     return [*cells, measured, baseline, "" if ratio is None else f"{ratio:.2f}", one.verdict, str(notes.number(run))]
 
 

@@ -53,7 +53,6 @@ SCENARIOS: dict[str, Scenario] = {disturbance.case: disturbance for disturbance 
     "aborts": clients.aborts,
     "never-readers": clients.never_readers,
     "overload-10x": clients.overload,
-    "idle-streams": clients.idle_streams,
     "greedy-keys": fairness.greedy_keys,
     "long-prompts": fairness.long_prompts,
     "background": fairness.background,

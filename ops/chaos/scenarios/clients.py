@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, MAX_CONCURRENT, System, SystemOptions
 
 _SLOT_CHECKS = 10
-_OPEN_PER_S = 200.0
 _NUM_SLOTS = 8
 _TOKENS = 40
 _SPAN_S = 12.0
@@ -93,8 +91,7 @@ async def overload(num_requests: int | None) -> Outcome:
         usual = Load(system, plain_bodies(_TOKENS, 8))
         await usual.learn_references()
         before = await measure(usual, system, usual.run(1_000_000, 12), _NUM_SLOTS, _SPAN_S)
-        crowd = Load(system, plain_bodies(_TOKENS, 8))
-        crowd.ledger.references = usual.ledger.references
+        crowd = usual.fresh()
         rate_per_s = 10 * before.tokens_per_s / _TOKENS
         coming = crowd.run_open(rate_per_s, 2 * _SPAN_S)
         crowded = await measure(crowd, system, coming, _NUM_SLOTS, _SPAN_S)
@@ -114,40 +111,6 @@ async def overload(num_requests: int | None) -> Outcome:
         firsts = [e.first_at - e.sent_at for e in crowd.ledger.entries if e.first_at is not None]
         outcome.figures["TTFT p50/p99 s"] = (percentile(firsts, 0.5), percentile(firsts, 0.99))
         await aftermath.check(system, crowd, outcome)
-    return outcome
-
-
-async def idle_streams(num_requests: int | None) -> Outcome:
-    """Thousands of streams that are open and send almost nothing."""
-    number = num_requests or 2000
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    outcome = Outcome("idle-streams", "<= 20 KB each")
-    many = {"max_connections": 2 * number, "max_streams": 2 * number, "max_queued_requests": 2 * number}
-    options = SystemOptions(
-        num_workers=2,
-        simulate_ms=3000.0,
-        worker={"simulate_growth": 0, "max_num_seqs": 8192, "num_blocks": 200_000, "max_num_batched_tokens": 16384},
-        gateway={**many, "max_queued_tokens": 100_000_000, "interactive_ttft_slo_s": 600},
-    )
-    async with System(options) as system:
-        gateway = system.gateways[0]
-        await asyncio.sleep(1.0)
-        before = gateway.rss_bytes
-        load = Load(system, plain_bodies(1900, 1), timeout_s=600.0)
-        opening = asyncio.create_task(load.run_open(_OPEN_PER_S, number / _OPEN_PER_S))
-        deadline = time.monotonic() + 120.0
-        while load.num_open < number and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
-        await asyncio.sleep(4.0)
-        each = (gateway.rss_bytes - before) / max(1, load.num_open)
-        outcome.num_requests = load.num_open
-        outcome.figures["bytes a stream"] = round(each)
-        outcome.expect(load.num_open == number, f"only {load.num_open} of {number} streams were open")
-        outcome.expect(each <= 20_000, f"{each:.0f} bytes a stream")
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return outcome
 
 

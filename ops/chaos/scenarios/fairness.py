@@ -46,25 +46,11 @@ async def greedy_keys(num_requests: int | None) -> Outcome:
     """Four keys with four requests of 128 choices each; a polite key's first tokens come as beside one such key."""
     number = min(num_requests or 40, 40)
     outcome = Outcome("greedy-keys", "TTFT <= 2x that beside one, no silence above 1 s")
-    async with System(_OPTIONS) as system:
-        polite = create_key(system.keys_file, tenant="polite")[1]
-        greedy = [create_key(system.keys_file, tenant=f"greedy-{index}")[1] for index in range(4)]
-        await asyncio.sleep(_KEYS_READ_S)
-        load = Load(system, plain_bodies(30, 8), key=polite)
-        await load.learn_references()
+    async with _polite_key(_OPTIONS, 4) as (system, load, greedy):
         medians = []
         for keys in (greedy[:1], greedy):
             async with _all_slots_wanted(system, keys):
-                own = Load(system, plain_bodies(30, 8), key=polite)
-                own.ledger.references = load.ledger.references
-                began = time.monotonic()
-                await own.run(number, 1)
-            load.max_lag_s = max(load.max_lag_s, own.max_lag_s)
-            outcome.count(own.ledger, [(began, time.monotonic())])
-            refused = own.ledger.verdicts()[Verdict.REFUSED]
-            outcome.expect(not refused, f"{refused} requests of the polite key were refused")
-            firsts = [entry.first_at - entry.sent_at for entry in own.ledger.entries if entry.first_at is not None]
-            medians.append(statistics.median(firsts))
+                medians.append(statistics.median(await _seconds_to_first_tokens(load, number, outcome)))
         outcome.figures["TTFT p50 beside one and four keys s"] = [round(median, 4) for median in medians]
         outcome.expect(medians[1] <= 2 * medians[0] + _KEYS_TOLERANCE_S, f"TTFT was {medians[1] / medians[0]:.1f}x")
         longest = max(outcome.silences_s)
@@ -77,27 +63,12 @@ async def long_prompts(num_requests: int | None) -> Outcome:
     """Another key's first tokens alone and beside 1,000 long prompts of one key, in turns: two steps later at most."""
     number = min(num_requests or 40, 40) // 2
     outcome = Outcome("long-prompts", "TTFT <= 1.5x that alone and two steps, none refused")
-    async with System(
-        replace(_OPTIONS, gateway=_LONG_QUEUE, worker={"max_num_batched_tokens": _STEP_TOKENS})
-    ) as system:
-        polite = create_key(system.keys_file, tenant="polite")[1]
-        greedy = create_key(system.keys_file, tenant="greedy")[1]
-        await asyncio.sleep(_KEYS_READ_S)
-        load = Load(system, plain_bodies(30, 8), key=polite)
-        await load.learn_references()
+    options = replace(_OPTIONS, gateway=_LONG_QUEUE, worker={"max_num_batched_tokens": _STEP_TOKENS})
+    async with _polite_key(options, 1) as (system, load, (greedy,)):
         firsts: dict[bool, list[float]] = {False: [], True: []}
         for is_beside in (False, True, False, True):
             async with _long_prompts_queued(system, greedy) if is_beside else nullcontext():
-                own = Load(system, plain_bodies(30, 8), key=polite)
-                own.ledger.references = load.ledger.references
-                began = time.monotonic()
-                await own.run(number, 1)
-            load.max_lag_s = max(load.max_lag_s, own.max_lag_s)
-            outcome.count(own.ledger, [(began, time.monotonic())])
-            refused = own.ledger.verdicts()[Verdict.REFUSED]
-            outcome.expect(not refused, f"{refused} requests of the polite key were refused")
-            entries = own.ledger.entries
-            firsts[is_beside] += [each.first_at - each.sent_at for each in entries if each.first_at is not None]
+                firsts[is_beside] += await _seconds_to_first_tokens(load, number, outcome)
         alone, beside = (statistics.median(firsts[each]) for each in (False, True))
         outcome.figures["TTFT p50 alone and beside 1,000 long prompts s"] = [round(alone, 4), round(beside, 4)]
         longest = max(firsts[True])
@@ -106,6 +77,29 @@ async def long_prompts(num_requests: int | None) -> Outcome:
         outcome.expect(beside <= 1.5 * alone + 2 * _LONG_STEP_S + _KEYS_TOLERANCE_S, f"TTFT was {beside / alone:.1f}x")
         await aftermath.check(system, load, outcome)
     return outcome
+
+
+@asynccontextmanager
+async def _polite_key(options: SystemOptions, num_greedy: int) -> AsyncIterator[tuple[System, Load, list[str]]]:
+    """Start a system; yield it with the load of a polite key, whose references it has, and greedy keys."""
+    async with System(options) as system:
+        polite, *greedy = (create_key(system.keys_file, tenant=f"tenant-{n}")[1] for n in range(num_greedy + 1))
+        await asyncio.sleep(_KEYS_READ_S)
+        load = Load(system, plain_bodies(30, 8), key=polite)
+        await load.learn_references()
+        yield system, load, greedy
+
+
+async def _seconds_to_first_tokens(polite: Load, number: int, outcome: Outcome) -> list[float]:
+    """Ask as the polite key does, one request after the other; none may be refused."""
+    load = polite.fresh()
+    began = time.monotonic()
+    await load.run(number, 1)
+    polite.max_lag_s = max(polite.max_lag_s, load.max_lag_s)
+    outcome.count(load.ledger, [(began, time.monotonic())])
+    refused = load.ledger.verdicts()[Verdict.REFUSED]
+    outcome.expect(not refused, f"{refused} requests of the polite key were refused")
+    return [each.first_at - each.sent_at for each in load.ledger.entries if each.first_at is not None]
 
 
 def _all_slots_wanted(system: System, keys: list[str]) -> AbstractAsyncContextManager[None]:

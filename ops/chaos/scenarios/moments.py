@@ -62,14 +62,14 @@ async def all_moments(num_requests: int | None) -> Outcome:
     """Run all cells; every request ends as the table says."""
     outcome = Outcome("moments", "each cell as in the table")
     async with System(_OPTIONS) as system:
-        probe, blockers = Load(system, _PROBE), Load(system, _BLOCKERS)
+        probe, blockers = Load(system, _PROBE), Load(system, _BLOCKERS, gateways=("gateway-1",))
         await probe.learn_references()
         await blockers.learn_references()
         async with Publisher(system) as publisher:
             expected = (await learn_results(publisher))[0]
         for process in PROCESSES:
             for moment in MOMENTS:
-                cell = Cell(process, moment, system, probe, _fresh(system, blockers))
+                cell = Cell(process, moment, system, probe, blockers.fresh())
                 began = time.monotonic()
                 outcome.num_requests += 1
                 problems = await (_run_job(cell, expected) if process == "publisher" else _run(cell))
@@ -204,9 +204,3 @@ async def _until(condition: Callable[[], object], timeout_s: float = 15.0) -> No
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-
-
-def _fresh(system: System, known: Load) -> Load:
-    load = Load(system, _BLOCKERS, gateways=("gateway-1",))
-    load.ledger.references = known.ledger.references
-    return load

@@ -6,7 +6,7 @@ from functools import partial
 
 from ops.chaos.disturbance import Disturbance
 from ops.chaos.faults import Drain, Freeze, Kill, Squeeze
-from ops.chaos.mix import mixed_bodies, plain_bodies
+from ops.chaos.mix import constrained_bodies, mixed_bodies, plain_bodies
 from ops.chaos.system import SystemOptions
 
 NUM_WORKERS = 3
@@ -32,8 +32,13 @@ _deaths = partial(
 )
 
 WORKER_DEATHS = (
-    # One of three workers is killed every other second.
-    _deaths("worker-sigkill", schedule=lambda n: [Kill(0.5, 1.0, _victim(n))], num_requests=1500),
+    # One of three workers is killed every other second, under documents and calls that keep to a schema too.
+    _deaths(
+        "worker-sigkill",
+        bodies=(*mixed_bodies(50), *constrained_bodies(50)),
+        schedule=lambda n: [Kill(0.5, 1.0, _victim(n))],
+        num_requests=1500,
+    ),
     # One of two workers is killed while four times as many requests wait as can run: no wait is longer than the line.
     Disturbance(
         "worker-sigkill-queue",

@@ -26,7 +26,6 @@ COMMANDS = {
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
     "kv_tiers": "--shape 15m --prompt 512 --rounds 1",
-    "prefix_cache": "--shape 15m --prompt 512 --rounds 1 --hit-rounds 1",
     "quant": "--shape 15m --methods int8 --batch 1 --prompt 16 --new 4 --rounds 1",
     "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
     "scheduler": "",
@@ -40,7 +39,6 @@ LEAST_ROWS = {
     "served": 2,
     "gateway": 2,
     "kv_tiers": 3,
-    "prefix_cache": 2,
     "quant": 2,
     "ranks": 4,
 }

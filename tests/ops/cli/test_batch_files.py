@@ -50,7 +50,7 @@ async def test_file_is_submitted_watched_and_its_results_are_continued(
 ) -> None:
     worker, run = system
     worker.answer = lambda request: echo(request) if request.messages[-1].content != "text 2" else None  # type: ignore[index]
-    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file = tmp_path / "in.jsonl"
     file.write_bytes(jsonl([line(number, "m") for number in range(3)]))
     status, told, _ = await run("submit", file)
     assert status == 0
@@ -58,24 +58,19 @@ async def test_file_is_submitted_watched_and_its_results_are_continued(
     await until(lambda: len(worker.computed) == 2)
     early = b""
     async with asyncio.timeout(60):
-        while early.count(b"\n") < 2:
-            assert (await run("results", batch_id, "--output", output))[0] == 0
-            early = output.read_bytes()
+        while early.count("\n") < 2:
+            status, early, _ = await run("results", batch_id)
+            assert status == 0
+    following = run("results", batch_id, "--follow")
     watching = run("watch", batch_id)
     worker.answer = echo
     status, _, shown = await watching
     assert status == 0
     assert "3 of 3 lines have an answer" in shown
-    for _ in range(2):
-        assert (await run("results", batch_id, "--output", output, "--follow"))[0] == 0
-        assert output.read_bytes().startswith(early)
-        assert sorted(json.loads(each)["custom_id"] for each in output.read_text().splitlines()) == [
-            "line-0",
-            "line-1",
-            "line-2",
-        ]
-    status, told, _ = await run("results", batch_id)
-    assert told == output.read_text()
+    for status, told, _ in (await following, await run("results", batch_id)):
+        assert status == 0
+        assert told.startswith(early)
+        assert sorted(json.loads(each)["custom_id"] for each in told.splitlines()) == ["line-0", "line-1", "line-2"]
 
 
 async def test_wrong_lines_are_listed_and_a_cancelled_batch_fails(
@@ -103,9 +98,11 @@ async def test_wrong_lines_are_listed_and_a_cancelled_batch_fails(
     assert "No batch found" in shown
 
 
-async def test_results_never_continue_another_file(system: tuple[EchoWorker, Command], tmp_path: Path) -> None:
+async def test_batches_are_listed_and_their_results_and_errors_printed(
+    system: tuple[EchoWorker, Command], tmp_path: Path
+) -> None:
     worker, run = system
-    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file = tmp_path / "in.jsonl"
     ids = []
     for content in ("short", "long" * 3000):
         file.write_bytes(jsonl([line(0, "m", content)]))
@@ -120,15 +117,7 @@ async def test_results_never_continue_another_file(system: tuple[EchoWorker, Com
     assert rows[1:] == [[each, "/v1/chat/completions", "completed", "1", "0", "1"] for each in ids[::-1]], table
     status, told, shown = await run("list", "--limit", 1, "--json")
     assert (json.loads(told)["id"], "the newest 1 batches" in shown) == (ids[1], True)
-    for first, second in (ids, ids[::-1]):
-        output.unlink(missing_ok=True)
-        assert (await run("results", first, "--output", output))[0] == 0
-        written = output.read_bytes()
-        for other in ((second,), (first, "--errors"), (second, "--errors")):
-            status, _, shown = await run("results", *other, "--output", output, "--follow")
-            assert output.read_bytes() == written
-            assert "--errors" in other or (status, "is not the beginning of these results" in shown) == (2, True)
-    status, told, _ = await run("results", ids[0], "--output", "-")
+    status, told, _ = await run("results", ids[0])
     assert (status, json.loads(told)["custom_id"]) == (0, "line-0")
     status, told, shown = await run("results", ids[0], "--errors")
     assert (status, told) == (0, "")
@@ -138,10 +127,8 @@ async def test_results_never_continue_another_file(system: tuple[EchoWorker, Com
     status, told, shown = await run("submit", file, "--watch")
     assert status == 1
     assert "2 of 2 lines done, completed, 2 of them without an answer" in shown
-    await run("results", json.loads(told)["id"], "--errors", "--output", output.with_name("errors"))
-    written = output.read_bytes()
-    assert (await run("results", json.loads(told)["id"], "--errors", "--output", output))[0] == 2
-    assert output.read_bytes() == written
+    errors = (await run("results", json.loads(told)["id"], "--errors"))[1]
+    assert [json.loads(each)["custom_id"] for each in errors.splitlines()] == ["line-0", "line-1"]
 
 
 async def test_refused_batch_leaves_no_file_and_a_failed_one_is_told(
@@ -172,7 +159,7 @@ def test_output_that_nobody_reads_is_no_failure_of_the_server(monkeypatch: pytes
     response = io.BytesIO(b"{}")
     monkeypatch.setattr(Endpoint, "open", lambda *arguments: response)
     with pytest.raises(BrokenPipeError):
-        BatchApi(Endpoint("http://x", None)).download("file-1", 0, b"", _Closed())
+        BatchApi(Endpoint("http://x", None)).download("file-1", 0, _Closed())
 
 
 def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,6 @@ def test_running_system_is_described_in_one_page_without_secrets(cli_system: Sys
         "processor",
         "memory",
         "compiler",
-        "processes",
         "nats rights",
         "queue",
         "clock",
