@@ -110,7 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=4096, help="of 16 tokens, memory of a worker")
     parser.add_argument("--gap-s", type=float, default=1.0, help="from one conversation to the next")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=0, help="conversations with the system itself, over HTTP")
     options = parser.parse_args(arguments)
     load = AgentLoad(median_turns=options.turns)
     bench = Bench(load, options.conversations, options.blocks, options.gap_s, options.seed)

@@ -14,14 +14,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 _AGAIN_S = 0.01
-_IMPORT_AGAIN_S = 0.2
 
 
 @contextmanager
@@ -46,7 +44,7 @@ def interrupts_kept() -> Iterator[None]:
 
 
 def import_interruptibly(name: str) -> None:
-    """Import a package that may drop a Ctrl-C, and let Ctrl-C end the import all the same.
+    """Import a package that may drop a Ctrl-C; one that is pressed meanwhile is raised when the import ends.
 
     While PyTorch's compiled code imports NumPy, it drops any exception: one in ten interrupts during the import was
     lost, and a job of minutes went on.
@@ -58,46 +56,12 @@ def import_interruptibly(name: str) -> None:
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         importlib.import_module(name)
         return
-    interrupts = _ImportInterrupts()
-    signal.signal(signal.SIGINT, interrupts.note)
+    interrupted = threading.Event()
+    signal.signal(signal.SIGINT, lambda _number, _frame: interrupted.set())
     try:
         importlib.import_module(name)
     finally:
-        interrupts.end()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if interrupts.were_noted:
-            # Also in the place of an error that the interrupt was made into.
+        if interrupted.is_set():
+            # Also in the place of an error that the import ended with.
             raise KeyboardInterrupt
-
-
-class _ImportInterrupts:
-    """Raises interrupts, again and again until they end the import.
-
-    Attributes:
-        were_noted: Whether there was one.
-    """
-
-    def __init__(self) -> None:
-        self.were_noted = False
-        self._is_over = False
-        self._lock = threading.Lock()
-
-    def note(self, _number: int, _frame: FrameType | None) -> None:
-        self.were_noted = True
-        if not self._is_over:
-            again = threading.Timer(_IMPORT_AGAIN_S, self._raise_again)
-            again.daemon = True
-            again.start()
-            raise KeyboardInterrupt
-
-    def end(self) -> None:
-        """Let no further one be raised; one that is under way is only noted."""
-        self._is_over = True
-        with self._lock:
-            return
-
-    def _raise_again(self) -> None:
-        with self._lock:
-            if not self._is_over:
-                # To the main thread itself, which may be waiting in a call of the system.
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -48,7 +48,7 @@ def run(config: QuantizeConfig) -> int:
     """Make a quantized copy of a model.
 
     It has the public checkpoint convention of its method. Works layer by layer, so that the model need not fit into
-    memory. Interrupted, it goes on where it was when it is started again with the same options.
+    memory.
     """
     if config.method is None or config.model is None or config.out is None:
         missing = next(name for name in ("method", "model", "out") if getattr(config, name) is None)
@@ -78,7 +78,7 @@ def run(config: QuantizeConfig) -> int:
         first = next(steps)
         _advance(chain([first], steps), unseen)
     except KeyboardInterrupt:
-        told = f"interrupted; the finished layers stay in {config.out}: the same command goes on behind them"
+        told = f"interrupted; delete {config.out} before you start again: it is no whole model"
         click.echo(f"\n{told}", err=True)
         raise
     if unseen:

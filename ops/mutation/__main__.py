@@ -1,10 +1,9 @@
 """`make mutants`: a sample of mutants of each room, run against the tests near them; a survivor lacks an assertion.
 
 A mutant meets mypy, since `make lint` has to pass too, then the tests of its file, those that import it and those of
-its folder. One that crashes wherever its line runs says nothing about the tests, and is not counted. Works on copies of
-the tree, one for each job. The sample is drawn by `--seed`: the same seed, code and `--sample` try the same mutants,
-and `--skip` goes on where an earlier run ended. Mutants without effect are listed with the reason in `equivalent.toml`.
-`--serious` tries the mutants of `serious.toml` instead.
+its folder, in a copy of the tree. One that crashes wherever its line runs says nothing about the tests, and is not
+counted. The same `--seed`, code and `--sample` try the same mutants, and `--skip` goes on where an earlier run ended.
+Mutants without effect are in `equivalent.toml`. `--serious` tries the mutants of `serious.toml` instead.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from ops.bench.record import append_record
 from ops.mutation.covering import CoveringTests
 from ops.mutation.judge import Judge, Kind
-from ops.mutation.mutant import Group, Mutant, equivalent_mutants, serious_mutants
+from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
 from ops.mutation.sample import ROOT, draw, rooms
 from ops.mutation.semantic import is_crash
 
@@ -49,79 +48,51 @@ _NOT_COUNTED = (Verdict.CRASHED, Verdict.EQUIVALENT)
 _VERDICTS = {Kind.FAILED: Verdict.TESTS, Kind.LATE: Verdict.TIME, Kind.CRASHED: Verdict.CRASHED}
 
 
-class Run:
-    """The mutants still to try and the verdicts so far. The jobs share it under one lock."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        groups = [group for group in Group if not (options.semantic and group is Group.EASY)]
-        self.counts: dict[tuple[str, Group], Counter[Verdict]] = {}
-        drawn: list[list[tuple[str, Group, Mutant]]] = []
-        for room, files in rooms().items():
-            chosen = [path for path in files if not options.file or path.startswith(tuple(options.file))]
-            if chosen and f"{room}.".startswith(f"{options.room}." if options.room else ""):
-                for group in groups:
-                    mutants = draw(chosen, group, options.sample, options.seed, options.skip)
-                    drawn.append([(room, group, mutant) for mutant in mutants])
-                    self.counts[room, group] = Counter()
-        # The rooms take turns, so that a run that ends early has tried something of each.
-        longest = max(map(len, drawn), default=0)
-        self._left = [row[place] for place in range(longest) for row in drawn if place < len(row)][::-1]
-        self.size = len(self._left)
-        self._equivalent = {(each.path, each.before, each.after) for each in equivalent_mutants()}
-        self._seconds_each: float = options.limit
-        self._until = time.monotonic() + options.minutes * 60
-        self._lock = threading.Lock()
-
-    @property
-    def num_left(self) -> int:
-        """Mutants that were not tried."""
-        return len(self._left)
-
-    def work(self, copy: Path) -> None:
-        """Judge mutants in a copy of the tree until there are none, or no time, left."""
-        judge, covering = Judge(copy), CoveringTests(copy)
-        while (taken := self._take()) is not None:
-            room, group, mutant = taken
-            verdict, test = self._verdict(judge, covering, copy, mutant)
-            with self._lock:
-                self.counts[room, group][verdict] += 1
-                shown = f"\n    {test}" if test else ""
-                print(f"{verdict.upper()} {group} {mutant}{shown}", flush=True)
-
-    def _verdict(self, judge: Judge, covering: CoveringTests, copy: Path, mutant: Mutant) -> tuple[Verdict, str | None]:
-        if (mutant.path, mutant.before, mutant.after) in self._equivalent:
-            return Verdict.EQUIVALENT, None
-        if error := _type_error(copy, mutant):
-            return (Verdict.CRASHED if is_crash(mutant.operator, error) else Verdict.TYPES), error
-        until = time.monotonic() + self._seconds_each
-        for tests in covering.of(mutant.path):
-            if (left := until - time.monotonic()) > 0:
-                failed = judge.failure(mutant.path, mutant.source, tests, left)
-                if failed is not None:
-                    return _VERDICTS[failed.kind], failed.test
-        return Verdict.SURVIVED, None
-
-    def _take(self) -> tuple[str, Group, Mutant] | None:
-        with self._lock:
-            return self._left.pop() if self._left and time.monotonic() < self._until else None
-
-
 def main() -> int:
-    """Run the sample and print the verdicts; 1 if a room's tests noticed fewer than nine in ten of a group."""
+    """Run the sample and print the verdicts; 1 if a room's tests noticed fewer than nine in ten."""
     options = _options()
     with tempfile.TemporaryDirectory(prefix="headrace-mutants-") as directory:
-        folder = Path(directory)
+        copy = _copy_tree(Path(directory))
         if options.serious:
-            return _try_serious(_copy_tree(folder / "0"), options.room.replace(".", "/"))
-        run = Run(options)
-        print(f"{run.size} mutants, seed {options.seed}, at most {options.minutes:g} minutes", flush=True)
-        copies = [_copy_tree(folder / str(index)) for index in range(options.jobs)]
-        threads = [threading.Thread(target=run.work, args=(copy,)) for copy in copies]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return _report(run, options.record)
+            return _try_serious(copy, options.room.replace(".", "/"))
+        drawn = _sample(options)
+        counts = {room: Counter[Verdict]() for room, _ in drawn}
+        print(f"{len(drawn)} mutants, seed {options.seed}, at most {options.minutes:g} minutes", flush=True)
+        judge, covering, until = Judge(copy), CoveringTests(copy), time.monotonic() + options.minutes * 60
+        for room, mutant in drawn:
+            if time.monotonic() > until:
+                break
+            verdict, test = _verdict(judge, covering, copy, mutant, options.limit)
+            counts[room][verdict] += 1
+            print(f"{verdict.upper()} {mutant}" + (f"\n    {test}" if test else ""), flush=True)
+    num_left = len(drawn) - sum(each.total() for each in counts.values())
+    return _report(counts, options.record, f"{num_left} of {len(drawn)} in the sample not tried")
+
+
+def _sample(options: argparse.Namespace) -> list[tuple[str, Mutant]]:
+    """Draw mutants of the rooms, which take turns: a run that ends early has tried something of each."""
+    drawn: list[list[tuple[str, Mutant]]] = []
+    for room, files in rooms().items():
+        chosen = [path for path in files if not options.file or path.startswith(tuple(options.file))]
+        if chosen and f"{room}.".startswith(f"{options.room}." if options.room else ""):
+            drawn.append([(room, mutant) for mutant in draw(chosen, options.sample, options.seed, options.skip)])
+    return [each for each in chain.from_iterable(zip_longest(*drawn)) if each is not None]
+
+
+def _verdict(
+    judge: Judge, covering: CoveringTests, copy: Path, mutant: Mutant, seconds: float
+) -> tuple[Verdict, str | None]:
+    if any((mutant.path, mutant.before, mutant.after) == (e.path, e.before, e.after) for e in equivalent_mutants()):
+        return Verdict.EQUIVALENT, None
+    if error := _type_error(copy, mutant):
+        return (Verdict.CRASHED if is_crash(mutant.operator, error) else Verdict.TYPES), error
+    until = time.monotonic() + seconds
+    for tests in covering.of(mutant.path):
+        if (left := until - time.monotonic()) > 0:
+            failed = judge.failure(mutant.path, mutant.source, tests, left)
+            if failed is not None:
+                return _VERDICTS[failed.kind], failed.test
+    return Verdict.SURVIVED, None
 
 
 def _try_serious(copy: Path, wanted: str) -> int:
@@ -134,20 +105,20 @@ def _try_serious(copy: Path, wanted: str) -> int:
     return min(1, num_survived)
 
 
-def _report(run: Run, is_recorded: bool) -> int:
-    print(f"\n{'room':30}{'group':>10}" + "".join(f"{verdict:>11}" for verdict in Verdict) + f"{'noticed':>9}")
+def _report(rooms: dict[str, Counter[Verdict]], is_recorded: bool, left: str) -> int:
+    print(f"\n{'room':30}" + "".join(f"{verdict:>11}" for verdict in Verdict) + f"{'noticed':>9}")
     is_reached = True
-    for (room, group), counts in run.counts.items():
+    for room, counts in rooms.items():
         num_tested = counts.total() - sum(counts[verdict] for verdict in _NOT_COUNTED)
         share = 1 - counts[Verdict.SURVIVED] / num_tested if num_tested else None
         is_reached = is_reached and (share is None or share >= GOAL)
         shown = "-" if share is None else f"{share:.0%}"
-        print(f"{room:30}{group:>10}" + "".join(f"{counts[verdict]:11}" for verdict in Verdict) + f"{shown:>9}")
+        print(f"{room:30}" + "".join(f"{counts[verdict]:11}" for verdict in Verdict) + f"{shown:>9}")
         if is_recorded:
             # A verdict is called "time", as is the moment of every record.
-            row = {"case": room, "group": group, **{f"num_{verdict}": counts[verdict] for verdict in Verdict}}
+            row = {"case": room, "group": "semantic", **{f"num_{verdict}": counts[verdict] for verdict in Verdict}}
             append_record("mutants", f"make mutants ARGS={shlex.quote(shlex.join(sys.argv[1:]))}", row)
-    print(f"goal {GOAL:.0%} of each; {run.num_left} of {run.size} in the sample not tried")
+    print(f"goal {GOAL:.0%} of each; {left}")
     return 0 if is_reached else 1
 
 
@@ -183,13 +154,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--room", default="", help="One room or package, such as gateway.dispatch or gateway.")
     parser.add_argument("--file", nargs="+", help="Files or folders instead, such as gateway/http1/body.py.")
-    parser.add_argument("--semantic", action="store_true", help="Semantic mutants only.")
-    parser.add_argument("--sample", type=int, default=10, help="Mutants of each group in each room.")
+    parser.add_argument("--sample", type=int, default=10, help="Mutants of each room.")
     parser.add_argument("--seed", type=int, default=0, help="Which sample.")
     parser.add_argument("--skip", type=int, default=0, help="Number of mutants to skip at the front of each sample.")
     parser.add_argument("--minutes", type=float, default=30.0, help="End after this time.")
     parser.add_argument("--limit", type=float, default=90.0, help="Seconds of tests for each mutant.")
-    parser.add_argument("--jobs", type=int, default=2, help="Mutants tested at once.")
     parser.add_argument("--record", action="store_true", help="Append the figures to ops/bench/results/mutants.jsonl.")
     parser.add_argument("--serious", action="store_true", help="Try the mutants of serious.toml, and no sample.")
     return parser.parse_args()

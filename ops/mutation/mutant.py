@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import ast
-import enum
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 _LISTS = Path(__file__).parent
-
-
-class Group(enum.StrEnum):
-    """Easy mutants change a constant or an operator; semantic ones are mistakes that a programmer makes."""
-
-    SEMANTIC = "semantic"
-    EASY = "easy"
 
 
 @dataclass(frozen=True, slots=True)

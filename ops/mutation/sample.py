@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from ops.mutation.easy import easy_edits
-from ops.mutation.mutant import Edit, Group, Mutant, SourceFile
+from ops.mutation.mutant import Edit, Mutant, SourceFile
 from ops.mutation.semantic import block_edits, semantic_edits
 from ops.mutation.variables import fields_of, is_logging, scope_of, variable_edits
 
@@ -33,12 +32,11 @@ def rooms() -> dict[str, list[str]]:
     return dict(found)
 
 
-def draw(paths: list[str], group: Group, size: int, seed: int, skip: int = 0) -> list[Mutant]:
+def draw(paths: list[str], size: int, seed: int, skip: int = 0) -> list[Mutant]:
     """Draw different mutants of these files. The operators take turns, since some have many more places than others.
 
     Args:
         paths: The files.
-        group: Which operators.
         size: Number of mutants; fewer if the files have fewer.
         seed: The same seed draws the same mutants of the same code, in the same order.
         skip: Number of mutants at the front to leave out, which an earlier run tried.
@@ -46,7 +44,7 @@ def draw(paths: list[str], group: Group, size: int, seed: int, skip: int = 0) ->
     places: dict[str, list[tuple[SourceFile, Edit]]] = defaultdict(list)
     for path in paths:
         file = SourceFile(ROOT, path)
-        for edit in _edits(file, group):
+        for edit in _edits(file):
             places[edit.operator].append((file, edit))
     order = random.Random(seed)
     for name in sorted(places):
@@ -63,19 +61,15 @@ def draw(paths: list[str], group: Group, size: int, seed: int, skip: int = 0) ->
     return list(drawn.values())[skip:]
 
 
-def _edits(file: SourceFile, group: Group) -> Iterator[Edit]:
+def _edits(file: SourceFile) -> Iterator[Edit]:
     for function, outer, attributes in _functions(file.tree, {}, {}):
         for node, is_function in _code(function):
-            if group is Group.EASY:
-                yield from easy_edits(file, node)
-                continue
             yield from semantic_edits(file, node)
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(node, name, None)
                 if isinstance(block, list):
                     yield from block_edits(file, [each for each in block if not is_logging(each)], is_function)
-        if group is Group.SEMANTIC:
-            yield from variable_edits(file, function, outer, attributes)
+        yield from variable_edits(file, function, outer, attributes)
 
 
 def _functions(

@@ -1,13 +1,8 @@
-"""The folder that a quantized model is written to, resumable while under work, and its tensors' names.
-
-Under `unfinished/` lie the job's description and a folder of its own for each finished layer. At the end the layers'
-files move up as shards, and `config.json` is written last.
-"""
+"""The folder that a quantized model is written to, and its tensors' names."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.shard_files import INDEX_FILE, SINGLE_FILE
+from gpu_worker.models.shard_files import INDEX_FILE
 from shared.errors import ConfigError
 
 _COPIED = (
@@ -33,101 +28,49 @@ _COPIED = (
 
 
 class QuantizedFolder:
-    """Owns the files under one folder."""
+    """Owns the files under one folder: a shard for each layer and one for the rest, and last `config.json`."""
 
     def __init__(self, path: Path, num_layers: int) -> None:
-        self._path = path
-        self._work = path / "unfinished"
-        self._num_layers = num_layers
-
-    @classmethod
-    def open(cls, path: Path, job: Mapping[str, str], num_layers: int) -> QuantizedFolder:
-        """Take a new or empty folder, or one in which the same job began. Nothing is written before `begin`.
+        """Take a new or empty folder. Nothing is written yet.
 
         Raises:
-            ConfigError: The folder holds something else: a finished model, another job, or other files.
+            ConfigError: The folder holds something.
         """
+        self._path = path
+        self._num_shards = num_layers + 1
+        self._weight_map: dict[str, str] = {}
+        self._num_bytes = 0
         with _written_to(path):
-            return cls._open(path, job, num_layers)
-
-    @classmethod
-    def _open(cls, path: Path, job: Mapping[str, str], num_layers: int) -> QuantizedFolder:
-        folder = cls(path, num_layers)
-        description = folder._work / "job.json"
-        if description.is_file():
-            begun = json.loads(description.read_text())
-            differing = [name for name in job if begun.get(name) != job[name]]
-            if differing:
-                problem = (
-                    f"{path} holds an unfinished job with another {', '.join(differing)}; delete it or go on with it"
-                )
-                raise ConfigError("HEADRACE_OUT", problem)
-            return folder
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
-        return folder
-
-    def begin(self, job: Mapping[str, str]) -> None:
-        """Make the folder and write the job's description, unless the job has begun."""
-        description = self._work / "job.json"
-        if description.is_file():
-            return
-        with _written_to(self._path):
-            self._work.mkdir(parents=True, exist_ok=True)
-            written = description.with_suffix(".part")
-            written.write_text(json.dumps(dict(job)))
-            os.replace(written, description)
-
-    def has_layer(self, index: int) -> bool:
-        """Return True when the layer has been written."""
-        return (self.layer(index) / SINGLE_FILE).is_file()
-
-    def layer(self, index: int) -> Path:
-        """Return the folder of a layer, which reads like a checkpoint's."""
-        return self._work / f"layer-{index:05d}"
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise ConfigError("HEADRACE_OUT", f"{path} exists and is not empty; name a new folder")
 
     def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a layer's tensors, which have their whole names."""
-        self._write(self.layer(index), tensors)
+        name = f"model-{index + 1:05d}-of-{self._num_shards:05d}.safetensors"
+        file = self._path / name
+        with _written_to(self._path):
+            self._path.mkdir(parents=True, exist_ok=True)
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
+            # The library writes files that only their owner can read.
+            file.chmod(0o644)
+            self._num_bytes += file.stat().st_size
+        self._weight_map |= dict.fromkeys(tensors, name)
 
     def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write the tensors outside the layers."""
-        self._write(self.layer(self._num_layers), tensors)
+        self.write_layer(self._num_shards - 1, tensors)
 
-    def finish(
-        self, model: Path, quantization_config: Mapping[str, object], changes: Mapping[str, object] | None = None
-    ) -> None:
+    def finish(self, model: Path, quantization_config: Mapping[str, object], changes: Mapping[str, object]) -> None:
         """Make a model of the files; tokenizer and settings are copied from `model`, but for what `changes` says."""
         with _written_to(self._path):
-            self._finish(model, quantization_config, changes or {})
-
-    def _finish(self, model: Path, quantization_config: Mapping[str, object], changes: Mapping[str, object]) -> None:
-        total, num_bytes = self._num_layers + 1, 0
-        weight_map: dict[str, str] = {}
-        for index in range(total):
-            name = f"model-{index + 1:05d}-of-{total:05d}.safetensors"
-            os.replace(self.layer(index) / SINGLE_FILE, self._path / name)
-            with safe_open(self._path / name, framework="pt") as shard:
-                weight_map |= dict.fromkeys(shard.keys(), name)
-            num_bytes += (self._path / name).stat().st_size
-        for file in _COPIED:
-            if (model / file).is_file():
-                shutil.copyfile(model / file, self._path / file)
-        index_text = json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1)
-        (self._path / INDEX_FILE).write_text(index_text)
-        config = json.loads((model / "config.json").read_text())
-        config |= {**changes, "quantization_config": dict(quantization_config)}
-        (self._path / "config.json").write_text(json.dumps(config, indent=2))
-        shutil.rmtree(self._work)
-
-    def _write(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-        with _written_to(self._path):
-            folder.mkdir(exist_ok=True)
-            written = folder / f"{SINGLE_FILE}.part"
-            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, written, {"format": "pt"})
-            # The library writes files that only their owner can read.
-            written.chmod(0o644)
-            os.replace(written, folder / SINGLE_FILE)
+            for file in _COPIED:
+                if (model / file).is_file():
+                    shutil.copyfile(model / file, self._path / file)
+            facts = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._weight_map}
+            (self._path / INDEX_FILE).write_text(json.dumps(facts, indent=1))
+            config = json.loads((model / "config.json").read_text())
+            config |= {**changes, "quantization_config": dict(quantization_config)}
+            (self._path / "config.json").write_text(json.dumps(config, indent=2))
 
 
 @contextmanager
@@ -137,7 +80,7 @@ def _written_to(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        problem = f"{path} cannot be written: {reason}; mend that and start the same job again, or name another folder"
+        problem = f"{path} cannot be written: {reason}; mend that, or name another folder"
         raise ConfigError("HEADRACE_OUT", problem) from error
 
 

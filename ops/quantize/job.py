@@ -1,27 +1,24 @@
-"""The job of quantizing a model: layer by layer in bounded memory, each layer's file kept for a later resumption.
+"""The job of quantizing a model, layer by layer in bounded memory.
 
-A folder under work holds a file with the job's description, and gets its `config.json` last: until then no engine takes
-it for a model. A job that is started again with the same description goes on after the last layer that was written.
+The folder gets its `config.json` last: until then no engine takes it for a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer import LayerWeights
-from gpu_worker.layers.layer_source import QuantizedLayers, feature_factors
-from gpu_worker.layers.linear import LinearShape, Projection
+from gpu_worker.layers.layer_source import feature_factors
+from gpu_worker.layers.linear import LinearShape
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import take_positions
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.quantization.gguf.model_file import find_gguf
-from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.linear.forms import DenseWeight
@@ -55,10 +52,10 @@ class Advance:
 
 
 def quantize(job: QuantizeJob) -> Iterator[Advance]:
-    """Do the job, reporting after each matrix; resumed layers are reported at once.
+    """Do the job, reporting after each matrix.
 
     Raises:
-        HeadraceError: The model or the job cannot be used; what was written stays for a resumption.
+        HeadraceError: The model or the job cannot be used.
     """
     if find_gguf(job.model) is not None:
         problem = f"{job.model} is a GGUF file, which is served as it is; quantize a directory in Hugging Face's format"
@@ -66,21 +63,14 @@ def quantize(job: QuantizeJob) -> Iterator[Advance]:
     config = read_model_config(job.model)
     method = make_method(job.method, job.group_size)
     check_job(config, job, method)
-    folder = QuantizedFolder.open(job.out, _description(job), config.num_layers)
+    folder = QuantizedFolder(job.out, config.num_layers)
     names = [matrices(layer, config) for layer in config.layers]
     total = sum(map(len, names))
     with _opened(job, config) as checkpoint, _as_stored(job) as stored, torch.inference_mode():
         keeper = _Keeper(config, method, stored)
         layer_pass = _layer_pass(job, config, checkpoint) if method.needs_inputs else None
-        # A calibration that cannot be read leaves no folder behind.
-        folder.begin(_description(job))
         for index in range(config.num_layers):
             done = sum(map(len, names[:index]))
-            if folder.has_layer(index):
-                if layer_pass is not None:
-                    layer_pass.advance(index, _finished_layer(job, config, method, folder, index))
-                yield Advance(done + len(names[index]), total, f"layer {index}, done before")
-                continue
             weights = config.take_layer(config.layer_source(checkpoint), index)
             inputs = None if layer_pass is None else layer_pass.observe(index, weights, names[index])
             rounding = _LayerRounding(method, config, names[index], weights, inputs)
@@ -106,12 +96,6 @@ def _opened(job: QuantizeJob, config: ModelConfig) -> Checkpoint:
 def _as_stored(job: QuantizeJob) -> Checkpoint:
     """Open the model in its own names."""
     return Checkpoint(job.model, torch.float32, torch.device("cpu"))
-
-
-def _description(job: QuantizeJob) -> dict[str, str]:
-    """Return the settings that tell one job from another, however their paths were written."""
-    settings = {name: value.resolve() if isinstance(value, Path) else value for name, value in asdict(job).items()}
-    return {name: str(value) for name, value in settings.items()}
 
 
 class _LayerRounding:
@@ -211,23 +195,6 @@ def _layer_pass(job: QuantizeJob, config: ModelConfig, checkpoint: Checkpoint) -
     return LayerPass(config, embedded, device, vectors)
 
 
-def _finished_layer(
-    job: QuantizeJob, config: ModelConfig, method: Method, folder: QuantizedFolder, index: int
-) -> LayerWeights:
-    reader = read_method({"quantization_config": method.config(has_head=job.lm_head, ignored=_kept(config))})
-    assert reader is not None
-    renamed = config.block.names.renamed
-    with Checkpoint(folder.layer(index), torch.float32, torch.device(job.device), renamed=renamed) as source:
-        layers = config.layer_source(source, QuantizedLayers(reader, source))
-        stored = config.take_layer(layers, index)
-    names = matrices(config.layer(index), config)
-    return with_matrices(stored, {name: _dense(matrix_of(stored, name)) for name in names})
-
-
 def _kept(config: ModelConfig) -> list[str]:
     """Return the patterns of linear layers that stay, which are the same in the checkpoint's names and the engine's."""
     return [rf"re:.*\.{name}$" for name in kept_modules(config)]
-
-
-def _dense(projection: Projection) -> Projection:
-    return replace(projection, weight=DenseWeight(projection.weight.dequantize()))

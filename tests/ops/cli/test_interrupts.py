@@ -87,14 +87,6 @@ def test_interrupt_that_an_import_swallows_is_raised_behind_it(package: Path, th
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_import_that_swallowed_an_interrupt_is_ended_by_the_next_one(package: Path) -> None:
-    package.write_text(SWALLOWS + "import time\ntime.sleep(60)\n")
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        import_interruptibly("package_of_a_test")
-    assert time.monotonic() - began < 30
-
-
 def test_import_without_an_interrupt_is_an_import(package: Path) -> None:
     package.write_text("value = 5")
     import_interruptibly("package_of_a_test")

@@ -73,18 +73,6 @@ def test_quantized_experts_are_near_the_model_s(model: Path, tmp_path: Path, met
     assert all(router.is_floating_point() and router.itemsize > 1 for router in routers)
 
 
-@pytest.mark.slow
-def test_interrupted_job_goes_on_behind_the_layers_it_has(model: Path, tmp_path: Path) -> None:
-    list(quantize(job_for(model, tmp_path / "whole", "gptq")))
-    broken = quantize(job_for(model, tmp_path / "broken", "gptq"))
-    while "layer 1" not in next(broken).name:
-        pass
-    broken.close()
-    again = [advance.name for advance in quantize(job_for(model, tmp_path / "broken", "gptq"))]
-    assert "done before" in again[0]
-    torch.testing.assert_close(logits_of(tmp_path / "broken"), logits_of(tmp_path / "whole"), rtol=0, atol=0)
-
-
 def test_experts_that_calibration_never_reaches_are_reported_and_rounded(tmp_path: Path) -> None:
     save_mixture(tmp_path / "model", "Mixtral")
     short = replace(job_for(tmp_path / "model", tmp_path / "out", "gptq"), samples=1, window=2)
