@@ -56,7 +56,7 @@ async def test_file_is_submitted_watched_and_its_results_are_continued(
     assert status == 0
     batch_id = json.loads(told)["id"]
     await until(lambda: len(worker.computed) == 2)
-    early = b""
+    early = ""
     async with asyncio.timeout(60):
         while early.count("\n") < 2:
             status, early, _ = await run("results", batch_id)
