@@ -108,10 +108,6 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
     Of several processes that need it, one builds and the others wait for it. Where the folder cannot be locked, each
     builds in a folder of its own and moves the result into place.
 
-    Args:
-        directory: Where the library is, or will be.
-        progress: Called several times a second while it is built, with the files that are compiled and that there are.
-
     Raises:
         KernelBuildError: There is no g++, or it fails, or the folder cannot be written.
     """
@@ -139,10 +135,7 @@ def build_library(directory: Path, progress: Progress | None = None) -> Path:
 
 @contextmanager
 def _only_builder(directory: Path, library: Path, progress: Progress) -> Iterator[None]:
-    """Wait for a lock on the folder, and hold it; who gets it removes what killed builds have left.
-
-    The wait ends without the lock when the library is there, and after the longest time that a build may take.
-    """
+    """Wait for a lock on the folder, and hold it; who gets it removes what killed builds have left."""
     deadline = time.monotonic() + BUILD_TIMEOUT_S
     with ExitStack() as held:
         while not library.exists() and time.monotonic() < deadline:
@@ -161,7 +154,6 @@ def _no_progress(_done: int, _total: int) -> None:
 
 
 def _compile(compiler: str, workplace: Path, library: Path, progress: Progress) -> None:
-    """Compile the sources side by side, link them, and move the library into place."""
     objects = [workplace / f"{index}.o" for index in range(len(SOURCES))]
     linked = workplace / "linked.so"
     commands = [
@@ -180,7 +172,6 @@ def _compile(compiler: str, workplace: Path, library: Path, progress: Progress) 
 
 
 def _fingerprint(compiler: str) -> str:
-    """Hash everything the machine code depends on."""
     version = subprocess.run(
         [compiler, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=False, timeout=10
     )
@@ -190,7 +181,6 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """Name the processor's model and instruction sets, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

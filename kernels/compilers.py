@@ -34,10 +34,6 @@ class KernelBuildError(HeadraceError):
 def run_compilers(commands: Sequence[Sequence[str]], report: Callable[[int], None]) -> None:
     """Run commands side by side to their ends; when one fails, the others are killed.
 
-    Args:
-        commands: A compiler and its arguments, each.
-        report: Called several times a second with how many have ended.
-
     Raises:
         KernelBuildError: One fails, or takes too long.
         OSError: One cannot be started.
@@ -75,7 +71,6 @@ def _start(command: Sequence[str], guard: int) -> subprocess.Popen[str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill a compiler that still runs, and the programs that it has started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 

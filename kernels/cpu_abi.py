@@ -25,14 +25,9 @@ _LETTERS: Mapping[type | None, str] = {
 
 
 class AbiMismatchError(HeadraceError):
-    """The compiled library does not take what Python would pass.
-
-    Attributes:
-        name: Of the function or structure.
-    """
+    """The compiled library does not take what Python would pass."""
 
     def __init__(self, name: str, problem: str) -> None:
-        """Say what differs."""
         super().__init__(f"the compiled CPU kernels do not fit the Python code: {name} {problem}")
         self.name = name
 
@@ -55,11 +50,6 @@ def check_abi(
     structures: Mapping[str, type[ctypes.Structure]] = STRUCTURES,
 ) -> None:
     """Check every function and structure.
-
-    Args:
-        library: The compiled library.
-        functions: By the names that `EXPORT_SIGNATURE` has for them.
-        structures: By the names that `EXPORT_STRUCTURE` has for them.
 
     Raises:
         AbiMismatchError: One is missing, or differs in its arguments, fields, offsets or sizes.
@@ -99,7 +89,6 @@ def _shown(place: tuple[int, int] | None) -> str:
 
 
 def _described(library: ctypes.CDLL, symbol: str, name: str, macro: str, kind: type) -> Any:
-    """Call a function that describes another, or a structure."""
     try:
         describe = getattr(library, symbol)
     except AttributeError:

@@ -1,8 +1,4 @@
-"""What the Triton kernels' launch tables need to know about a GPU: its generation and its size.
-
-Each op keeps its own table, keyed by generation, beside its kernel. There is no autotuner at run time: a table is read
-once per launch, and changes only in the source.
-"""
+"""Generation and size of a GPU, by which launch tables choose. There is no autotuner at run time."""
 
 from __future__ import annotations
 

@@ -15,14 +15,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a layer keeps of a token.
-
-    Attributes:
-        num_kv_heads: Heads of keys and of values.
-        key_dim: Numbers of a head of keys.
-        value_dim: Numbers of a head of values.
-        is_latent: Values are the first `value_dim` numbers of the keys, and take no memory of their own.
-    """
+    """What a layer keeps of a token; in a latent cache values are the first `value_dim` numbers of the keys."""
 
     num_kv_heads: int
     key_dim: int
@@ -66,11 +59,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StackedCaches:
-    """The caches of layers of one shape in one piece, so that what concerns all of them is few operations.
-
-    Attributes:
-        keys, values, scales, is_latent: As those of a layer, with the layers before all else.
-    """
+    """The caches of layers of one shape in one piece: the tensors of a layer with a dimension of layers in front."""
 
     keys: torch.Tensor
     values: torch.Tensor

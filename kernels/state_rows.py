@@ -92,7 +92,6 @@ def sequences_of(rows: StateRows) -> list[SequenceRows]:
 
 
 def _saves_of(rows: StateRows) -> list[tuple[tuple[int, int], ...]]:
-    """Return the copies of each sequence."""
     if rows.saves is None:
         return [()] * len(rows.slots)
     pairs = list(zip(rows.saves.num_tokens.tolist(), rows.saves.slots.tolist(), strict=True))

@@ -32,13 +32,6 @@ MAX_CONTROL_STEPS = 3
 
 
 class _Flight(Struct, frozen=True):
-    """A step in flight.
-
-    Attributes:
-        started: When it was planned, in seconds of the engine's clock.
-        is_retry: It computes again a part of a step that failed.
-    """
-
     step: ScheduledStep
     pending: PendingStep
     started: float
@@ -78,7 +71,6 @@ class Engine:
     """
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float] = time.monotonic) -> None:
-        """Drive `runner` by `scheduler`; `clock` gives the monotonic seconds that arrivals and deadlines are in."""
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -233,7 +225,6 @@ class Engine:
         return self._scheduler.take_events()
 
     def _fail_suspect(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence whose step fails even when it is computed alone."""
         if not self._isolation.is_runner_proven:
             self._prove_runner(sequence, error)
         self._scheduler.fail(sequence, f"{type(error).__name__}: {error}")
@@ -250,7 +241,6 @@ class Engine:
         raise BrokenRunnerError(error) from error
 
     def _submit_next(self) -> bool:
-        """Plan a step and submit it; say whether another one may be planned behind it."""
         if self._in_flight and (self._isolation.is_active or isinstance(self._in_flight[-1].pending, RefusedStep)):
             # The next step would build on a token that the device may never have sampled.
             return False
@@ -270,14 +260,12 @@ class Engine:
         return bool(step.scheduled)
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
-        """Submit a step, behind the copies of what it overwrites."""
         if self._tiers is not None:
             self._tiers.prefill_rate = self._rates.prefill
             self._tiers.flush()
         return self._runner.submit(step.plan)
 
     def _next_step(self, now: float) -> ScheduledStep | None:
-        """Plan the next group of a failed step, or else a step of all that there is to do."""
         while self._isolation.is_active:
             group = self._isolation.next_group()
             if group is not None and (step := self._scheduler.schedule_again(group, now)) is not None:
@@ -285,7 +273,6 @@ class Engine:
         return self._scheduler.schedule(now)
 
     def _time_drafts(self, step: ScheduledStep, result: StepResult, duration_s: float) -> None:
-        """Tell the policy of speculation how long a step of nothing but decodes and drafts took."""
         speculation = self._scheduler.speculation
         if speculation is not None and step.num_decodes == len(step.scheduled):
             num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
@@ -305,10 +292,7 @@ class Engine:
 
 
 def _is_all_invalid(step: ScheduledStep, result: StepResult) -> bool:
-    """Say whether all results are errors: then the runner may be at fault rather than the sequences.
-
-    Sequences that have ended, which steps in flight may still name, and chunks of prompts say nothing of that.
-    """
+    """Say whether all results are errors: then the runner may be at fault rather than the sequences."""
     has_error = False
     for item, sampled in zip(step.scheduled, result.sampled, strict=True):
         if sampled.error is None:

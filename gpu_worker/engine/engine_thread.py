@@ -52,7 +52,6 @@ class EngineThread:
     """Thread-safe face of the engine."""
 
     def __init__(self, engine: Engine) -> None:
-        """Prepare to run `engine`."""
         self._engine = engine
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._stats = engine.stats
@@ -150,7 +149,6 @@ class EngineThread:
             self._end()
 
     def _has_ended(self) -> bool:
-        """Work until there is nothing more to do; return False when the runner was interrupted, and goes on."""
         try:
             while True:
                 self._take_commands()
@@ -168,7 +166,6 @@ class EngineThread:
         return True
 
     def _end(self) -> None:
-        """Drop what is left, commands that arrived too late included."""
         while not self._inbox.empty():
             self._inbox.get()()
         self._unfinished += self._engine.sequences
@@ -195,7 +192,6 @@ class EngineThread:
         self._deliver(StepOutcome(self._stats.step, events, self._stats, error))
 
     def _take_commands(self) -> None:
-        """Apply all commands in the inbox; wait for one while there is nothing else to do, or the engine pauses."""
         if self._inbox.empty() and (self._engine.has_work() or self._stop_at is not None):
             pause_s = self._engine.pause_s
             if not pause_s:

@@ -52,16 +52,9 @@ Packed = Mapping[str, list[Any]]
 
 
 class AdapterTargets:
-    """All matrices, and the adapters in their slots. One thread computes steps and places adapters.
-
-    Attributes:
-        matrices: By the name of the first module.
-        num_slots: For adapters.
-        max_rank: Largest rank that an adapter has had beside any matrix.
-    """
+    """All matrices, and the adapters in their slots. One thread computes steps and places adapters."""
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Know no matrix yet; inputs of all are of type `dtype`."""
         self.num_slots = num_slots
         self.max_rank = 1
         self.matrices: dict[str, AdaptedMatrix] = {}
@@ -93,11 +86,7 @@ class AdapterTargets:
         self.matrices[EMBEDDING] = AdaptedMatrix((EMBEDDING,), (size,), vocab_size, None, scales, placed)
 
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
-        """Lay an adapter out as the kernels read it; any thread may do so.
-
-        Args:
-            adapter: By matrix, those among `matrices` that it changes.
-        """
+        """Lay an adapter out as the kernels read it; any thread may do so."""
         packed = {}
         for name, low_rank in adapter.items():
             matrix = self.matrices[name]
@@ -109,13 +98,7 @@ class AdapterTargets:
         return packed
 
     def place(self, slot: int, packed: Packed | None, max_rank: int = 1) -> None:
-        """Put an adapter into a slot that no step reads, or clear it.
-
-        Args:
-            slot: Below `num_slots`.
-            packed: What `pack` made; None clears the slot.
-            max_rank: Its largest rank beside any matrix.
-        """
+        """Place a packed adapter in a slot below `num_slots` that no step reads; None clears the slot."""
         self.max_rank = max(self.max_rank, max_rank)
         for name, matrix in self.matrices.items():
             own = None if packed is None else packed.get(name)
@@ -127,7 +110,6 @@ class EmbeddingAdapters:
     """Changes embeddings: an adapter's first matrix has a column for each token, which is looked up."""
 
     def __init__(self, num_slots: int) -> None:
-        """Hold nothing yet."""
         self._adapters: list[LowRank | None] = [None] * num_slots
 
     def pack(self, adapter: LowRank) -> LowRank:

@@ -138,7 +138,6 @@ class AttentionShape:
         }
 
     def _qkv_modules(self, names: TensorNames) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the modules that queries, keys and values come from, and the rows of each."""
         num_query, num_kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         num_values = self.num_kv_heads * self.value_size
         modules = names.qkv[:2] + names.qkv[1:2] if self.values_are_keys else names.qkv
@@ -267,16 +266,6 @@ class Attention:
         cos_sin: torch.Tensor,
         norm: VectorNorm,
     ) -> None:
-        """Hold the projections; `qkv` yields the query heads, then the key heads, then the value heads.
-
-        Args:
-            index: Layer number, which chooses the layer's KV cache; that of a layer without keys is another layer's.
-            weights: Those of the projections are not read.
-            qkv: Projection to `(num_heads + num_kv_heads) * head_dim` features, with the gates', and those of values.
-            output: Projection from the attended values back.
-            cos_sin: `[max_positions, head_dim]` float32, rotations.
-            norm: Of all heads as one vector.
-        """
         self._index, self._weights, self._shape = index, weights, weights.shape
         self._qkv, self._output = qkv, output
         self._cos_sin, self._norm = cos_sin, norm
@@ -289,12 +278,7 @@ class Attention:
         return self._qkv.rounding(context)
 
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Write the keys and values of `x` into the cache, if the layer has any, and attend from `x` to the cache.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-            positions: `[num_tokens]`
-        """
+        """Write the keys and values of `x` into the cache, if the layer has any, and attend from `x` to the cache."""
         num_tokens, shape, weights = len(x), self._shape, self._weights
         qkv, gate = self._split_gate(self._qkv(x, context))
         self._normalise(qkv)
@@ -337,7 +321,6 @@ class Attention:
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
 
     def _normalise(self, qkv: torch.Tensor) -> None:
-        """Do in place what the kernel that rotates does not."""
         shape = self._shape
         if shape.head_norm is HeadNorm.WHOLE:
             self._normalise_whole(qkv)
@@ -349,13 +332,11 @@ class Attention:
             qkv.clamp_(-shape.qkv_clip, shape.qkv_clip)
 
     def _scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return rotated queries times what the layer has for them, if anything."""
         if self._weights.query_factors is not None:
             query = query * self._weights.query_factors
         return query if self._growth is None else self._growth.scaled(query, positions)
 
     def _split_gate(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the queries, keys and values side by side, and the gates, `[num_tokens, num_heads * head_dim]`."""
         if not self._shape.output_gate:
             return qkv, None
         num_tokens, dim = qkv.shape[0], self._shape.head_dim
@@ -365,7 +346,6 @@ class Attention:
         return torch.cat((query, qkv[:, 2 * num_features :]), dim=1), gate
 
     def _split_values(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return queries and keys, and apart from them values whose heads have another size, if they have."""
         shape = self._shape
         if shape.value_dim is None:
             return qkv, None
@@ -373,14 +353,12 @@ class Attention:
         return qkv[:, :-num_values], qkv[:, -num_values:].view(len(qkv), -1, shape.value_dim)
 
     def _normalise_values(self, qkv: torch.Tensor) -> None:
-        """Normalise each value head, without weights, in place."""
         norm, dim = self._weights.head_norm, self._shape.head_dim
         assert norm is not None
         values = qkv[:, -self._shape.num_kv_heads * dim :].view(qkv.shape[0], -1, dim)
         values.copy_(torch.rms_norm(values.float(), (dim,), None, norm.eps))
 
     def _normalise_whole(self, qkv: torch.Tensor) -> None:
-        """Normalise all query heads as one vector, and all key heads as one, in place."""
         norm, dim = self._weights.head_norm, self._shape.head_dim
         assert norm is not None
         num_query, num_key = self._shape.num_heads * dim, self._shape.num_kv_heads * dim
@@ -389,7 +367,6 @@ class Attention:
         key.copy_(self._norm(key, norm.key, norm.eps))
 
     def _normalise_apart(self, qkv: torch.Tensor) -> None:
-        """Normalise each query and key head by LayerNorm with its own weights, in place."""
         norm, dim = self._weights.head_norm, self._shape.head_dim
         assert norm is not None
         weights = torch.cat((norm.query, norm.key)).view(-1, dim)

@@ -63,7 +63,6 @@ class AttentionBesideMamba2:
     __slots__ = ("_attention", "_mamba2")
 
     def __init__(self, attention: Attention | BidirectionalAttention, mamba2: Mamba2) -> None:
-        """Hold both mixers of a layer."""
         self._attention = attention
         self._mamba2 = mamba2
 

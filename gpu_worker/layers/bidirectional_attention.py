@@ -25,17 +25,6 @@ class BidirectionalAttention:
         output: Linear,
         cos_sin: torch.Tensor,
     ) -> None:
-        """Hold the projections, as `Attention` does.
-
-        Args:
-            sizes: Query heads, key heads, and the size of a head.
-            scale: What scores are multiplied by; None is by the head's size.
-            window: How far a token sees to each side; None is as far as there are tokens.
-            norm: Of query and key heads.
-            qkv: Projection to the query heads, then the key heads, then the value heads.
-            output: Projection from the attended values back.
-            cos_sin: `[max_positions, head_dim]` float32, rotations.
-        """
         self._sizes = sizes
         self._scale = scale
         self._window = window
@@ -47,12 +36,7 @@ class BidirectionalAttention:
             self._head_norms = tuple(HeadNormWeights(weight, weight, norm.eps) for weight in (norm.query, norm.key))
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Attend within the sequences of `x`.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-            positions: `[num_tokens]`
-        """
+        """Attend within the sequences of `x`."""
         num_tokens, (num_heads, num_kv_heads, head_dim) = len(x), self._sizes
         heads = self._qkv(x, context).view(num_tokens, -1, head_dim)
         turned, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
@@ -72,5 +56,4 @@ class BidirectionalAttention:
     def _turn(
         self, heads: torch.Tensor, positions: torch.Tensor, context: AttentionContext, norm: HeadNormWeights | None
     ) -> None:
-        """Normalise heads, if they are, and rotate them, in place."""
         rope_kv_write(heads, positions, self._cos_sin, None, None, context.slot_mapping, norm)

@@ -101,11 +101,7 @@ class TokenGroup:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The layers of one model.
-
-    Attributes:
-        layers: What each keeps.
-    """
+    """The layers of one model."""
 
     layers: tuple[LayerMemory, ...]
 
@@ -177,7 +173,6 @@ class CacheLayout:
 
 
 def _whole(memory: LayerMemory, min_window: int) -> LayerMemory:
-    """Return what keeps all tokens where this keeps the last ones, `min_window` or more."""
     if isinstance(memory, KeepsBoth):
         return replace(memory, tokens=_whole_tokens(memory.tokens, min_window))
     return _whole_tokens(memory, min_window) if isinstance(memory, KeepsTokens) else memory

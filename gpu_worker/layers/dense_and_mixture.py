@@ -82,7 +82,6 @@ class DenseAndMixture:
     )
 
     def __init__(self, weights: DenseAndMixtureWeights, dense: GatedMLP, mixture: Mixture) -> None:
-        """Hold the blocks; of the weights only those of normalisations are read."""
         self._dense = dense
         self._mixture = mixture
         self._before_dense = make_norm(weights.before_dense)

@@ -35,7 +35,6 @@ class Vocabulary:
     """
 
     def __init__(self, ranks: Ranks, vocab_size: int) -> None:
-        """Divide the tokens as `Division.tokens` does."""
         self._ranks = ranks
         self._size = vocab_size
         self.is_divided = ranks.size > 1
@@ -52,7 +51,6 @@ class Vocabulary:
         return wide
 
     def _own(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return a rank's columns of what was widened."""
         if logits.shape[1] == self._count:
             return logits
         own = logits[:, self._first : self._first + self._count]
@@ -118,10 +116,7 @@ class Vocabulary:
         slots: torch.Tensor,
         parameters: SamplingParameters,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the smallest scaled logit that each row keeps, and which rows hide it below what ranks list.
-
-        Of the highest logits of each rank, merged, those above the lowest that any rank lists are all there are.
-        """
+        """Return the smallest scaled logit that each row keeps, and which rows hide it below what ranks list."""
         log_min_p = parameters.log_min_p[slots].nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0.0)
         top_k, top_p = parameters.top_k[slots].long(), parameters.top_p[slots].double()
         scaled = (self._padded(own) - highest[:, None]) * scales[:, None]
@@ -190,12 +185,10 @@ class Vocabulary:
         return self._ranks.rank == 0 and self._ranks.stage == 0
 
     def _padded(self, own: torch.Tensor) -> torch.Tensor:
-        """Return as many columns as each rank has."""
         missing = self._count - own.shape[1]
         return torch.nn.functional.pad(own, (0, missing), value=-torch.inf) if missing else own
 
     def _told(self, own: torch.Tensor) -> torch.Tensor:
-        """Return `[num_ranks, *own.shape]`, what each rank has put there."""
         if not self.is_divided:
             return own[None]
         gathered = self._ranks.gather(own.reshape(1, -1))

@@ -99,12 +99,7 @@ class Division:
         return torch.arange(self.rank * count, (self.rank + 1) * count).clamp_(max=vocab_size - 1)
 
     def projection(self, layer: Projection, counts: Sequence[int] | None = None) -> Projection:
-        """Return a rank's part of a linear layer, as it declares.
-
-        Args:
-            layer: The whole one.
-            counts: Of heads, as for `features`.
-        """
+        """Return a rank's part of a linear layer, as it declares."""
         shape = layer.shape
         if shape is None or shape.partition is Partition.REPLICATED:
             return replace(layer, weight=whole(layer.weight))
@@ -245,7 +240,6 @@ def _(shape: DenseAndMixtureShape, division: Division) -> DenseAndMixtureShape:
 
 
 def _divided(weights: Any, division: Division) -> Any:
-    """Divide the linear layers of a block's weights, the blocks that it consists of, and what else it has."""
     own, changed = _own(weights, division), {}
     for field in fields(weights):
         value = getattr(weights, field.name)
@@ -264,7 +258,6 @@ _BLOCKS = (AttentionWeights, Mamba2Weights, GatedWeights, MixtureWeights, Shared
 
 @singledispatch
 def _own(weights: Any, division: Division) -> Mapping[str, Any]:
-    """Return what a rank has of the weights of a kind that are not simply linear layers, by their names."""
     raise IndivisibleError(f"{type(weights).__name__} cannot be divided")
 
 

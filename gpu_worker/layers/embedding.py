@@ -32,7 +32,6 @@ class Embedding:
         return rows if self.scale == 1 else rows.mul_(self.scale)
 
     def _rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Look rows up; of several ranks, add up what each has: its own tokens' rows, and zeros for others."""
         if self.ranks.size == 1:
             return torch.embedding(self.weight, token_ids).to(self.dtype)
         num_own = len(self.weight)

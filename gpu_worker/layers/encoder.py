@@ -73,7 +73,6 @@ class EncoderLayer:
     def __init__(
         self, weights: EncoderLayerWeights, num_heads: int, activation: Activation, linears: LinearFactory
     ) -> None:
-        """Take the layer's weights."""
         parts = (weights.qkv, weights.output, weights.inner, weights.outer)
         self._qkv, self._output, self._inner, self._outer = (linears.make(part.weight, part.bias) for part in parts)
         self._attention_norm = weights.attention_norm
@@ -82,15 +81,7 @@ class EncoderLayer:
         self._activation = activation
 
     def __call__(self, x: torch.Tensor, attention: WholeAttention) -> torch.Tensor:
-        """Return the layer's vectors.
-
-        Args:
-            x: The vectors before it.
-            attention: Within the sequences of the step.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-        """
+        """Return the layer's vectors."""
         heads = self._qkv(x).view(len(x), 3, self._num_heads, -1).permute(1, 2, 0, 3)
         x = self._attention_norm(x + self._output(attention(*heads).transpose(0, 1).reshape(x.shape)))
         return self._norm(x + self._outer(activate(self._inner(x), self._activation)))
@@ -102,7 +93,6 @@ class Encoder:
     __slots__ = ("_embeddings", "_layers")
 
     def __init__(self, embeddings: EncoderEmbeddings, layers: Iterable[EncoderLayer]) -> None:
-        """Run these layers."""
         self._embeddings = embeddings
         self._layers = list(layers)
 

@@ -30,7 +30,6 @@ class ExpertLoads:
     __slots__ = ("_counters", "_sizes", "_stream")
 
     def __init__(self, tokens_per_expert: Sequence[torch.Tensor]) -> None:
-        """Read these, one a layer: `[num_experts]` int64, all on one device."""
         self._counters = tuple(tokens_per_expert)
         self._sizes = [len(counter) for counter in self._counters]
         device = self._counters[0].device

@@ -84,13 +84,6 @@ def take_experts(
 ) -> tuple[ExpertWeights, ExpertWeights]:
     """Take the experts of a layer: gates, if they have any, and up projections, then down projections.
 
-    Args:
-        projections: The checkpoint, and how its linear layers are quantized.
-        names: What the checkpoint calls them.
-        layer: The layer's name, `model.layers.3`.
-        sizes: Of the experts.
-        hidden_size: Features of what experts are given.
-
     Raises:
         Exception: What the source's `error` makes: a tensor is missing, malformed or not supported.
     """
@@ -135,7 +128,6 @@ class _OwnTensors:
         return ExpertWeights(tuple(expert.weight for expert in taken), _stacked_biases(taken))
 
     def _dense(self, parts: Sequence[str], rows: int, columns: int) -> ExpertWeights:
-        """Read all matrices into one tensor."""
         tensors = [f"{expert}.{part}.weight" for expert in self._experts for part in parts]
         whole = self._projections.source.take_rows(tensors, [(rows, columns)] * len(tensors))
         return ExpertWeights.dense(whole.view(len(self._experts), len(parts) * rows, columns))
@@ -163,12 +155,6 @@ class _ExpertStacks:
     def take(self, names: Sequence[str], rows: int, columns: int, *, is_interleaved: bool = False) -> ExpertWeights:
         """Take the matrices of one or several stacks, those of an expert one above the other.
 
-        Args:
-            names: Of the stacks.
-            rows: Output features of a matrix.
-            columns: Input features.
-            is_interleaved: Even rows belong above odd ones.
-
         Raises:
             Exception: What the source's `error` makes.
         """
@@ -191,7 +177,6 @@ class _ExpertStacks:
         return ExpertWeights(tuple(forms), bias)
 
     def _item(self, name: str, expert: int, rows: int, columns: int, is_transposed: bool) -> StoredPiece:
-        """Return one expert's matrix of a stack."""
         method, count, tensor = self._method(name), self._sizes.num_experts, self._tensor(name)
 
         def read(shown: MatrixSource, shape: tuple[int, int]) -> WeightForm:
@@ -209,7 +194,6 @@ class _ExpertStacks:
         )
 
     def _is_transposed(self, name: str, rows: int, columns: int) -> bool:
-        """Whether matrices of a stack are `[columns, rows]`: so those are whose shape does not tell."""
         is_transposed = self._stored_transposed
         if is_transposed is not None or self._method(name) is not None:
             return bool(is_transposed)
@@ -223,7 +207,6 @@ class _ExpertStacks:
         return f"{name}.weight" if self._source.has(f"{name}.weight") else name
 
     def _method(self, name: str) -> StackMethod | None:
-        """Return the method by which a stack is quantized; None where it is not."""
         if self._quantized is None or not isinstance(method := self._quantized.method, StackMethod):
             return None
         return method if method.has_stack(self._quantized.source, name) else None

@@ -50,11 +50,6 @@ class FusedDecoder:
         vocab_size: int | None = None,
         adapters: AdapterTargets | None = None,
     ) -> None:
-        """Make the stack, which computes in `dtype`. Shapes are those of `CpuDecoderStack`.
-
-        Where the model is divided, so are `shape`, `embedding` and `layers`; `StackInputs` has
-        `exchange` and `vocab_size`. `adapters` lets adapters be beside the matrices.
-        """
         packed = [LayerPacking(library, dtype, adapters).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
@@ -77,7 +72,6 @@ class FusedDecoder:
     def _compute_media(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, media: MediaInputs
     ) -> torch.Tensor:
-        """Compute a step with images: some layers at a time, between which their embeddings are added."""
         # Each token is a row of its own, of embeddings and of rotations that are the step's alone.
         cos_sin, places = rotations_of(media, self._cos_sin, positions)
         stream = torch.embedding(self._embedding, token_ids).to(self._stack.dtype)

@@ -54,7 +54,6 @@ class GatedDeltaShape:
         }
 
     def _inputs(self, hidden_size: int) -> LinearShape:
-        """Declare queries, keys, values and the output's gates, put in order."""
         sizes, num_keys = self.sizes, self.sizes.num_key_heads * self.sizes.key_dim
         modules: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
         rows: tuple[int, ...] = (sizes.num_features, self._num_values)
@@ -75,7 +74,6 @@ class GatedDeltaShape:
         )
 
     def _gates(self, hidden_size: int) -> LinearShape:
-        """Declare strengths and steps, put in order."""
         num_heads, num_key_heads = self.sizes.num_value_heads, self.sizes.num_key_heads
         modules: tuple[str, ...] = ("in_proj_b", "in_proj_a")
         rows: tuple[int, ...] = (num_heads, num_heads)
@@ -127,11 +125,7 @@ class GatedDeltaShape:
         )
 
     def _value_order(self, width: int) -> torch.Tensor:
-        """Return where features of value heads by turns are, `width` of each, when those of a key head meet.
-
-        Shapes:
-            result: `[num_value_heads * width]` int64
-        """
+        """Return where features of value heads by turns are, `width` of each, when those of a key head meet."""
         num_heads, num_key_heads = self.sizes.num_value_heads, self.sizes.num_key_heads
         by_turns = torch.arange(num_heads * width).view(num_heads // num_key_heads, num_key_heads, width)
         return by_turns.transpose(0, 1).flatten()
@@ -175,15 +169,6 @@ class GatedDeltaNet:
     __slots__ = ("_gates", "_index", "_inputs", "_output", "_weights")
 
     def __init__(self, index: int, weights: GatedDeltaWeights, inputs: Linear, gates: Linear, output: Linear) -> None:
-        """Hold the projections.
-
-        Args:
-            index: Layer number, which chooses the layer's state.
-            weights: Those of the projections are not read.
-            inputs: Yields queries, keys, values, then the gates of the output.
-            gates: Yields the strengths of the heads, then their steps.
-            output: From the heads back to the residual stream.
-        """
         self._index = index
         self._weights = weights
         self._inputs = inputs
@@ -191,11 +176,7 @@ class GatedDeltaNet:
         self._output = output
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Take the state of each sequence through its tokens, and return what they read of it.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-        """
+        """Take the state of each sequence through its tokens, and return what they read of it."""
         num_tokens, weights = x.shape[0], self._weights
         state, rows = context.state_of(self._index)
         features, gates = self._inputs(x, context), self._gates(x, context)
@@ -207,11 +188,7 @@ class GatedDeltaNet:
         return self._output(normed * activate(output_gate, Activation.SILU), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before.
-
-        Shapes:
-            inputs: `[num_tokens, num_inputs]`, as they were kept
-        """
+        """Take states through tokens that were computed before."""
         inputs = inputs.to(self._weights.conv.dtype)
         mixed, gates = inputs.tensor_split((self._weights.shape.sizes.num_features,), dim=1)
         self._recur(mixed, gates, state, rows)
@@ -231,10 +208,6 @@ def _behind(count: int, *orders: torch.Tensor) -> torch.Tensor:
 
 
 def _order_of_parts(num_heads: int, widths: Sequence[int]) -> torch.Tensor:
-    """Return where features are found that stand head by head, each head's in parts, when each part comes as a whole.
-
-    Shapes:
-        result: `[num_heads * sum(widths)]` int64
-    """
+    """Return the order that puts features which stand head by head, in parts, part by part."""
     by_head = torch.arange(num_heads * sum(widths)).view(num_heads, -1)
     return torch.cat([part.reshape(-1) for part in by_head.split_with_sizes(list(widths), dim=1)])

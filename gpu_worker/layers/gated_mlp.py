@@ -79,7 +79,6 @@ class GatedMLP:
     __slots__ = ("_activation", "_down", "_gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, activation: Activation = Activation.SILU) -> None:
-        """Hold the projections; `gate_up` yields the gate's features, then the up projection's."""
         self._gate_up = gate_up
         self._down = down
         self._activation = activation

@@ -116,11 +116,7 @@ class LatentShape:
     def _take_up(
         self, source: LayerSource, prefix: str, up: LinearShape, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take what makes keys of a latent vector, `[num_heads, plain_dim, latent_dim]`, and what values are made by.
-
-        The second is `[num_heads, latent_dim, value_dim]`. GGUF has the two apart, by heads, that of the keys
-        transposed.
-        """
+        """Take `key_up` and `value_up`, as `LatentWeights` has them."""
         checkpoint = source.checkpoint
         keys, values = (f"{prefix}.self_attn.{part}_b_proj.weight" for part in "kv")
         if checkpoint.has(keys):
@@ -187,13 +183,6 @@ class LatentAttention:
     )
 
     def __init__(self, index: int, weights: LatentWeights, parts: LayerParts) -> None:
-        """Make the projections, in the form that is fastest on the device; weights can be freed.
-
-        Args:
-            index: Layer number, which chooses the layer's cache.
-            weights: The layer's.
-            parts: Makes its linear layers.
-        """
         self._index = index
         self._shape = weights.shape
         self._eps = weights.eps
@@ -218,12 +207,7 @@ class LatentAttention:
         return self._rounding if context.may_round else None
 
     def __call__(self, x: Rows, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Write the latent vectors of `x` into the cache, and attend from `x` to the cache.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-            positions: `[num_tokens]`
-        """
+        """Write the latent vectors of `x` into the cache, and attend from `x` to the cache."""
         query, latent = self._project(x, context)
         if self._is_expanded(context):
             values = self._attend_expanded(query, latent, positions, context)
@@ -232,16 +216,11 @@ class LatentAttention:
         return self._output(values.flatten(1), context)
 
     def _is_expanded(self, context: AttentionContext) -> bool:
-        """Return True for steps that make their keys and values, where the device is one that does so."""
         sizes = len(context.block_tables), context.max_query_len, context.max_context_len
         return self._expansion is not None and is_expansion_less(*self._expansion, *sizes)
 
     def _project(self, x: Rows, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the plain queries, and behind them the row that is kept of each token.
-
-        Shapes:
-            result: `[num_tokens, num_heads, plain_dim + rotary_dim]`, `[num_tokens, key_dim]`
-        """
+        """Return the plain queries, and behind them the row that is kept of each token."""
         query_input = x
         if self._query_down is not None:
             assert self._query_norm is not None
@@ -256,7 +235,6 @@ class LatentAttention:
     def _attend_latent(
         self, query: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        """Return the attended values, `[num_tokens, num_heads, value_dim]`, of queries that meet latent vectors."""
         shape, cache = self._shape, context.caches[self._index]
         heads = latent.new_empty(len(latent), shape.num_heads + 1, shape.key_dim)
         self._key_up(query[..., : shape.plain_dim], heads[:, :-1, : shape.latent_dim])
@@ -279,7 +257,6 @@ class LatentAttention:
     def _attend_expanded(
         self, query: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        """Return the same of plain queries, over keys and values that are made for the step."""
         shape, cache = self._shape, context.caches[self._index]
         assert self._expansion is not None
         self._keep(latent.new_empty(len(latent), 1, shape.key_dim), latent, positions, context)

@@ -216,7 +216,6 @@ class DecoderLayer:
     )
 
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
-        """Take the layer's weights; `index` chooses its KV cache, `parts` makes its blocks."""
         norms = weights.norms
         self._norms = [
             None if norm is None else make_norm(norm)
@@ -299,7 +298,6 @@ class DecoderLayer:
         return self._scaled(result if after_feed_forward is None else after_feed_forward(result))
 
     def _rounding(self, index: int, context: AttentionContext) -> InputRounding | None:
-        """Return how the input of the mixer, 0, or of the feed-forward block, 1, may be rounded."""
         block = self._rounded_blocks[index]
         return None if block is None else block.rounding(context)
 

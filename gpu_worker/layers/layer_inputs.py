@@ -32,15 +32,6 @@ class LayerInputs:
     __slots__ = ("_norm", "_projection", "_scale", "_size", "_table")
 
     def __init__(self, table: Embedding, projection: Product, norm: Norm, size: int, scale: float) -> None:
-        """Hold the parts.
-
-        Args:
-            table: From a token to its vectors of all layers, `num_layers * size` numbers.
-            projection: From a token's embedding to as many.
-            norm: Of each projected vector.
-            size: Of a vector.
-            scale: What the projection's result is multiplied by.
-        """
         self._table = table
         self._projection = projection
         self._norm = norm
@@ -48,12 +39,7 @@ class LayerInputs:
         self._scale = scale
 
     def __call__(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return for each layer `[num_tokens, size]`, views of one tensor.
-
-        Shapes:
-            token_ids: `[num_tokens]` int64
-            embeddings: `[num_tokens, hidden_size]`, scaled as the stream is
-        """
+        """Return for each layer `[num_tokens, size]`, views of one tensor."""
         projected = self._norm((self._projection(embeddings) * self._scale).view(-1, self._size))
         vectors = self._table(token_ids).view(-1, self._size).add_(projected).mul_(2**-0.5)
         return vectors.view(len(token_ids), -1, self._size).unbind(1)
@@ -131,18 +117,12 @@ class LayerInputBlock:
     __slots__ = ("_activation", "_gate", "_norm", "_projection")
 
     def __init__(self, gate: Linear, projection: Linear, norm: Norm, activation: Activation) -> None:
-        """Hold what `LayerInputWeights` describes."""
         self._gate = gate
         self._projection = projection
         self._norm = norm
         self._activation = activation
 
     def __call__(self, stream: torch.Tensor, vectors: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Return what is to be added to the stream.
-
-        Shapes:
-            stream, result: `[num_tokens, hidden_size]`
-            vectors: `[num_tokens, size]`
-        """
+        """Return what is to be added to the stream."""
         gates = activate(self._gate(stream, context), self._activation)
         return self._norm(self._projection(gates * vectors, context))

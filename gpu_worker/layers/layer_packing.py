@@ -101,7 +101,6 @@ class LayerPacking:
         return {"router": self._tables(weights.router)[0]} if isinstance(weights, MixtureWeights) else {}
 
     def _tables(self, projection: Projection, *, is_gated: bool = False) -> list[int]:
-        """Return the addresses of the tables of adapters beside the parts that a matrix is packed in."""
         form = projection.weight
         is_split = isinstance(form, SplitWeight)
         rows = tuple(part.shape[0] for part in form.parts) if isinstance(form, SplitWeight) else ()

@@ -192,15 +192,7 @@ def feature_factors(scales: Sequence[tuple[int, float]]) -> torch.Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """Where the weights of a model's layers come from.
-
-    Attributes:
-        checkpoint: Holds what is no linear layer.
-        projections: Where linear layers come from.
-        block: What all layers have in common.
-        hidden_size: Features of the residual stream.
-        eps: Of all normalisations.
-    """
+    """Where the weights of a model's layers come from."""
 
     checkpoint: WeightSource
     projections: Projections

@@ -43,7 +43,6 @@ class PostNormLayer:
     __slots__ = ("_after_feed_forward", "_after_mixer", "_feed_forward", "_mixer")
 
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
-        """Take the layer's weights; `index` chooses its KV cache, `parts` makes its blocks."""
         norms = weights.norms
         assert weights.mixer is not None
         assert weights.feed_forward is not None
@@ -63,18 +62,7 @@ class PostNormLayer:
         context: AttentionContext,
         layer_input: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """Return the stream behind the layer, whole: nothing is left to add.
-
-        Args:
-            x: The stream before the layer, which is overwritten.
-            residual: None.
-            positions: Of the step's tokens.
-            context: The step's batch.
-            layer_input: None.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-        """
+        """Return the stream behind the layer, whole: nothing is left to add."""
         assert residual is None
         assert layer_input is None
         x = self._after_mixer.add(self._mixer(x, positions, context), x)
@@ -118,7 +106,6 @@ class LayeredDecoder:
         positions: Embedding | None = None,
         embedding_adapters: EmbeddingAdapters | None = None,
     ) -> None:
-        """Make the layers by `parts`; the streams before those that are tapped are returned too."""
         self._embedding_adapters = embedding_adapters
         self._embedding = embedding
         self._layers = [_layer(index, weights, parts) for index, weights in enumerate(layers)]

@@ -119,15 +119,6 @@ class Linear:
         inputs: torch.Tensor | None = None,
         adapters: AdapterTable | None = None,
     ) -> None:
-        """Multiply by `product`.
-
-        Args:
-            product: Of this rank's part of the matrix.
-            shape: What the block declares.
-            ranks: Among which the layer is divided.
-            inputs: As `Projection` has it.
-            adapters: Beside the matrix; None where there can be none.
-        """
         self._adapters = adapters
         self._product = product
         self.shape = shape
@@ -165,7 +156,6 @@ class Linear:
         return result
 
     def _summed(self, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        """Return the sum over all ranks of their input features' products."""
         if self._inputs is not None:
             x = ranks.gather(x).index_select(1, self._inputs)
         return ranks.sum(self._product(x))
@@ -173,15 +163,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What the blocks of a layer are made with.
-
-    Attributes:
-        linears: Makes the products of matrices.
-        experts: Makes those of a mixture.
-        rotations: The model's rotary tables.
-        ranks: Among which blocks are divided.
-        adapters: Lets adapters be beside linear layers; None has none.
-    """
+    """What the blocks of a layer are made with."""
 
     linears: LinearFactory
     experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation], Experts]

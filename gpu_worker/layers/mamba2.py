@@ -144,15 +144,6 @@ class Mamba2:
     __slots__ = ("_index", "_inputs", "_norm", "_ones", "_output", "_weights")
 
     def __init__(self, index: int, weights: Mamba2Weights, inputs: Linear, output: Linear, norm: VectorNorm) -> None:
-        """Hold the projections.
-
-        Args:
-            index: Layer number, which chooses the layer's state.
-            weights: Those of the projections are not read.
-            inputs: Yields the gates of the output, then values, input vectors and output vectors, then the steps.
-            output: From the heads back to the residual stream.
-            norm: Of all heads as one vector.
-        """
         self._norm = norm
         self._index = index
         self._weights = weights
@@ -162,11 +153,7 @@ class Mamba2:
         self._ones = None if factors is None else factors.new_ones(sizes.inner_size // sizes.num_groups)
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Take the state of each sequence through its tokens, and return what they read of it.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-        """
+        """Take the state of each sequence through its tokens, and return what they read of it."""
         state, rows = context.state_of(self._index)
         gates, mixed = self._inputs(x, context).tensor_split((self._weights.shape.sizes.inner_size,), dim=1)
         state.keep_drafts(rows, mixed)
@@ -174,11 +161,7 @@ class Mamba2:
         return self._output(self._normalise(read, activate(gates, Activation.SILU)), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before.
-
-        Shapes:
-            inputs: `[num_tokens, num_inputs]`, as they were kept
-        """
+        """Take states through tokens that were computed before."""
         self._recur(inputs.to(self._weights.conv.dtype), state, rows)
 
     def _recur(self, mixed: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:
@@ -188,7 +171,6 @@ class Mamba2:
         return ssd(features, steps, weights.ssd, weights.shape.sizes, matrices, rows)
 
     def _normalise(self, read: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Normalise each group of heads by itself, and multiply by the gates, in the order that the shape says."""
         if self._weights.shape.norm is OutputNorm.AFTER_GATE:
             return self._normalise_groups(read * gates)
         return self._normalise_groups(read) * gates

@@ -85,16 +85,6 @@ def attend_whole(
 ) -> torch.Tensor:
     """Replace what tokens of images attended to, where an image's tokens attend to one another in both directions.
 
-    Args:
-        media: Images of the step.
-        attended: Of all tokens of the step, to earlier ones.
-        query: Of all tokens, scaled as the layer does.
-        cache: Of the layer.
-        block_tables: Of the sequences.
-        scale: What the layer's scores are multiplied by.
-        sliding_window: Of the layer.
-        soft_cap: Of the layer.
-
     Shapes:
         query, attended, result: `[num_tokens, num_heads, head_dim]`
     """

@@ -135,7 +135,6 @@ class MixtureShape:
         return source.checkpoint.take_float32(f"{prefix}.{name}", *row, self.num_experts).view(self.num_experts)
 
     def _take_shared(self, source: LayerSource, prefix: str, shapes: Mapping[str, LinearShape]) -> SharedExpertWeights:
-        """Take the expert of all tokens."""
         gate_up, gate = source.linear(prefix, shapes["shared.gate_up"]), shapes.get("shared.gate")
         score = None if gate is None else _take_plain(source, prefix, gate)
         return SharedExpertWeights(gate_up, source.linear(prefix, shapes["shared.down"]), score)
@@ -216,7 +215,6 @@ class SharedExpert:
     __slots__ = ("_block", "_gate")
 
     def __init__(self, block: GatedMLP | PlainMLP, gate: Linear | None) -> None:
-        """Hold the block; `gate` scores a token: `[1, hidden_size]`."""
         self._block = block
         self._gate = gate
 
@@ -245,17 +243,6 @@ class Mixture:
         scales: torch.Tensor | None = None,
         latent: tuple[Linear, Linear] | None = None,
     ) -> None:
-        """Hold the parts.
-
-        Args:
-            router: Scores the experts: `[num_experts, hidden_size]`.
-            rule: From scores to experts and their weights.
-            experts: All of them.
-            shared: What every token gets besides.
-            weighs_inputs: The weight multiplies what an expert is given; a token has one expert then.
-            scales: `[num_experts]` float32, what weights are multiplied by.
-            latent: To what experts are given, and back from what they give.
-        """
         self._router = router
         self._rule = rule
         self._experts = experts

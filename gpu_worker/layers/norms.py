@@ -39,7 +39,6 @@ class Norm(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise `x: [num_tokens, size]`."""
-        ...
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum."""
@@ -55,7 +54,6 @@ class RMSNorm:
     __slots__ = ("_eps", "_weight")
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        """Hold the weight, `[size]`."""
         self._weight = weight
         self._eps = eps
 
@@ -85,7 +83,6 @@ class LayerNorm:
     __slots__ = ("_bias", "_eps", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
-        """Hold the weights, `[size]` each."""
         self._weight = weight
         self._bias = bias
         self._eps = eps
@@ -107,14 +104,7 @@ class LayerNorm:
 def normalised(
     norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding | None
 ) -> Rows:
-    """Add `x` to a residual in place, if there is one, and normalise the sum, by kernels that round it if they can.
-
-    Args:
-        norm: None leaves the sum as it is.
-        x: `[num_tokens, size]`.
-        residual: Likewise.
-        rounding: What the next product wants.
-    """
+    """Add `x` to a residual in place, if there is one, and normalise the sum, by kernels that round it if they can."""
     if norm is None:
         return x if residual is None else residual.add_(x)
     if rounding is not None and isinstance(norm, RMSNorm):

@@ -69,7 +69,6 @@ class PlainMLP:
     __slots__ = ("_activation", "_down", "_up")
 
     def __init__(self, up: Linear, down: Linear, activation: Activation | Xielu) -> None:
-        """Hold the projections."""
         self._up = up
         self._down = down
         self._activation = activation
@@ -84,7 +83,6 @@ class PlainMLP:
 
 
 def _take_xielu(checkpoint: WeightSource, name: str) -> Xielu:
-    """Take the numbers of a layer's function."""
 
     def take(part: str, default: float) -> float:
         return checkpoint.take_float32(f"{name}.{part}").item() if checkpoint.has(f"{name}.{part}") else default

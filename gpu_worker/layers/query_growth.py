@@ -25,17 +25,11 @@ class GrowthTable:
     __slots__ = ("_factors", "_growth")
 
     def __init__(self, growth: QueryGrowth, num_positions: int, device: torch.device) -> None:
-        """Compute the factor of each stretch of the positions below `num_positions`, in float32."""
         num_stretches = (num_positions - 1 + growth.shift) // growth.length + 1
         self._growth = growth
         self._factors = 1 + growth.factor * torch.log1p(torch.arange(num_stretches, device=device))
 
     def scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return queries times their factors.
-
-        Shapes:
-            query, result: `[num_tokens, num_heads, head_dim]`
-            positions: `[num_tokens]` int64
-        """
+        """Return queries times their factors."""
         factors = self._factors.index_select(0, (positions + self._growth.shift) // self._growth.length)
         return query * factors.to(query.dtype)[:, None, None]

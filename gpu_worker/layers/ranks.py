@@ -125,7 +125,6 @@ class ReceivedStream:
     __slots__ = ("_like", "_ranks")
 
     def __init__(self, ranks: Ranks, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Receive vectors of this size and type."""
         self._ranks = ranks
         self._like = torch.empty(0, hidden_size, dtype=dtype, device=device)
 
@@ -140,7 +139,6 @@ class VectorNorm:
     __slots__ = ("_ranks",)
 
     def __init__(self, ranks: Ranks) -> None:
-        """Add squares up over `ranks`."""
         self._ranks = ranks
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -153,16 +151,11 @@ class VectorNorm:
 
 
 class SummedExperts:
-    """Experts of which each rank has some, or some features of each: their results are summed.
-
-    Attributes:
-        tokens_per_expert: As `Experts` promises, of those of all ranks.
-    """
+    """Experts of which each rank has some, or some features of each: their results are summed."""
 
     __slots__ = ("_counted", "_experts", "_ranks", "tokens_per_expert")
 
     def __init__(self, experts: Experts, ranks: Ranks) -> None:
-        """Hold this rank's."""
         self._experts = experts
         self._ranks = ranks
         own = experts.tokens_per_expert

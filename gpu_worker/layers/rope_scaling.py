@@ -170,14 +170,12 @@ def _default_frequencies(theta: float, head_dim: int) -> torch.Tensor:
 
 
 def _dynamic_frequencies(parameters: RopeParameters, head_dim: int, lengths: torch.Tensor) -> torch.Tensor:
-    """Frequencies for each of `lengths: [n, 1]`: the base grows with the length, once beyond the original one."""
     stretch = lengths.double().clamp(min=parameters.original_max_len) / parameters.original_max_len
     growth = (parameters.factor * stretch - (parameters.factor - 1)) ** (head_dim / (head_dim - 2))
     return 1.0 / (parameters.theta * growth).float() ** _exponents(head_dim)
 
 
 def _llama3_frequencies(parameters: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
-    """Scale long wavelengths, keep short ones, and interpolate in between, as Llama 3.1 was trained."""
     wavelengths = 2 * math.pi / frequencies
     low, high = parameters.low_freq_factor, parameters.high_freq_factor
     turns = parameters.original_max_len / wavelengths

@@ -77,13 +77,7 @@ class Rotations:
         self._tables: dict[tuple[int | None, int, int], torch.Tensor] = {}
 
     def of(self, rotary: int | None, head_dim: int, rotary_dim: int | None = None) -> torch.Tensor:
-        """Return the table of a layer, `[max_len, head_dim]` float32: the cosines, then the sines.
-
-        Args:
-            rotary: Which rotation; None turns nothing.
-            head_dim: Size of a head.
-            rotary_dim: Dimensions of a head that turn; None is all.
-        """
+        """Return the table of a layer, `[max_len, head_dim]` float32: the cosines, then the sines."""
         key = (rotary, head_dim, rotary_dim or head_dim)
         if key not in self._tables:
             table = torch.empty(self._max_len, head_dim)
@@ -114,11 +108,6 @@ def head_order(dim: int, turning: int, *, is_interleaved: bool) -> list[int] | N
     The product of a query and a key does not depend on the order of their dimensions, as long as both have the same. So
     rows of both projections are put, once, in the order in which dimension `i` turns with `i + head_dim / 2`, whichever
     the checkpoint pairs. Those that do not turn have an angle of zero. No kernel knows of it.
-
-    Args:
-        dim: Dimensions of a head.
-        turning: How many of them turn, the first ones.
-        is_interleaved: The checkpoint pairs a dimension with the next.
     """
     if turning == dim and not is_interleaved:
         return None

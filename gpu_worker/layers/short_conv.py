@@ -85,25 +85,13 @@ class ShortConv:
     __slots__ = ("_index", "_inputs", "_output", "_weights")
 
     def __init__(self, index: int, weights: ShortConvWeights, inputs: Linear, output: Linear) -> None:
-        """Hold the projections.
-
-        Args:
-            index: Layer number, which chooses the layer's state.
-            weights: Those of the projections are not read.
-            inputs: Yields the gate of the input, that of the output, then the input.
-            output: Back to the residual stream.
-        """
         self._index = index
         self._weights = weights
         self._inputs = inputs
         self._output = output
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        """Take the state of each sequence through its tokens.
-
-        Shapes:
-            x, result: `[num_tokens, hidden_size]`
-        """
+        """Take the state of each sequence through its tokens."""
         state, rows = context.state_of(self._index)
         input_gate, output_gate, features = self._inputs(x, context).chunk(3, dim=1)
         gated = input_gate * features
@@ -111,11 +99,7 @@ class ShortConv:
         return self._output(output_gate * self._convolve(gated, state, rows), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before.
-
-        Shapes:
-            inputs: `[num_tokens, hidden_size]`, as they were kept
-        """
+        """Take states through tokens that were computed before."""
         self._convolve(inputs.to(self._weights.conv.dtype), state, rows)
 
     def _convolve(self, x: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:

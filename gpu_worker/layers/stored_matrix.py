@@ -175,7 +175,6 @@ class _ShownPart:
                     raise _WholeNeededError
 
     def _box(self, name: str, stored: tuple[int, ...]) -> list[range]:
-        """Return the entries of a tensor that belong to the part."""
         end = name[len(self._piece.name) :]
         if end.endswith(("input_scale", "activation_scale", "weight_shape")):
             return []
@@ -277,7 +276,6 @@ class StoredMatrix:
         return form if self.order is None else reorder_rows(form, self.order), None
 
     def _stretches(self, rows: torch.Tensor) -> Iterator[tuple[int, range]]:
-        """Yield stretches of the pieces, as stored, that hold these rows."""
         wanted = torch.unique(rows)
         for number, (start, stop) in enumerate(pairwise(self._starts)):
             own = wanted[(wanted >= start) & (wanted < stop)] - start

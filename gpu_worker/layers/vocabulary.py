@@ -27,17 +27,6 @@ class LMHead:
         vocab_size: int = 0,
         adapters: AdapterTable | None = None,
     ) -> None:
-        """Hold the projection from `hidden_size` to `vocab_size`, or to a rank's tokens.
-
-        Args:
-            projection: Takes vectors of type `dtype`.
-            dtype: That type.
-            scale: What scores are multiplied by.
-            soft_cap: Scores `s` then become `soft_cap * tanh(s / soft_cap)`; None leaves them.
-            ranks: Among which the vocabulary is divided.
-            vocab_size: Where it is, how many tokens there are.
-            adapters: Beside the projection; None where there can be none.
-        """
         self._adapters = adapters
         self._projection = projection
         self._dtype = dtype

@@ -39,13 +39,6 @@ class WholeAttention:
     ) -> torch.Tensor:
         """Attend. Tokens of padding that belong to no sequence get numbers that mean nothing.
 
-        Args:
-            query: Of all tokens.
-            key: Likewise.
-            value: Likewise.
-            scale: What scores are multiplied by; None is `head_dim ** -0.5`.
-            window: Tokens that a token sees to either side, itself included; None sees all.
-
         Shapes:
             query, result: `[num_heads, num_tokens, head_dim]`
             key, value: `[num_kv_heads, num_tokens, head_dim]`, each for as many query heads, one after another
@@ -74,13 +67,11 @@ def sequences_of(query_starts: torch.Tensor, num_tokens: int) -> torch.Tensor:
 
 
 def _near(num_tokens: int, window: int, device: torch.device) -> torch.Tensor:
-    """Return which tokens are near each other, `[num_tokens, num_tokens]`."""
     places = torch.arange(num_tokens, device=device)
     return (places[:, None] - places[None, :]).abs() < window
 
 
 def _for_each_query(*heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return queries, and keys and values repeated for each of the query heads that share them."""
     query, key, value = heads
     count = query.shape[-3] // key.shape[-3]
     if count == 1:

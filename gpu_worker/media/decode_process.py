@@ -37,14 +37,7 @@ _TURNS = {
 
 
 class DecodeWork(msgspec.Struct, frozen=True):
-    """An image to decode.
-
-    Attributes:
-        source: Path of the file with its encoded bytes, and nothing else.
-        target: Path of the file that takes its pixels, as `uint8[height, width, 3]`.
-        width: Of the image after its orientation, as its reference says, in pixels.
-        height: The same.
-    """
+    """An image to decode."""
 
     source: str
     target: str
@@ -89,7 +82,6 @@ def _decode(asked: DecodeWork) -> None:
 
 
 def _upright(image: Image, header: ImageHeader) -> Image:
-    """Return an image in RGB, turned as it is shown; what is transparent shows white."""
     from PIL import Image as images
 
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

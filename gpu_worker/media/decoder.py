@@ -35,7 +35,6 @@ class Decoder:
     """Owns the process, which starts with the first image."""
 
     def __init__(self, link: LimitedLink | None = None) -> None:
-        """Start nothing yet."""
         module = "gpu_worker.media.decode_process"
         self._link = link or LimitedLink(module, LIMITS.time_s, what="the process that decodes images")
 

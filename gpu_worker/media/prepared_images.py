@@ -47,7 +47,6 @@ class PreparedImages:
     """Owns the decoder, the turns of tenants, and what was prepared lately. Used from the event loop only."""
 
     def __init__(self, store: MediaStore, preparer: Preparer, max_bytes: int, decoder: Decoder | None = None) -> None:
-        """Read from `store`; let the pixels of all requests and what is kept take `max_bytes` together."""
         self._store = store
         self._preparer = preparer
         self._decoder = decoder or Decoder()
@@ -64,11 +63,6 @@ class PreparedImages:
         self, tenant: str, refs: Iterable[MediaRef], is_wanted: Callable[[], bool] = lambda: True
     ) -> list[PreparedImage]:
         """Return the images of a request, in their order.
-
-        Args:
-            tenant: Whose they are.
-            refs: What the request says of them.
-            is_wanted: Asked when it is the request's turn.
 
         Raises:
             BadRequestError: One is not there, cannot be decoded or read; or they are too many for the worker's memory.
@@ -131,7 +125,6 @@ class PreparedImages:
             del self._running[key]
 
     def _keep(self, key: _Key, prepared: PreparedImage) -> None:
-        """Keep an image; its bytes count for as long as anybody, the engine included, has its pixels."""
         num_bytes = prepared.values.nbytes
         self._used_bytes += num_bytes
         loop, own = asyncio.get_running_loop(), threading.get_ident()
@@ -140,11 +133,7 @@ class PreparedImages:
         self._drop_kept(0)
 
     async def _take_room(self, num_bytes: int) -> None:
-        """Wait until there is room, in the order of the calls.
-
-        Raises:
-            BadRequestError: There never is.
-        """
+        """Wait until there is room, in the order of the calls."""
         if num_bytes > self._max_bytes:
             most = self._max_bytes // _CHANNELS
             message = f"The images have {num_bytes // _CHANNELS} pixels together; this worker reads {most} at most."
@@ -177,13 +166,11 @@ class PreparedImages:
             turn.set_result(None)
 
     def _drop_kept(self, num_bytes: int) -> None:
-        """Drop what was prepared longest ago while there is less room than `num_bytes`."""
         while self._kept and self._used_bytes + num_bytes > self._max_bytes:
             self._kept.popitem(last=False)
 
 
 def _prepared(outcome: PreparedImage | HeadraceError, number: int, num_images: int) -> PreparedImage:
-    """Return an image; raise why there is none, under its number among the images of its request."""
     if isinstance(outcome, BadRequestError) and num_images > 1:
         message = f"Image {number} of {num_images}: {outcome}"
         raise BadRequestError(message, outcome.param, outcome.code) from outcome
@@ -193,7 +180,6 @@ def _prepared(outcome: PreparedImage | HeadraceError, number: int, num_images: i
 
 
 def _released(loop: asyncio.AbstractEventLoop, own: int, give_room: Callable[[], None]) -> None:
-    """Give room back when the last who had an image lets go of it, in whatever thread that is."""
     if threading.get_ident() == own:
         give_room()
         return

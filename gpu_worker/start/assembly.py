@@ -54,13 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The names that a worker is known by.
-
-    Attributes:
-        worker: Its own, unique among all workers.
-        model: What clients ask for.
-        revision: Of what it serves (`model_revision`).
-    """
+    """The names that a worker is known by."""
 
     worker: str
     model: str
@@ -69,13 +63,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the model's files say, apart from its weights.
-
-    Attributes:
-        directory: Its configuration.
-        tokenizer: Its vocabulary and templates.
-        tasks: What it can be asked for.
-    """
+    """What the model's files say, apart from its weights."""
 
     directory: ModelDirectory
     tokenizer: ModelTokenizer
@@ -103,11 +91,7 @@ class Worker:
         image_memory_bytes: int = 1 << 30,
         prefix_wait_s: float = MAX_WAIT_S,
     ) -> None:
-        """Put the parts together; nothing runs before `start`. Call it on the event loop.
-
-        `drain_asked` is set when an operator asks for a drain. Pixels of images take `image_memory_bytes` at most, and
-        requests wait for the holders of their prefixes for `prefix_wait_s` at most.
-        """
+        """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         self._nats, self._clock = nats, ServerClock()
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
@@ -162,7 +146,6 @@ class Worker:
         return RequestReader(identity.model, files, longest, tokenizer, pooled, self._clock, adapters, sees=sees)
 
     def _follow_group(self) -> None:
-        """Withdraw while a rank is missing, also when the engine has nothing to compute."""
         if self._group is None:
             return
         loop, runner, group = asyncio.get_running_loop(), self._group, self._group.group

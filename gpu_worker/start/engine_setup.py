@@ -174,7 +174,6 @@ def _load_model(
     constraints: SharedConstraints,
     images: SharedImages,
 ) -> tuple[TorchModelRunner, GroupRunner | None, SchedulerConfig]:
-    """Load the model, or this rank's part of it, and then return the runner of all ranks too."""
     from gpu_worker.execution.build import build_runner
     from gpu_worker.execution.warm_up import warm_up_proposer
     from kernels.cpu_library import compile_cpu_library
@@ -203,7 +202,6 @@ def _load_model(
 def _build_group(
     config: WorkerConfig, runner_config: RunnerConfig, start_up: StartUp, constraints: SharedConstraints
 ) -> GroupRunner:
-    """Start the other ranks, and build this one's runner while they build theirs."""
     from gpu_worker.execution.build import check_fits
     from gpu_worker.execution.ranks.group import RankGroup
     from gpu_worker.execution.ranks.runner import build_group_runner
@@ -217,11 +215,6 @@ def _build_group(
 
 
 def _check_ranks(config: WorkerConfig) -> None:
-    """Refuse what does not go with several ranks, before anything is loaded.
-
-    Raises:
-        ConfigError: It is asked for.
-    """
     check_hosts(config)
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         size, problem = getattr(config, name), None
@@ -239,11 +232,6 @@ def _check_ranks(config: WorkerConfig) -> None:
 
 
 def _load_adapters(config: WorkerConfig, runner: TorchModelRunner) -> Adapting:
-    """Put the adapters that are asked for beside the model.
-
-    Raises:
-        ConfigError: One cannot be served, or the model cannot have any.
-    """
     from gpu_worker.adapters.modules import load_modules
 
     modules, targets = _lora_modules(config), runner.model.adapters
@@ -256,11 +244,6 @@ def _load_adapters(config: WorkerConfig, runner: TorchModelRunner) -> Adapting:
 
 
 def _lora_modules(config: WorkerConfig) -> dict[str, Path]:
-    """Return the adapters that are asked for, by name.
-
-    Raises:
-        ConfigError: They cannot be beside such a model.
-    """
     if config.lora_modules is None and not config.max_loras:
         return {}
     variable = "HEADRACE_MAX_LORAS" if config.lora_modules is None else "HEADRACE_LORA_MODULES"
@@ -272,7 +255,6 @@ def _lora_modules(config: WorkerConfig) -> dict[str, Path]:
 
 
 def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[RunnerConfig, SchedulerConfig]:
-    """Return the settings of the model's runner and the sizes to schedule with, without loading anything."""
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.models.registry import read_model_config
 
@@ -305,14 +287,12 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
 
 
 def _processor(directory: ModelDirectory, sizes: SchedulerConfig) -> MediaProcessor | None:
-    """Return what prepares the images of a model that takes some."""
     from gpu_worker.models.vision.registry import read_processor
 
     return None if sizes.media is None else read_processor(directory.path)
 
 
 def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | None:
-    """Return how the model sees; None where several ranks divide it, which take no images."""
     from gpu_worker.models.vision.registry import read_vision
 
     vision = read_vision(directory.path)
@@ -323,7 +303,6 @@ def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | N
 
 
 def _device(config: WorkerConfig) -> str:
-    """Return the device that is meant."""
     import torch
 
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -334,7 +313,6 @@ def _device(config: WorkerConfig) -> str:
 
 
 def _gpu_uuid(device: str) -> str | None:
-    """Return the UUID of the GPU that a model is on, as NVML spells it; None on a CPU."""
     import torch
 
     if device == "cpu" or not torch.cuda.is_available():
@@ -343,7 +321,6 @@ def _gpu_uuid(device: str) -> str | None:
 
 
 def _sizes(config: WorkerConfig, model: ModelConfig, device: str, vision: VisionConfig | None) -> SchedulerConfig:
-    """Return the sizes to schedule with; the blocks are not known yet."""
     longest = model.max_model_len
     if (config.max_model_len or 0) > longest:
         problem = f"is {config.max_model_len}, but the model was made for {longest} tokens; lower it to that, or less"

@@ -82,7 +82,6 @@ class HealthPort:
         is_connected: Callable[[], bool],
         withdrawn: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Judge by the engine's state, that of the connection to NATS, and why the worker takes nothing at present."""
         self._stats = stats
         self._is_connected = is_connected
         self._withdrawn = withdrawn

@@ -25,12 +25,7 @@ def served_revision(config: WorkerConfig) -> str:
 
 
 def revision_difference(own: str, other: str) -> str | None:
-    """Say in which way two revisions differ; None where they are the same.
-
-    They are the same where all that they tell is: content, settings, and the commit or that none is known. If one
-    without a commit were the same as any of its content, it would be the same as two that differ, and who may join a
-    fleet would depend on who has joined before.
-    """
+    """Say in which way two revisions differ; None where they are the same."""
     if own == other:
         return None
     content, _, commit = own.partition(_COMMIT_MARK)

@@ -45,7 +45,6 @@ def serve_host(config: WorkerConfig) -> int:
 
 
 async def _answer_probes(node: Node, bound: socket.socket) -> None:
-    """Say that this process lives, and whether rank 0 can reach it."""
     health = HealthPort(lambda: _IDLE, lambda: True, lambda: None if node.is_connected else "rank 0 is not there")
     health.is_taking_requests = True
     await health.start(bound)

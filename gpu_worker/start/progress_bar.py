@@ -28,7 +28,6 @@ class ProgressBar:
     """Shows one stage at a time; call it with a stage, what is done of it, and how much there is."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        """Draw on `stream` where that is a terminal."""
         self._stream = stream
         self._clock = clock
         self._is_terminal = stream.isatty()

@@ -67,11 +67,6 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
 def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
     """Build the proposer; its weights are loaded for this.
 
-    Args:
-        config: The settings, which `check_speculation` has let pass.
-        runner_config: Of the model that verifies.
-        runner: Runs the model that verifies.
-
     Raises:
         ConfigError: What `draft_model` holds cannot be loaded, or does not belong to the model.
     """
@@ -84,7 +79,6 @@ def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: To
 
 
 def _check_no_weights(config: WorkerConfig) -> None:
-    """Refuse a directory of weights, which only some proposers have."""
     if config.draft_model is not None:
         needed = _either([recipe.name for recipe in RECIPES if recipe.weights])
         raise ConfigError(_DRAFT_MODEL, f"is set, but {_SPECULATIVE} is {config.speculative}; set it to {needed}")
@@ -112,7 +106,6 @@ def _has_vocabulary_of(tokenizer: ModelTokenizer, directory: Path) -> bool:
 
 
 def _about_weights(error: HeadraceError, recipe: Recipe) -> ConfigError:
-    """Return an error that names a setting: this one, or else that of the weights, which may be the model's."""
     variable = variable_name("model") if recipe.weights is None else _DRAFT_MODEL
     return error if isinstance(error, ConfigError) else ConfigError(variable, str(error))
 

@@ -82,11 +82,7 @@ def main(config: WorkerConfig) -> int:
 
 
 def _with_local_models(config: WorkerConfig) -> WorkerConfig:
-    """Return the settings with folders in place of ids at the hub; a model without another name is served as its id.
-
-    Raises:
-        ConfigError: One cannot be downloaded.
-    """
+    """Return the settings with folders in place of ids at the hub; a model without another name is served as its id."""
     if config.draft_model is not None:
         config = dataclasses.replace(config, draft_model=local_model(config.draft_model, "HEADRACE_DRAFT_MODEL"))
     if config.model is None or (name := hub_id(config.model)) is None:
@@ -96,11 +92,6 @@ def _with_local_models(config: WorkerConfig) -> WorkerConfig:
 
 
 def _identity(config: WorkerConfig) -> Identity:
-    """Return the worker's names.
-
-    Raises:
-        ConfigError: There is no model, or a name cannot be part of a subject.
-    """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: a directory in Hugging Face's format, or a .gguf file")
     model = config.served_model_name or Path(config.model).resolve().name.removesuffix(SUFFIX)
@@ -129,11 +120,6 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
 
 
 def _served_model(config: WorkerConfig) -> ServedModel:
-    """Read the model's files, apart from its weights.
-
-    Raises:
-        HeadraceError: They cannot be used.
-    """
     assert config.model is not None
     directory = read_model_directory(config.model)
     if config.sampling_defaults != "model":
@@ -149,7 +135,6 @@ def _served_model(config: WorkerConfig) -> ServedModel:
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
-    """Make the tokenizer for grammars before anybody waits: no other thread runs meanwhile."""
     try:
         _ = tokenizer.grammar_tokenizer
     except (LlguidanceMissingError, UnsupportedTokenizerError) as error:
@@ -220,11 +205,7 @@ class _ConnectionEvents:
 
 
 async def _start(worker: Worker, stopping: asyncio.Event) -> bool:
-    """Start a worker; return False if it is told to stop, or fails, while it waits for its queue.
-
-    Raises:
-        HeadraceError: It cannot start.
-    """
+    """Start a worker; return False if it is told to stop, or fails, while it waits for its queue."""
     starting = asyncio.create_task(worker.start())
     has_started = await _unless_stopping(starting, stopping, worker.has_failed)
     if has_started:
@@ -248,7 +229,6 @@ async def _connect(config: WorkerConfig, identity: Identity, events: _Connection
 
 
 async def _unless_stopping(work: asyncio.Task[Any], *events: asyncio.Event) -> bool:
-    """Wait for the end of `work`; if one of the events is set before, cancel it and return False."""
     ending = asyncio.create_task(_wait_for_any(*events))
     await asyncio.wait([work, ending], return_when=asyncio.FIRST_COMPLETED)
     is_done = work.done()
@@ -266,7 +246,6 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
 
 
 def _stop_signals() -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; a second one ends the process."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 

@@ -26,14 +26,7 @@ def can_run(x: torch.Tensor) -> bool:
 def activation_cpu(
     library: CpuLibrary, x: torch.Tensor, function: int, factor: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return a function of every number of `x`, times the number of `factor` at its place.
-
-    Args:
-        library: The compiled kernels.
-        x: Of any shape; a number's bits depend on its place in the last dimension alone.
-        function: A number of `FUNCTIONS`, or `SIGMOID`.
-        factor: Of the type and shape of `x`; None multiplies by nothing.
-    """
+    """Return a function of every number of `x`, times the number of `factor` at its place."""
     rows, factors = _rows(x), None if factor is None else _rows(factor)
     result = torch.empty(rows.shape, dtype=x.dtype)
     library.activation(
@@ -61,7 +54,6 @@ def silu_mul_cpu(library: CpuLibrary, gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return `[num_rows, size]` with neighbouring numbers in rows."""
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
     return x if x.stride(1) == 1 else x.contiguous()

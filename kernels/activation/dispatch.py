@@ -18,10 +18,6 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
 
     On a CPU a row's bits do not depend on the rows beside it. Source: Shazeer, arXiv 2002.05202, section 2.
 
-    Args:
-        gate_up: Contiguous.
-        activation: Which function.
-
     Shapes:
         gate_up: `[num_tokens, 2 * size]`
         result: `[num_tokens, size]`

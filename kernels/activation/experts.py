@@ -28,12 +28,7 @@ class GatedActivation:
     up_shift: float = 0.0
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Apply it to rows of gates, then up projections, in their type.
-
-        Shapes:
-            gate_up: `[num_rows, 2 * size]`
-            result: `[num_rows, size]`
-        """
+        """Apply it to rows `[num_rows, 2 * size]` of gates, then up projections, in their type: `[num_rows, size]`."""
         gate, up = gate_up.chunk(2, dim=-1)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * torch.sigmoid(gate * (self.slope + self.cubic * gate * gate)) * (up + self.up_shift)

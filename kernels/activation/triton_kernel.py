@@ -39,7 +39,6 @@ _CONFIGS = {generation: SiluMulConfig(**entry) for generation, entry in by_gener
 
 @triton.jit
 def _function(x, FUNCTION: tl.constexpr):
-    """Apply an `Activation`, by its value."""
     if FUNCTION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * _HALF_ROOT))
     else:

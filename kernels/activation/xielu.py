@@ -18,10 +18,6 @@ class Xielu:
 
     Source: Huang, "Deriving Activation Functions Using Integration", arXiv 2411.13010, equation 6; `limit` is of the
     authors' code.
-
-    Attributes:
-        positive, negative, linear: Above zero.
-        limit: Just below zero.
     """
 
     positive: float

@@ -29,23 +29,10 @@ def exchange_counters_bytes(size: int) -> int:
 
 
 class Exchange:
-    """One of several processes. All call the same, in the same order, and wait for one another in each call.
-
-    Attributes:
-        rank: Number of this process.
-    """
+    """One of several processes. All call the same, in the same order, and wait for one another in each call."""
 
     def __init__(self, library: CpuLibrary, ended: int, memory: int, rank: int, size: int, owner: object) -> None:
-        """Begin, with what nobody has used.
-
-        Args:
-            library: The compiled kernels.
-            ended: Address of a number of 64 bits: when it is not zero, whoever waits is told.
-            memory: Address of `exchange_bytes(size)` zeros, at the beginning of a line of the cache.
-            rank: Number of this process.
-            size: How many there are.
-            owner: What the memory lives as long as.
-        """
+        """Join: `memory` is at `exchange_bytes(size)` zeros, `ended` at an int64, not zero once others have ended."""
         self._library = library
         self._owner = owner
         self._memory = (ended, memory, memory + exchange_counters_bytes(size))

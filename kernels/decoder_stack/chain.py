@@ -52,7 +52,6 @@ class CpuDraftChain:
     """Goes on by itself where the stack ends. Not thread safe, as the stack."""
 
     def __init__(self, stack: CpuDecoderStack, head: ChainHead) -> None:
-        """Draft with `stack`, whose inputs include hidden vectors, and `head`."""
         self._stack = stack
         self._head = head
 

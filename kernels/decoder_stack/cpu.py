@@ -152,15 +152,6 @@ class CpuDecoderStack:
     ) -> None:
         """Describe the model to the kernel.
 
-        Args:
-            library: The compiled kernels.
-            shape: Sizes.
-            inputs: What comes before the layers.
-            layers: One or more.
-            final_norm: None returns the stream as it is.
-            cos_sin: Rotations of all positions.
-            tapped_layers: The streams before these layers are returned too, behind the result.
-
         Shapes:
             final_norm: `[hidden_size]` float32
             cos_sin: `[max_positions, rotated_dim]` float32
@@ -293,7 +284,6 @@ class CpuDecoderStack:
         return self._scratch.data_ptr()
 
     def _place_caches(self, step: StackStep) -> None:
-        """Tell the kernel where the caches are, when they are others than before."""
         if self._caches is step.caches:
             return
         for layer, cache in zip(self._layers, step.caches, strict=True):

@@ -40,7 +40,6 @@ def gated_delta_chunked(
 def _corrections(
     inputs: DeltaInputs, tokens: slice, key: torch.Tensor, fading: Fading, state: torch.Tensor
 ) -> torch.Tensor:
-    """Return what each token of a chunk adds to what is known of its key, `[num_heads, num_tokens, value_dim]`."""
     value, strength = inputs.value[tokens].transpose(0, 1), inputs.strength[tokens].t()[..., None]
     system = (strength * (key @ key.transpose(1, 2)) * fading.between).tril(-1)
     system = system + torch.eye(key.shape[1], dtype=system.dtype, device=system.device)

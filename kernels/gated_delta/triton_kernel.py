@@ -34,7 +34,6 @@ _CONFIGS = read_table(GATED_DELTA)
 
 @triton.jit
 def _decay_and_strength(gates_ptr, tokens, mask, gates_stride, head, rate, step_bias, HEADS: tl.constexpr):
-    """Return the logarithm of the decay and the strength of tokens; zeros where there is none."""
     strength = tl.load(gates_ptr + tokens * gates_stride + head, mask=mask, other=0.0).to(tl.float32)
     step = tl.load(gates_ptr + tokens * gates_stride + HEADS + head, mask=mask, other=0.0).to(tl.float32) + step_bias
     return tl.where(mask, -rate * softplus(step), 0.0), tl.where(mask, 1.0 / (1.0 + tl.exp(-strength)), 0.0)
@@ -42,7 +41,6 @@ def _decay_and_strength(gates_ptr, tokens, mask, gates_stride, head, rate, step_
 
 @triton.jit
 def _unit_rows(pointers, mask, norm_eps):
-    """Load vectors and divide them by their length."""
     vectors = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     return vectors * tl.rsqrt(tl.sum(vectors * vectors, 1) + norm_eps)[:, None]
 
@@ -222,7 +220,6 @@ def gated_delta_triton(
 def _invert_chunks(
     qkv: torch.Tensor, gates: torch.Tensor, weights: DeltaWeights, sizes: DeltaSizes, rows: StateRows, chunk: int
 ) -> torch.Tensor:
-    """Return for each token its row of the inverse of its chunk, `[num_tokens, num_value_heads, chunk]` float32."""
     num_tokens, num_heads = qkv.shape[0], sizes.num_value_heads
     inverse = torch.empty((num_tokens, num_heads, chunk), device=qkv.device)
     invert_chunks_kernel[(triton.cdiv(num_tokens, chunk), num_heads)](

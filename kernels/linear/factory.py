@@ -27,17 +27,11 @@ class LinearFactory:
     __slots__ = ("_copy_memory", "_workspaces")
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
-        """Begin without layers; `free_bytes` says how much of the host's memory is free."""
         self._copy_memory = CopyMemory(free_bytes)
         self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}
 
     def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
-        """Choose the fastest layer for the weight's form, device and dtype; a plain matrix is dense.
-
-        Shapes:
-            weight: `[out_features, in_features]`
-            bias: `[out_features]`
-        """
+        """Choose the fastest layer for the weight's form, device and dtype; a plain matrix is dense."""
         if isinstance(weight, SplitWeight):
             rows = [part.shape[0] for part in weight.parts]
             biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)

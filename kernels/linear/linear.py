@@ -33,7 +33,6 @@ class RoundsInputs(Protocol):
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """Do what `Linear` promises; rounded rows are so as `rounding` says."""
-        ...
 
 
 class OperationLinear:
@@ -42,7 +41,6 @@ class OperationLinear:
     __slots__ = ("_multiply",)
 
     def __init__(self, multiply: Callable[..., torch.Tensor]) -> None:
-        """Hold the function."""
         self._multiply = multiply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +58,6 @@ class SplitLinear:
     __slots__ = ("_parts", "rounding")
 
     def __init__(self, parts: Sequence[Linear]) -> None:
-        """Hold the layers."""
         self._parts = tuple(parts)
         self.rounding = common_rounding(
             [part.rounding if isinstance(part, RoundsInputs) else None for part in self._parts]

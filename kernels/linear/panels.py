@@ -23,15 +23,7 @@ def pack_panels(
     *,
     is_gated: bool = False,
 ) -> PanelMatrix:
-    """Pack a matrix; forms that no kernel knows become dense.
-
-    Args:
-        library: Knows the width of a panel on this machine.
-        form: On a CPU.
-        dtype: Of the inputs, float32 or bfloat16, and of what becomes dense.
-        bias: `[out_features]`, added to every result; None adds nothing.
-        is_gated: As for `kernels.linear.dense.cpu.pack`.
-    """
+    """Pack a matrix; forms that no kernel knows become dense."""
     if isinstance(form, DenseWeight):
         weight = form.weight
         if dtype is not torch.float32 or not can_widen(weight.dtype, weight.shape[1]):

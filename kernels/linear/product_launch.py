@@ -69,13 +69,6 @@ def splits_of(launch: ProductLaunch, gpu: Gpu, out_features: int, num_blocks: in
     """Return into how many parts the input features are divided.
 
     It is as many for all numbers of rows of a launch, so that a row's sums do not depend on the rows beside it.
-
-    Args:
-        launch: Of the kernel.
-        gpu: To fill.
-        out_features: Of the matrix.
-        num_blocks: Blocks of input features, which are not divided.
-        weight_bytes: Of the matrix.
     """
     num_tiles = -(-out_features // launch.block_n)
     at_once = launch.programs_per_multiprocessor * gpu.num_multiprocessors

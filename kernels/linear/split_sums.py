@@ -30,18 +30,7 @@ def outputs_and_partials(
 
 @triton.jit
 def add_splits(sums, partials, counter, places, mask, part_size, split, SPLITS: tl.constexpr):
-    """Return the tile's sums, and whether this program is to store them.
-
-    Args:
-        sums: This program's part, float32.
-        partials: `[SPLITS, part_size]` float32.
-        counter: Of the tile: how many programs have arrived.
-        places: Of the tile's elements in a part.
-        mask: Of those that there are.
-        part_size: Elements of a part.
-        split: Of this program.
-        SPLITS: Programs of the tile.
-    """
+    """Return the tile's sums, and whether this program is to store them."""
     is_last = True
     if SPLITS > 1:
         tl.store(partials + split * part_size + places, sums, mask=mask)

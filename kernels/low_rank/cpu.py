@@ -67,14 +67,7 @@ class CpuAdapterTable:
     __slots__ = ("_dtype", "_is_lookup", "_library", "_packed", "_pointers", "address")
 
     def __init__(self, library: CpuLibrary, num_slots: int, dtype: torch.dtype, *, is_lookup: bool = False) -> None:
-        """Hold nothing yet.
-
-        Args:
-            library: The compiled kernels.
-            num_slots: For adapters.
-            dtype: Of the inputs; in bfloat16 adapters are of that type too, and the products between their matrices.
-            is_lookup: The matrix is looked up: the embedding, whose inputs are tokens.
-        """
+        """Hold nothing yet."""
         self._library = library
         self._dtype = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
         self._is_lookup = is_lookup

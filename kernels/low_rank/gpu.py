@@ -15,7 +15,6 @@ class GpuAdapterTable:
     __slots__ = ("_addresses", "_device", "_dtype", "_kept", "_ranks")
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Hold nothing yet; inputs are of type `dtype`."""
         self._device = device
         self._dtype = dtype
         self._kept: list[tuple[torch.Tensor, ...]] = [()] * num_slots
@@ -40,7 +39,6 @@ class GpuAdapterTable:
 
 
 def _packed(adapter: LowRank, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Return both matrices, the factors of ranks, and the ranks of each block of features."""
     num_outputs, _ = adapter.shape
     down = torch.cat([part.down for part in adapter.parts]).to(dtype).contiguous()
     scales = torch.cat([torch.full((part.rank,), part.scale) for part in adapter.parts])

@@ -19,22 +19,16 @@ TILE_ROWS = 16
 
 
 def _sorted_rows(slots: Int32s) -> Int32s:
-    """Return the rows with an adapter, by slot."""
     rows = np.flatnonzero(slots >= 0)
     return rows[np.argsort(slots[rows], kind="stable")].astype(np.int32)
 
 
 class CpuAdapterRows:
-    """The rows with an adapter as the kernels of a CPU read them. One thread at a time multiplies by them.
-
-    Attributes:
-        address: Of the structure.
-    """
+    """The rows with an adapter as the kernels of a CPU read them. One thread at a time multiplies by them."""
 
     __slots__ = ("_kept", "_structure", "address")
 
     def __init__(self, slots: Int32s, max_rank: int) -> None:
-        """Sort rows by slot; the arguments are those of `AdapterRows`."""
         rows = _sorted_rows(slots)
         places = np.full(len(slots), -1, dtype=np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
@@ -71,7 +65,6 @@ class AdapterRows:
     __slots__ = ("_cpu", "_tiles", "max_rank", "slots")
 
     def __init__(self, slots: Int32s, max_rank: int) -> None:
-        """Describe the rows."""
         self.slots = slots
         self.max_rank = max_rank
         self._cpu: CpuAdapterRows | None = None

@@ -31,19 +31,9 @@ def walk(
 ) -> torch.Tensor:
     """Take the state of each sequence through its tokens, and store those that are kept or copied.
 
-    Args:
-        update: The rule. It is given at most `chunk` tokens; their state is float32, or float64 where `result` is.
-        result: Becomes what tokens read.
-        states: Of all slots.
-        rows: The sequences.
-        chunk: See `update`.
-
     Shapes:
         result: `[num_tokens, num_heads, value_dim]`
         states: `[num_slots, num_heads, key_dim, value_dim]`; `update` has no slots
-
-    Returns:
-        `result`.
     """
     dtype = torch.promote_types(result.dtype, torch.float32)
     for sequence in sequences_of(rows):

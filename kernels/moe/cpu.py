@@ -71,7 +71,6 @@ def can_pack_experts(weights: ExpertWeights) -> bool:
 
 
 def _layout(form: WeightForm) -> tuple[object, ...] | None:
-    """Return what the layout of inputs depends on, or None where the kernel does not support the matrix."""
     if isinstance(form, DenseWeight):
         return (form.weight.dtype,) if can_pack(form.weight) else None
     return None if isinstance(form, SplitWeight) else input_layout(form)
@@ -90,7 +89,6 @@ class CpuExperts:
         activation: ExpertActivation,
         first_expert: int,
     ) -> None:
-        """Hold matrices that `pack_experts` made, the first projections' with `is_gated` where there are gates."""
         self._library = library
         self._packed = (gate_up, down)
         num_experts = len(gate_up)
@@ -176,13 +174,7 @@ def pack_experts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuMixture:
-    """Router, rule and experts as the decoder stack takes them.
-
-    Attributes:
-        router: `[num_experts, hidden_size]`.
-        routing: Describes the rule, by the address of its bias.
-        rule: Kept alive with it.
-    """
+    """Router, rule and experts as the decoder stack takes them."""
 
     router: PanelMatrix
     routing: RoutingStructure

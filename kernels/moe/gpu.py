@@ -65,10 +65,6 @@ class GpuExperts:
         *,
         has_float8: bool = False,
     ) -> None:
-        """Hold stacks that `stack_experts` made, the first projection's with `is_gated` where there are gates.
-
-        With `has_float8` the GPU multiplies float8 numbers.
-        """
         self._gate_up, self._down = _of_one_type(gate_up, down)
         self._activation = activation
         self._first_expert = first_expert
@@ -85,10 +81,7 @@ class GpuExperts:
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, launch: ProductLaunch | None = None
     ) -> torch.Tensor:
-        """Do what `kernels.moe.Experts` promises; None takes what the table says.
-
-        Inputs are rounded to the type of plain matrices; where all are coded, those in float32 to bfloat16.
-        """
+        """Do what `kernels.moe.Experts` promises; None takes what the table says."""
         dtype = x.dtype
         if len(x) == 0:
             return torch.empty_like(x)
@@ -118,7 +111,6 @@ class GpuExperts:
 
 
 def _of_one_type(gate_up: ExpertStack, down: ExpertStack) -> tuple[ExpertStack, ExpertStack]:
-    """Return both stacks, plain ones in bfloat16 where their types differ, or the other is packed and they are wide."""
     dtypes = {torch.bfloat16 if isinstance(stack, PackedStack) else stack.weight.dtype for stack in (gate_up, down)}
     is_packed = isinstance(gate_up, PackedStack) or isinstance(down, PackedStack)
     if len(dtypes) == 1 or (is_packed and torch.float32 not in dtypes):
@@ -255,7 +247,6 @@ def _scaled(
     launch: ProductLaunch,
     activation: ExpertActivation | None,
 ) -> torch.Tensor:
-    """Do what `multiply` does, with inputs that are rounded first."""
     assert isinstance(stack, PackedStack)
     num_experts, out_features, _ = stack.shape
     size = out_features // (1 if activation is None else activation.num_projections)

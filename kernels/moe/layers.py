@@ -52,7 +52,6 @@ class LinearExperts:
     def __init__(
         self, layers: Sequence[ExpertLayers], activation: ExpertActivation, first_expert: int, device: torch.device
     ) -> None:
-        """Hold the layers of experts from `first_expert` on."""
         self._layers = tuple(layers)
         self._activation = activation
         self._first_expert = first_expert

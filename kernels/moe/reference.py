@@ -33,7 +33,6 @@ def route_reference(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tens
 
 
 def _masked_by_group(choice: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
-    """Return scores with minus infinity for the experts of groups that are not chosen."""
     groups = choice.view(len(choice), rule.num_groups, -1)
     best = groups.topk(1 if rule.group_score == "max" else 2, dim=2).values.sum(dim=2)
     chosen = best.sort(dim=1, descending=True, stable=True).indices[:, : rule.top_k_groups]

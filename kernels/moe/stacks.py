@@ -18,12 +18,7 @@ WIDENED = torch.bfloat16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseStack:
-    """Plain matrices.
-
-    Attributes:
-        weight: `[num_experts, out_features, in_features]`, contiguous.
-        bias: `[num_experts, out_features]`, or None.
-    """
+    """Plain matrices `[num_experts, out_features, in_features]`, contiguous; biases `[num_experts, out_features]`."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -93,10 +88,6 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
 
     Plain ones keep their type. Matrices of different or unknown forms are dequantized to `WIDENED`: experts one after
     another would have to ask the device which of them have tokens, which no captured step can.
-
-    Args:
-        weights: On any device; the given ones can be freed afterwards.
-        is_gated: The first half of the features are gates, the second half up projections: they will alternate.
     """
     order = _alternating(weights.shape[1], weights.device) if is_gated else None
     bias = weights.bias if weights.bias is None or order is None else weights.bias[:, order]
@@ -114,7 +105,6 @@ def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
 
 
 def _alternating(num_rows: int, device: torch.device) -> torch.Tensor:
-    """Return the order of rows in which each gate stands before its up projection."""
     return torch.arange(num_rows, device=device).view(2, -1).t().flatten()
 
 

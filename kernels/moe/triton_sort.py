@@ -41,7 +41,6 @@ class SortedPairs:
 
 @triton.jit
 def _local(ids, pairs, num_pairs, first_expert, num_experts):
-    """Return the experts of pairs as numbers from zero, and whether they are here."""
     experts = tl.load(ids + pairs, mask=pairs < num_pairs, other=-1) - first_expert
     return experts, (pairs < num_pairs) & (experts >= 0) & (experts < num_experts)
 
@@ -50,7 +49,6 @@ def _local(ids, pairs, num_pairs, first_expert, num_experts):
 def _divide(
     counts, tokens_per_expert, row_starts, block_ends, num_experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """Give each expert its rows and blocks, add to its tokens, and leave the counts at zero."""
     experts = tl.arange(0, EXPERTS)
     mask = experts < num_experts
     count = tl.load(counts + experts, mask=mask, other=0, volatile=True)

@@ -28,7 +28,6 @@ def can_run(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Ten
 
 
 def _is_transposed(key_cache: torch.Tensor) -> bool:
-    """Return True where the kernel reads keys whose tokens lie side by side."""
     _, block_size, _, key_dim = key_cache.shape
     return key_cache.stride(1) == 1 and can_transpose(block_size, key_dim)
 

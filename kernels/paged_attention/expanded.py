@@ -22,13 +22,6 @@ def is_expansion_less(
     Of all sequences, each is taken to be as long as the longest when keys and values are made, and that one alone is
     counted where they save: with 512 numbers, 128 of a key and of a value, from some 340 tokens of a new prompt on, and
     from 170 behind a long context. When a device has measured where the two meet, that factor belongs here.
-
-    Args:
-        key_up: As `expanded_attention` takes it.
-        value_up: Likewise.
-        num_seqs: Of the step.
-        query_len: Tokens of a sequence at most.
-        context_len: Likewise, cached ones included.
     """
     _, plain_dim, latent_dim = key_up.shape
     value_dim, query_len = value_up.shape[2], min(query_len, context_len)

@@ -54,7 +54,6 @@ def _hidden(
     masks: torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return which of a sequence's tokens its last ones do not see, `[num_queries, context_len]`."""
     slots = torch.arange(context_len - num_queries, context_len, device=device)[:, None]
     distance = slots - torch.arange(context_len, device=device)
     hidden = distance < 0

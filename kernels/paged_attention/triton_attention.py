@@ -95,7 +95,6 @@ class PagedAttentionBatch:
 
 
 def _padded(size: int) -> int:
-    """Return the least power of two that holds a size and that tensor cores multiply."""
     return 1 << max(size - 1, _MIN_ROWS - 1).bit_length()
 
 
@@ -123,17 +122,6 @@ def paged_attention_triton(
     Nothing is read back from the device, and every grid follows from tensor shapes and `max_query_len`: the call can be
     captured in a CUDA graph, and replayed with other lengths up to those. How many splits share a sequence depends on
     the contexts beside it, so the last bits of a row may differ from one batch to another.
-
-    Args:
-        batch: Tensors on one device; the query strided in its first dimension at most.
-        max_query_len: Largest number of query rows of a sequence.
-        scale: Multiplies the scores.
-        sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
-        soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
-        gpu: What to configure the launch for.
-        split: Instead of the table's entry for decodes.
-        chunk: Instead of the table's entry for chunks.
-        chunk_size: A query sees only its own chunk of this many tokens; None is unlimited.
 
     Shapes:
         result: `[num_tokens, num_heads, value_dim]`
@@ -223,7 +211,6 @@ def _launch_split(
     config: SplitConfig,
     gpu: Gpu,
 ) -> None:
-    """Attend from the sequences with at most `max_query_len` query tokens."""
     num_seqs, num_kv_heads, value_dim = len(batch.context_lens), batch.num_kv_heads, batch.value_cache.shape[3]
     num_heads, capacity = batch.query.shape[1], batch.block_tables.shape[1] * batch.key_cache.shape[1]
     num_shares = choose_num_shares(config, num_kv_heads, gpu.num_multiprocessors)
@@ -283,7 +270,6 @@ def _launch_chunk(
     config: ChunkConfig,
     gpu: Gpu,
 ) -> None:
-    """Attend from the sequences with at least `min_query_len` query tokens."""
     num_tokens, value_dim = batch.query.shape[0], batch.value_cache.shape[3]
     num_seqs, num_kv_heads, group = len(batch.context_lens), batch.num_kv_heads, batch.group
     block_m = max(config.block_m, triton.next_power_of_2(group))

@@ -105,13 +105,7 @@ def choose_num_shares(config: SplitConfig, num_kv_heads: int, num_multiprocessor
 
 
 def most_splits(config: SplitConfig, num_shares: int, capacity: int) -> int:
-    """Return into how many splits a sequence may be divided: a power of two, at most `MAX_SPLITS`.
-
-    Args:
-        config: Of the launch.
-        num_shares: Of the batch.
-        capacity: Tokens that a row of the block table can address.
-    """
+    """Return into how many splits a sequence may be divided: a power of two, at most `MAX_SPLITS`."""
     wanted = max(1, min(num_shares + 1, -(-capacity // config.min_split_tokens)))
     return min(1 << (wanted - 1).bit_length(), MAX_SPLITS)
 
@@ -120,12 +114,6 @@ def choose_num_chunk_splits(config: ChunkConfig, num_programs: int, capacity: in
     """Return into how many programs the cached tokens of a block of queries are divided, at most.
 
     A batch with programs for every multiprocessor is not divided: it is bound by its products.
-
-    Args:
-        config: Of the launch.
-        num_programs: Without splitting.
-        capacity: Tokens that a row of the block table can address.
-        num_multiprocessors: Of the GPU.
     """
     if num_programs >= num_multiprocessors:
         return 1

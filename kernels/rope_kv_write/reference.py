@@ -70,7 +70,6 @@ def _normalise(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 
 def _rotate(heads: torch.Tensor, table: torch.Tensor | None, start: int, is_interleaved: bool) -> torch.Tensor:
-    """Rotate the pairs of dimensions from `start` on, as many as the table has."""
     if table is None:
         return heads
     cos, sin = table.chunk(2, dim=-1)

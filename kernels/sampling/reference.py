@@ -39,10 +39,7 @@ def sample_tokens_reference(
 def _least(
     scaled: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor, parameters: SamplingParameters
 ) -> torch.Tensor:
-    """Return the smallest scaled logit that each row keeps, `[num_rows, 1]`.
-
-    All are thresholds, so tokens that tie stand or fall together, whatever order a sort leaves them in.
-    """
+    """Return the smallest scaled logit that each row keeps, `[num_rows, 1]`."""
     vocab_size = scaled.shape[1]
     ordered, order = scaled.sort(dim=1, descending=True)
     top_k = parameters.top_k[slots][:, None].long()

@@ -54,7 +54,6 @@ def tile_masses_kernel(
 
 @triton.jit
 def _uniform(seed, position):
-    """Return the uniform number of (seed, position), as `reference.uniforms_reference` does."""
     zero = (position ^ position).to(tl.uint32)
     low = (position & 0xFFFFFFFF).to(tl.uint32)
     high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)

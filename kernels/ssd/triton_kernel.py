@@ -32,7 +32,6 @@ _CONFIGS = read_table(SSD)
 
 @triton.jit
 def _step_of(steps_ptr, tokens, mask, steps_stride, head, step_bias, min_step, max_step):
-    """Return the steps of tokens, within their bounds; zeros where there is none."""
     step = tl.load(steps_ptr + tokens * steps_stride + head, mask=mask, other=0.0).to(tl.float32) + step_bias
     step = softplus(step)
     # Comparisons keep what is no number.

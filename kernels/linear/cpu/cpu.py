@@ -27,14 +27,7 @@ _VECTORS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedPanels:
-    """A matrix as the kernel reads it.
-
-    Attributes:
-        structure: Describes it, by the addresses of the tensors.
-        tensors: Kept alive with it.
-        num_inputs: Features of a row.
-        num_outputs: Features of a result.
-    """
+    """A matrix as the kernel reads it."""
 
     structure: QuantizedStructure
     tensors: tuple[torch.Tensor | None, ...]
@@ -69,17 +62,7 @@ def can_pack_quantized(weight: QuantizedWeight) -> bool:
 def pack_quantized(
     library: CpuLibrary, weight: QuantizedWeight, bias: torch.Tensor | None = None, *, is_gated: bool = False
 ) -> QuantizedPanels:
-    """Pack a matrix; the plain one can be freed afterwards.
-
-    Args:
-        library: Knows the width of a panel on this machine.
-        weight: In any form.
-        bias: Added to every result; None adds nothing.
-        is_gated: As for `kernels.linear.dense.cpu.pack`.
-
-    Shapes:
-        bias: `[num_outputs]`
-    """
+    """Pack a matrix; the plain one can be freed afterwards."""
     layout, width = make_layout(weight.coded()), library.panel_width()
     num_outputs, num_inputs = layout.codes.shape
 

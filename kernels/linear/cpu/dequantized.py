@@ -23,7 +23,6 @@ class CopyMemory:
     __slots__ = ("_free_bytes", "_has_warned", "spare_bytes")
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
-        """Take nothing yet; `free_bytes` returns how much of the host's memory is unused."""
         self._free_bytes = free_bytes
         self._has_warned = False
         self.spare_bytes: int | None = None
@@ -57,7 +56,6 @@ class DequantizedLinear:
         make_dense: Callable[[torch.Tensor, torch.Tensor | None], Linear],
         memory: CopyMemory,
     ) -> None:
-        """Hold the weights as they were loaded, until the first call; `make_dense` makes a layer of a dense matrix."""
         self._form, self._bias, self._make_dense, self._memory = form, bias, make_dense, memory
         self._multiply: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -72,7 +70,6 @@ class DequantizedLinear:
         return self(x).float()
 
     def _chosen(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the product by a dense copy, which frees the codes unless they round inputs; or the formula."""
         form, (rows, columns) = self._form, self._form.shape
         if not self._memory.take(rows * columns * dtype.itemsize):
             return partial(form_linear_reference, form=form, bias=self._bias)

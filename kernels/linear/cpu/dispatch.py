@@ -51,7 +51,6 @@ class KernelQuantizedLinear:
     __slots__ = ("packed",)
 
     def __init__(self, packed: QuantizedPanels) -> None:
-        """Hold the packed weights."""
         self.packed = packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,6 @@ def make_layout(matrix: CodedMatrix) -> Layout:
 
 
 def _narrowest(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales in 16 bits where that is exact: they are read with the weights."""
     for dtype in (torch.float16, torch.bfloat16):
         if torch.equal(scales.to(dtype).float(), scales):
             return scales.to(dtype)

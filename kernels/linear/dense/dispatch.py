@@ -9,12 +9,7 @@ from kernels.linear.dense.cpu import DensePanels, can_pack, can_widen, linear_cp
 
 
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> DensePanels | None:
-    """Pack a matrix for `linear`, or return None where no kernel supports it.
-
-    Shapes:
-        weight: `[num_outputs, num_inputs]`
-        bias: `[num_outputs]`
-    """
+    """Pack a matrix for `linear`, or return None where no kernel supports it."""
     if can_pack(weight) and (library := cpu_library()) is not None:
         return pack(library, weight, bias)
     return None
@@ -24,12 +19,6 @@ def keeps_half(stored: torch.dtype, num_inputs: int, inputs: torch.dtype, device
     """Return True where a matrix of this type is best kept in its 16 bits although its inputs are float32.
 
     The compiled kernel widens weights as it reads them: the results are the same, and there is half as much to read.
-
-    Args:
-        stored: Type of the weights.
-        num_inputs: Features of a row.
-        inputs: Type of the rows.
-        device: Where they are multiplied.
     """
     if device.type != "cpu" or inputs is not torch.float32 or not can_widen(stored, num_inputs):
         return False

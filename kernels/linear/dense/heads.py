@@ -39,7 +39,6 @@ class PlainHeadLinear:
     __slots__ = ("_weight",)
 
     def __init__(self, weight: torch.Tensor) -> None:
-        """Hold the matrices."""
         self._weight = weight
 
     def __call__(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -53,7 +52,6 @@ class KernelHeadLinear:
     __slots__ = ("_library", "_num_heads", "_num_outputs", "_packed")
 
     def __init__(self, library: CpuLibrary, weight: torch.Tensor) -> None:
-        """Pack the matrices; the plain ones can be freed afterwards."""
         self._library = library
         self._num_heads, _, self._num_outputs = weight.shape
         self._packed = _pack_heads(library, weight)
@@ -85,6 +83,5 @@ class KernelHeadLinear:
 
 
 def _pack_heads(library: CpuLibrary, weight: torch.Tensor) -> DensePanels:
-    """Pack matrices, each padded to whole panels."""
     rows = F.pad(weight.transpose(1, 2), (0, 0, 0, -weight.shape[2] % library.panel_width()))
     return pack(library, rows.flatten(0, 1).contiguous())

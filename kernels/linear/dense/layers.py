@@ -25,13 +25,7 @@ PACKED_FOR_ROWS = 32
 def make_dense_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, workspace: Callable[[torch.device], SmallGemmWorkspace]
 ) -> Linear:
-    """Choose the fastest form of a linear layer for the weight's device and dtype.
-
-    Args:
-        weight: `[out_features, in_features]`.
-        bias: `[out_features]`, or None.
-        workspace: Returns the memory of a device for the small-batch kernel.
-    """
+    """Choose the fastest form of a linear layer for the weight's device and dtype."""
     if (packed := pack_weight(weight, bias)) is not None:
         return KernelLinear(packed)
     if _can_pack_for_onednn(weight):
@@ -55,7 +49,6 @@ class KernelLinear:
     __slots__ = ("packed",)
 
     def __init__(self, packed: DensePanels) -> None:
-        """Hold the packed weights."""
         self.packed = packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +66,6 @@ class PlainLinear:
     __slots__ = ("_bias", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Hold the weights."""
         self._weight = weight
         self._bias = bias
 
@@ -92,7 +84,6 @@ class SmallBatchLinear:
     __slots__ = ("_bias", "_weight", "_workspace")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, workspace: SmallGemmWorkspace) -> None:
-        """Hold the weights, and the workspace that products which follow one another share."""
         self._weight = weight
         self._bias = bias
         self._workspace = workspace
@@ -113,7 +104,6 @@ class OneDNNLinear:
     __slots__ = ("_bias", "_multiply", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Pack the weights; the plain ones can be freed afterwards."""
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default

@@ -79,7 +79,6 @@ def _columns(form: UnsplitWeight, columns: range) -> UnsplitWeight:
 
 
 def _columns_of_groups(form: GroupQuantizedWeight, columns: range) -> UnsplitWeight:
-    """Take columns; where they begin or end within a group, groups are divided into smaller ones of the same scales."""
     ends = [end for end in (columns.start, columns.stop) if end != form.shape[1]]
     size, per_byte = math.gcd(form.group_size, *ends), form.number.per_byte
     if size % per_byte:
@@ -96,7 +95,6 @@ def _columns_of_groups(form: GroupQuantizedWeight, columns: range) -> UnsplitWei
 
 
 def _whole_groups(order: torch.Tensor, group_size: int) -> torch.Tensor | None:
-    """Return the order of groups, `[num_groups]`; None where the columns of one do not stay as they are."""
     if len(order) % group_size:
         return None
     parts = order.view(-1, group_size)

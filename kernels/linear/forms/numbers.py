@@ -62,7 +62,6 @@ class Number:
 
 
 def _with_sign(*magnitudes: float) -> tuple[float, ...]:
-    """Return what codes stand for whose highest bit is the sign."""
     return (*magnitudes, *(-magnitude for magnitude in magnitudes))
 
 

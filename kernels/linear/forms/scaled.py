@@ -98,7 +98,6 @@ class ScaledWeight:
         return ScaledWeight(values, scales, self.activation, self.activation_scale)
 
     def _joined_scales(self, lower: ScaledWeight) -> torch.Tensor | None:
-        """Scales of both: of rows, or of blocks where the boundary between the two is one between blocks."""
         if self.has_row_scales and lower.has_row_scales:
             if self.scales.numel() == lower.scales.numel() == 1 and torch.equal(self.scales, lower.scales):
                 return self.scales

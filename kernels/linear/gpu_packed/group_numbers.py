@@ -117,7 +117,6 @@ def _fits(numbers: torch.Tensor, kind: GroupKind) -> bool:
 
 
 def _codes(numbers: torch.Tensor, kind: GroupKind) -> torch.Tensor:
-    """Return the bits of numbers, in int32."""
     if kind is GroupKind.FP16:
         return numbers.half().view(torch.int16).int() & 0xFFFF
     bits = numbers.contiguous().view(torch.int32)

@@ -81,7 +81,6 @@ def _centred(matrix: CodedMatrix) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _common_zero(scales: torch.Tensor, offsets: torch.Tensor) -> int | None:
-    """Return the code that stands for zero in all groups, if it is the same in all."""
     is_used = scales != 0
     if not bool(is_used.any()):
         return None

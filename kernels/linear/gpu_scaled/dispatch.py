@@ -71,7 +71,6 @@ class ScaledLinear:
     __slots__ = ("_bias", "_matrix", "rounding")
 
     def __init__(self, matrix: ScaledMatrix, bias: torch.Tensor | None) -> None:
-        """Hold the matrix."""
         self._matrix = matrix
         self._bias = bias
         self.rounding: InputRounding | None = matrix.rounding

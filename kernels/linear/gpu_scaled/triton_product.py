@@ -107,7 +107,6 @@ def scaled_linear_kernel(
 
 @triton.jit
 def _tile(program, num_row_blocks, num_feature_blocks, TOGETHER: tl.constexpr):
-    """Return the block of rows and that of features: some blocks of rows, for one block of features after another."""
     programs_together = TOGETHER * num_feature_blocks
     first = program // programs_together * TOGETHER
     together = tl.minimum(num_row_blocks - first, TOGETHER)

@@ -26,6 +26,5 @@ class SmallGemmWorkspace:
     def __init__(
         self, device: torch.device, max_rows: int = MAX_ROWS, max_out_features: int = MAX_OUT_FEATURES
     ) -> None:
-        """Make room for products of up to `max_rows` rows and `max_out_features` features."""
         self.counters = torch.zeros(-(-max_out_features // MIN_BLOCK_N), dtype=torch.int32, device=device)
         self.partials = torch.empty(MAX_SPLITS * max_rows * max_out_features, dtype=torch.float32, device=device)
