@@ -5,13 +5,16 @@ from __future__ import annotations
 import enum
 import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 _Entries = TypeVar("_Entries")
+_Launch = TypeVar("_Launch")
+Rows = Mapping[int, tuple[int, ...]]
+"""A generation's launches: for each size up to which a launch serves, the values of its fields."""
 
 
 class GpuGeneration(enum.Enum):
@@ -60,6 +63,21 @@ def by_generation(table: Mapping[str, _Entries]) -> dict[GpuGeneration, _Entries
     """Return what a launch table has for each generation; Blackwell takes Hopper's entries where it has none."""
     named = {GpuGeneration[name]: entries for name, entries in table.items()}
     return {GpuGeneration.BLACKWELL: named[GpuGeneration.HOPPER]} | named
+
+
+def entry_of(fields: str, row: tuple[int, ...]) -> dict[str, int]:
+    """Return a row of a launch table by the names of its fields."""
+    return dict(zip(fields.split(), row, strict=True))
+
+
+def read_table(
+    make: Callable[..., _Launch], fields: str, table: Mapping[str, Rows]
+) -> dict[GpuGeneration, dict[int, _Launch]]:
+    """Make the launches of a table, by generation and size."""
+    return {
+        generation: {size: make(**entry_of(fields, row)) for size, row in rows.items()}
+        for generation, rows in by_generation(table).items()
+    }
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from kernels.activation.kind import Activation
 from kernels.activation.reference import activate_reference, gated_reference
 from kernels.activation.xielu import Xielu
 from kernels.cpu_library import cpu_library
-from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
 
 
@@ -27,7 +27,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         from kernels.activation.triton_kernel import gated_triton
 
         if activation in ON_GPU:
-            return gated_triton(gate_up, activation, gpu_of(gate_up.device))
+            return gated_triton(gate_up, activation)
     if can_run(gate_up) and (library := cpu_library()) is not None:
         if activation is Activation.SILU and gate_up.is_contiguous():
             return silu_mul_cpu(library, gate_up)

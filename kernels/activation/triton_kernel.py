@@ -11,9 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.activation.kind import Activation
-from kernels.activation.launch_table import SILU_MUL
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.gpu_config import Gpu, by_generation
 from kernels.linear.rounding import InputRounding, RoundedRows
 from kernels.linear.rounding.triton_kernel import BLOCKS_PER_PROGRAM, part_width, store_rounded
 
@@ -34,7 +32,8 @@ class SiluMulConfig:
     num_warps: int
 
 
-_CONFIGS = {generation: SiluMulConfig(**entry) for generation, entry in by_generation(SILU_MUL).items()}
+# Reasoned, for every generation: `python -m ops.bench.gpu.tune` compares others.
+CONFIG = SiluMulConfig(block=1024, num_warps=4)
 
 
 @triton.jit
@@ -83,11 +82,8 @@ def gated_kernel(
         )
 
 
-def gated_triton(
-    gate_up: torch.Tensor, activation: Activation, gpu: Gpu, config: SiluMulConfig | None = None
-) -> torch.Tensor:
+def gated_triton(gate_up: torch.Tensor, activation: Activation, config: SiluMulConfig = CONFIG) -> torch.Tensor:
     """Compute what `kernels.activation.gated` promises of `FUNCTIONS`, launched by `config` or else by the table."""
-    config = config or _CONFIGS[gpu.generation]
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     result = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     gated_kernel[(num_tokens, triton.cdiv(size, config.block))](

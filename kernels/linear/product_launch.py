@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from kernels.gpu_config import Gpu, GpuGeneration, by_generation
+from kernels.gpu_config import Gpu, GpuGeneration, Rows, read_table
 
 MAX_SPLITS = 8
 MIN_BLOCK_N = 64
@@ -52,11 +53,11 @@ class ProductLaunch:
         return min(self.num_warps, 4) if plane <= 16 else self.num_warps
 
 
-def read_launches(table: Mapping[str, Mapping[int, Mapping[str, int]]]) -> dict[GpuGeneration, list[ProductLaunch]]:
-    """Return the launches of a table, by GPU generation, those for few rows first."""
+def read_launches(fields: str, table: Mapping[str, Rows]) -> dict[GpuGeneration, list[ProductLaunch]]:
+    """Return the launches of a table by generation; each serves up to as many rows as its `block_m`."""
     return {
-        generation: [ProductLaunch(block_m=num_rows, **entry) for num_rows, entry in entries.items()]
-        for generation, entries in by_generation(table).items()
+        generation: [replace(launch, block_m=num_rows) for num_rows, launch in launches.items()]
+        for generation, launches in read_table(partial(ProductLaunch, block_m=0), fields, table).items()
     }
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import triton
 
 from kernels.dependent_launch import dependent_launch
-from kernels.gpu_config import GpuGeneration, by_generation
 from kernels.state_rows import StateRows
 
 MIN_CHUNKED_LEN = 16
@@ -56,11 +53,6 @@ def block_of_keys(key_dim: int) -> int:
 def _scaled(size: int, key_dim: int) -> int:
     # Matrix products need sixteen.
     return max(16, size // max(1, key_dim // _TABLE_KEY_DIM))
-
-
-def read_table(table: Mapping[str, Mapping[str, int]]) -> Mapping[GpuGeneration, LaunchConfig]:
-    """Return the launches of a rule's table, by GPU generation."""
-    return MappingProxyType({generation: LaunchConfig(**entry) for generation, entry in by_generation(table).items()})
 
 
 def precision_of(dtype: torch.dtype) -> str:

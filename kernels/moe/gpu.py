@@ -15,7 +15,14 @@ from kernels.linear.gpu_packed.matrix import TILE_ROWS
 from kernels.linear.product_launch import ProductLaunch, launch_for, read_launches
 from kernels.linear.rounding import InputRounding
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
-from kernels.moe.launch_table import DENSE_EXPERTS, PACKED_EXPERTS, SCALED_EXPERTS, SCALED_ROWS
+from kernels.moe.launch_table import (
+    CODED_FIELDS,
+    DENSE_EXPERTS,
+    DENSE_FIELDS,
+    PACKED_EXPERTS,
+    SCALED_EXPERTS,
+    SCALED_ROWS,
+)
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
 from kernels.moe.triton_dense import dense_experts_kernel
@@ -23,8 +30,8 @@ from kernels.moe.triton_packed import packed_experts_kernel
 from kernels.moe.triton_scaled import scaled_experts_kernel
 from kernels.moe.triton_sort import SortedPairs, sort_pairs
 
-_DENSE, _PACKED = read_launches(DENSE_EXPERTS), read_launches(PACKED_EXPERTS)
-_SCALED = read_launches(SCALED_EXPERTS)
+_DENSE = read_launches(DENSE_FIELDS, DENSE_EXPERTS)
+_PACKED, _SCALED = (read_launches(CODED_FIELDS, table) for table in (PACKED_EXPERTS, SCALED_EXPERTS))
 _ROUNDING = InputRounding(torch.float8_e4m3fn, has_blocks=True)
 
 

@@ -1,66 +1,24 @@
 """Launches of the Triton paged attention kernels, by GPU generation and head size; `triton_config` explains them.
 
-Rewritten by `python -m ops.bench.gpu.tune`; MEASURED says where an entry was measured. The others are reasoned.
+Reasoned, not measured yet: `python -m ops.bench.gpu.tune` compares others.
 """
 
-SPLIT_ATTENTION: dict[str, dict[int, dict[str, int]]] = {
-    "HOPPER": {
-        64: {"block_n": 128, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        128: {"block_n": 64, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        256: {"block_n": 32, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        512: {"block_n": 32, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
-    },
-    "AMPERE": {
-        64: {"block_n": 128, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        128: {"block_n": 64, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        256: {"block_n": 32, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        512: {"block_n": 16, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
-    },
-    "ADA": {
-        64: {"block_n": 64, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        128: {"block_n": 32, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        256: {"block_n": 16, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 4},
-        512: {"block_n": 16, "num_warps": 4, "num_stages": 1, "programs_per_multiprocessor": 2},
-    },
+from kernels.gpu_config import Rows
+
+SPLIT_FIELDS = "block_n num_warps num_stages programs_per_multiprocessor"
+SPLIT_ATTENTION: dict[str, Rows] = {
+    "HOPPER": {64: (128, 4, 3, 4), 128: (64, 4, 3, 4), 256: (32, 4, 3, 4), 512: (32, 4, 3, 2)},
+    "AMPERE": {64: (128, 4, 3, 4), 128: (64, 4, 3, 4), 256: (32, 4, 3, 4), 512: (16, 4, 3, 2)},
+    "ADA": {64: (64, 4, 3, 4), 128: (32, 4, 3, 4), 256: (16, 4, 3, 4), 512: (16, 4, 1, 2)},
 }
-SPLIT_ATTENTION_8BIT: dict[str, dict[int, dict[str, int]]] = {
-    "HOPPER": {
-        64: {"block_n": 128, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        128: {"block_n": 64, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        256: {"block_n": 32, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        512: {"block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-    },
-    "AMPERE": {
-        64: {"block_n": 128, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        128: {"block_n": 64, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        256: {"block_n": 32, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        512: {"block_n": 16, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
-    },
-    "ADA": {
-        64: {"block_n": 64, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        128: {"block_n": 32, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        256: {"block_n": 16, "num_warps": 4, "num_stages": 5, "programs_per_multiprocessor": 4},
-        512: {"block_n": 16, "num_warps": 4, "num_stages": 1, "programs_per_multiprocessor": 2},
-    },
+SPLIT_ATTENTION_8BIT: dict[str, Rows] = {
+    "HOPPER": {64: (128, 4, 5, 4), 128: (64, 4, 5, 4), 256: (32, 4, 5, 4), 512: (32, 8, 3, 2)},
+    "AMPERE": {64: (128, 4, 5, 4), 128: (64, 4, 5, 4), 256: (32, 4, 5, 4), 512: (16, 4, 3, 2)},
+    "ADA": {64: (64, 4, 5, 4), 128: (32, 4, 5, 4), 256: (16, 4, 5, 4), 512: (16, 4, 1, 2)},
 }
-CHUNK_ATTENTION: dict[str, dict[int, dict[str, int]]] = {
-    "HOPPER": {
-        64: {"block_m": 128, "block_n": 128, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-        128: {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-        256: {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-        512: {"block_m": 32, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 1},
-    },
-    "AMPERE": {
-        64: {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-        128: {"block_m": 128, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-        256: {"block_m": 64, "block_n": 32, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 2},
-        512: {"block_m": 32, "block_n": 16, "num_warps": 8, "num_stages": 3, "programs_per_multiprocessor": 1},
-    },
-    "ADA": {
-        64: {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
-        128: {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 3, "programs_per_multiprocessor": 2},
-        256: {"block_m": 32, "block_n": 32, "num_warps": 4, "num_stages": 2, "programs_per_multiprocessor": 2},
-        512: {"block_m": 16, "block_n": 16, "num_warps": 4, "num_stages": 1, "programs_per_multiprocessor": 1},
-    },
+CHUNK_FIELDS = "block_m block_n num_warps num_stages programs_per_multiprocessor"
+CHUNK_ATTENTION: dict[str, Rows] = {
+    "HOPPER": {64: (128, 128, 8, 3, 2), 128: (128, 64, 8, 3, 2), 256: (128, 32, 8, 3, 2), 512: (32, 32, 8, 3, 1)},
+    "AMPERE": {64: (128, 64, 8, 3, 2), 128: (128, 32, 8, 3, 2), 256: (64, 32, 8, 3, 2), 512: (32, 16, 8, 3, 1)},
+    "ADA": {64: (64, 64, 4, 3, 2), 128: (64, 32, 4, 3, 2), 256: (32, 32, 4, 2, 2), 512: (16, 16, 4, 1, 1)},
 }
-MEASURED: dict[str, str] = {}

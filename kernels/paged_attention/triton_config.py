@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.gpu_config import GpuGeneration, by_generation
-from kernels.paged_attention.launch_table import CHUNK_ATTENTION, SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT
+from kernels.gpu_config import GpuGeneration, read_table
+from kernels.paged_attention.launch_table import (
+    CHUNK_ATTENTION,
+    CHUNK_FIELDS,
+    SPLIT_ATTENTION,
+    SPLIT_ATTENTION_8BIT,
+    SPLIT_FIELDS,
+)
 
 # The reductions hold all splits of a row in registers.
 MAX_SPLITS = 64
@@ -58,16 +64,9 @@ class ChunkConfig:
 
 # By padded head size; a smaller one uses the first entry that holds it.
 _SPLIT, _SPLIT_8BIT = (
-    {
-        generation: {size: SplitConfig(**entry) for size, entry in entries.items()}
-        for generation, entries in by_generation(table).items()
-    }
-    for table in (SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT)
+    read_table(SplitConfig, SPLIT_FIELDS, table) for table in (SPLIT_ATTENTION, SPLIT_ATTENTION_8BIT)
 )
-_CHUNK = {
-    generation: {size: ChunkConfig(**entry) for size, entry in entries.items()}
-    for generation, entries in by_generation(CHUNK_ATTENTION).items()
-}
+_CHUNK = read_table(ChunkConfig, CHUNK_FIELDS, CHUNK_ATTENTION)
 # Latent rows from Hopper on, which are read once for keys and values: that leaves room for the 64 rows that its matrix
 # instructions take. No more tokens than these, since the sums of 512 numbers fill the registers.
 LATENT_CHUNK = ChunkConfig(64, 16, 8, 3, programs_per_multiprocessor=1)

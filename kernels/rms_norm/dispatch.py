@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.gpu_config import is_triton_installed
 from kernels.linear.rounding import InputRounding, RoundedRows, round_rows
 from kernels.rms_norm.cpu import can_run, rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
@@ -31,7 +31,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
         from kernels.rms_norm import triton_kernel
 
         if triton_kernel.can_run(x):
-            return triton_kernel.rms_norm_triton(x, weight, eps, residual, gpu_of(x.device))
+            return triton_kernel.rms_norm_triton(x, weight, eps, residual)
     if can_run(x, weight) and (library := cpu_library()) is not None:
         return rms_norm_cpu(library, x, weight, eps, residual)
     return rms_norm_reference(x, weight, eps, residual)
@@ -44,5 +44,5 @@ def rms_norm_rounded(
     from kernels.rms_norm import triton_kernel
 
     if triton_kernel.can_run(x):
-        return triton_kernel.rms_norm_rounded_triton(x, weight, eps, residual, rounding, gpu_of(x.device))
+        return triton_kernel.rms_norm_rounded_triton(x, weight, eps, residual, rounding)
     return round_rows(rms_norm(x, weight, eps, residual), rounding)

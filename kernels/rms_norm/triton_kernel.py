@@ -10,11 +10,9 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.gpu_config import Gpu, by_generation
 from kernels.linear.forms import SCALE_BLOCK
 from kernels.linear.rounding import InputRounding, RoundedRows
 from kernels.linear.rounding.triton_kernel import store_rounded
-from kernels.rms_norm.launch_table import RMS_NORM
 
 MAX_SIZE = 32768
 
@@ -34,7 +32,8 @@ class RmsNormConfig:
     min_elements: int
 
 
-_CONFIGS = {generation: RmsNormConfig(**entry) for generation, entry in by_generation(RMS_NORM).items()}
+# Reasoned, for every generation: `python -m ops.bench.gpu.tune` compares others.
+CONFIG = RmsNormConfig(elements_per_thread=16, max_warps=16, min_elements=1024)
 
 
 @triton.jit(do_not_specialize=["num_rows", "scales_stride"])
@@ -90,23 +89,22 @@ def rms_norm_triton(
     weight: torch.Tensor,
     eps: float,
     residual: torch.Tensor | None,
-    gpu: Gpu,
-    config: RmsNormConfig | None = None,
+    config: RmsNormConfig = CONFIG,
 ) -> torch.Tensor:
     """Compute what `kernels.rms_norm.rms_norm` promises, launched by `config` or else by the table."""
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(result, x, weight, eps, residual, config or _CONFIGS[gpu.generation], triton.next_power_of_2(x.shape[1]))
+    _launch(result, x, weight, eps, residual, config, triton.next_power_of_2(x.shape[1]))
     return result
 
 
 def rms_norm_rounded_triton(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, rounding: InputRounding, gpu: Gpu
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, rounding: InputRounding
 ) -> RoundedRows:
     """Compute what `kernels.rms_norm.rms_norm_rounded` promises."""
     num_rows, size = x.shape
     rounded = rounding.empty(num_rows, size, x.dtype, x.device)
     block_size = max(triton.next_power_of_2(size), SCALE_BLOCK if rounding.has_blocks else 1)
-    _launch(rounded.values, x, weight, eps, residual, _CONFIGS[gpu.generation], block_size, rounded, rounding)
+    _launch(rounded.values, x, weight, eps, residual, CONFIG, block_size, rounded, rounding)
     return rounded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.gpu_config import gpu_of, is_triton_installed
+from kernels.gpu_config import is_triton_installed
 from kernels.rope_kv_write.cpu import can_run, rope_kv_write_cpu
 from kernels.rope_kv_write.reference import HeadNormWeights, rope_kv_write_reference
 
@@ -64,7 +64,7 @@ def rope_kv_write(
     if qkv.is_cuda and is_triton_installed():
         from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 
-        return rope_kv_write_triton(*arguments, gpu_of(qkv.device), kv_scales, *pairing)
+        return rope_kv_write_triton(*arguments, kv_scales, *pairing)
     can_compile = can_run(qkv, positions, cos_sin, key_cache, value_cache, head_norm, values)
     if can_compile and (library := cpu_library()) is not None:
         return rope_kv_write_cpu(library, *arguments, kv_scales, *pairing)

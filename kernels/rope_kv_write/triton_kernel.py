@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.gpu_config import Gpu, by_generation
-from kernels.rope_kv_write.launch_table import ROPE_KV_WRITE
 from kernels.rope_kv_write.reference import HeadNormWeights
 from kernels.rope_kv_write.triton_cache import cache_constants, cache_strides, store_parts, write_parts, write_values
 
@@ -27,7 +25,8 @@ class RopeConfig:
     num_warps: int
 
 
-_CONFIGS = {generation: RopeConfig(**entry) for generation, entry in by_generation(ROPE_KV_WRITE).items()}
+# Reasoned, for every generation: `python -m ops.bench.gpu.tune` compares others.
+CONFIG = RopeConfig(block_heads=16, num_warps=4)
 
 
 @triton.jit
@@ -155,16 +154,14 @@ def rope_kv_write_triton(
     key_cache: torch.Tensor | None,
     value_cache: torch.Tensor | None,
     slot_mapping: torch.Tensor,
-    head_norm: HeadNormWeights | None,
-    gpu: Gpu,
+    head_norm: HeadNormWeights | None = None,
     kv_scales: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     first_rotated: int = 0,
     is_interleaved: bool = False,
-    config: RopeConfig | None = None,
+    config: RopeConfig = CONFIG,
 ) -> torch.Tensor:
     """Do what `kernels.rope_kv_write.rope_kv_write` promises, launched by `config` or else by the table."""
-    config = config or _CONFIGS[gpu.generation]
     num_tokens, num_all_heads, head_dim = qkv.shape
     num_kv_heads = 0 if key_cache is None else key_cache.shape[2]
     num_value_heads = num_kv_heads if value_cache is not None and values is None else 0

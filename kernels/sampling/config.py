@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kernels.gpu_config import GpuGeneration, by_generation
-from kernels.sampling.launch_table import SAMPLING
+from kernels.gpu_config import GpuGeneration
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,23 @@ class SamplingConfig:
     draw_warps: int
 
 
-# The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers.
-_CONFIGS = {generation: SamplingConfig(**entry) for generation, entry in by_generation(SAMPLING).items()}
+# The kernels are bound by memory alone; generations differ in how much must be in flight, and in registers. Reasoned:
+# `python -m ops.bench.gpu.tune` compares others.
+_DATACENTER = SamplingConfig(
+    tile=256,
+    tiles=16,
+    threshold_rows=4,
+    threshold_tiles=4,
+    pivots=4,
+    stages=4,
+    capacity=2048,
+    statistics_warps=4,
+    threshold_warps=8,
+    draw_warps=4,
+)
+_OTHERS = replace(_DATACENTER, tiles=8, threshold_rows=2, stages=3)
 
 
 def sampling_config(generation: GpuGeneration) -> SamplingConfig:
-    """Return the launch shapes for a generation."""
-    return _CONFIGS[generation]
+    """Return the launch for a generation."""
+    return _DATACENTER if generation.is_datacenter else _OTHERS

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.dependent_launch import wait_for_inputs
 from kernels.gpu_config import Gpu
-from kernels.matrix_state.triton_launch import launch_update, read_table
+from kernels.matrix_state.triton_launch import LaunchConfig, launch_update
 from kernels.matrix_state.triton_states import (
     add_chunk,
     chunk_end,
@@ -22,12 +22,13 @@ from kernels.matrix_state.triton_states import (
     read_chunk,
     softplus,
 )
-from kernels.ssd.launch_table import SSD
 from kernels.ssd.reference import SsdSizes, SsdWeights
 from kernels.state_rows import StateRows
 from kernels.triton_state_rows import RowPointers
 
-_CONFIGS = read_table(SSD)
+# Reasoned, not measured yet.
+_DATACENTER = LaunchConfig(32, 4, chunk=32, chunk_block_value=32, chunk_num_warps=4)
+_OTHERS = LaunchConfig(32, 4, chunk=32, chunk_block_value=32, chunk_num_warps=8)
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def ssd_triton(
     shape = features.shape[0], sizes.num_heads, sizes.head_dim
     return launch_update(
         ssd_kernel,
-        _CONFIGS[gpu.generation],
+        _DATACENTER if gpu.generation.is_datacenter else _OTHERS,
         torch.empty(shape, dtype=features.dtype, device=features.device),
         (features, steps, weights.rate, weights.step_bias, weights.skip),
         states,

@@ -21,30 +21,30 @@ def empty(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*size, dtype=dtype)
 
 
-def launch_norm(gpu: Gpu, size: int) -> torch.Tensor:
-    return rms_norm_triton(empty(16, size), empty(size), 1e-6, empty(16, size), gpu)
+def launch_norm(size: int) -> torch.Tensor:
+    return rms_norm_triton(empty(16, size), empty(size), 1e-6, empty(16, size))
 
 
-def launch_rope(gpu: Gpu, has_norm: bool, cache_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def launch_rope(has_norm: bool, cache_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     weights = HeadNormWeights(empty(128), empty(128), 1e-6) if has_norm else None
     indices = empty(16, dtype=torch.int64)
     angles = empty(64, 128, dtype=torch.float32)
     cache = empty(2, 16, 8, 128, dtype=cache_dtype)
     scales = empty(*scales_shape(2, 16, 8), dtype=torch.float16) if is_quantized(cache_dtype) else None
     inputs = (empty(16, 48, 128), indices, angles, cache, torch.empty_like(cache), indices, weights)
-    return rope_kv_write_triton(*inputs, gpu, scales)
+    return rope_kv_write_triton(*inputs, scales)
 
 
 def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
     return {
-        "norm_4096": partial(launch_norm, gpu, 4096),
-        "norm_5120": partial(launch_norm, gpu, 5120),
-        "norm_16384": partial(launch_norm, gpu, 16384),
-        "rope": partial(launch_rope, gpu, False),
-        "rope_norm": partial(launch_rope, gpu, True),
-        "silu_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.SILU, gpu),
-        "gelu_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.GELU_TANH, gpu),
-        "gelu_erf_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.GELU, gpu),
+        "norm_4096": partial(launch_norm, 4096),
+        "norm_5120": partial(launch_norm, 5120),
+        "norm_16384": partial(launch_norm, 16384),
+        "rope": partial(launch_rope, False),
+        "rope_norm": partial(launch_rope, True),
+        "silu_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.SILU),
+        "gelu_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.GELU_TANH),
+        "gelu_erf_mul": lambda: gated_triton(empty(16, 2 * 14336), Activation.GELU),
     } | rounded_launches(gpu)
 
 
@@ -62,7 +62,7 @@ def rounded_launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
     for name, rounding in roundings.items():
         for size in (4096, 5120, 8192):
             rows = empty(16, size), empty(size), 1e-6, empty(16, size)
-            found[f"norm_{name}_{size}"] = partial(rms_norm_rounded_triton, *rows, rounding, gpu)
+            found[f"norm_{name}_{size}"] = partial(rms_norm_rounded_triton, *rows, rounding)
         for size in (14336, 28672):
             found[f"silu_mul_{name}_{size}"] = partial(
                 gated_rounded_triton, empty(16, 2 * size), Activation.SILU, rounding

@@ -34,5 +34,5 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
             f"verify_trees_{name}": partial(launch, gpu, 256, 16, 128, cache_dtype=dtype, has_trees=True),
             f"chunk_128_trees_{name}": partial(launch, gpu, 1, 64, 128, cache_dtype=dtype, has_trees=True),
         }
-        found[f"rope_{name}"] = partial(launch_rope, gpu, True, dtype)
+        found[f"rope_{name}"] = partial(launch_rope, True, dtype)
     return found

@@ -8,14 +8,10 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 from kernels.activation import Activation, gated
 from kernels.activation.reference import gated_reference
 from kernels.activation.triton_kernel import MAX_SIZE, can_round, gated_rounded_triton, gated_triton
-from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.rounded_rows import ROUNDINGS, assert_same_rounded
 from tests.kernels.tolerances import assert_close
-
-GPU = Gpu(GpuGeneration.HOPPER, 132)
-
 
 FUNCTIONS = [Activation.SILU, Activation.GELU, Activation.GELU_TANH]
 
@@ -25,7 +21,7 @@ def check(num_tokens: int, size: int, dtype: torch.dtype, activation: Activation
     gate_up = torch.randn(num_tokens, 2 * size, generator=generator).to(device, dtype)
     expected = gated_reference(gate_up.double(), activation).to(dtype)
     with poisoned_memory():
-        actual = gated_triton(gate_up, activation, GPU)
+        actual = gated_triton(gate_up, activation)
     assert_close(actual, expected)
 
 
@@ -46,7 +42,7 @@ def test_rounded_rows_are_those_of_two_launches(
 ) -> None:
     wanted = ROUNDINGS[rounding]
     gate_up = torch.randn(num_tokens, 2 * size, generator=torch.Generator().manual_seed(size)).to(device, torch.float16)
-    expected = quantize_tokens_triton(gated_triton(gate_up, activation, GPU), wanted)
+    expected = quantize_tokens_triton(gated_triton(gate_up, activation), wanted)
     with poisoned_memory():
         actual = gated_rounded_triton(gate_up, activation, wanted)
     assert_same_rounded(actual, expected)
@@ -68,7 +64,7 @@ def test_bfloat16_rows_equal_reference(num_tokens: int, size: int, device: torch
 def test_large_gates_stay_finite(device: torch.device) -> None:
     gate_up = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]], device=device)
     expected = torch.tensor([[0.0, 0.0, 0.0, 200.0, 1e4]])
-    assert torch.equal(gated_triton(gate_up, Activation.SILU, GPU).cpu(), expected)
+    assert torch.equal(gated_triton(gate_up, Activation.SILU).cpu(), expected)
 
 
 def test_reference_equals_equation() -> None:

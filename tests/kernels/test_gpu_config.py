@@ -4,17 +4,13 @@ import pytest
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration, generation_of
-from kernels.linear.dense.small_gemm import launch_table as small_gemm_table
-from kernels.linear.dense.small_gemm.config import MAX_ROWS, is_preferred, small_gemm_launch
+from kernels.linear.dense.small_gemm.config import is_preferred, small_gemm_launch
+from kernels.linear.dense.small_gemm.launch_table import SMALL_GEMM
 from kernels.linear.product_launch import MIN_BLOCK_N
-from kernels.paged_attention import launch_table as attention_table
+from kernels.paged_attention import launch_table as tables
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, _chunk_config
 from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, SplitConfig, chunk_config, split_config
-from kernels.sampling import launch_table as sampling_table
 from kernels.sampling.config import sampling_config
-
-GENERATIONS = {"AMPERE", "ADA", "HOPPER"}
-"""What every table has; Blackwell's GPUs take Hopper's entries, unless a table has others for them."""
 
 
 @pytest.mark.parametrize(
@@ -37,36 +33,22 @@ def test_capability_belongs_to_generation(
     assert generation.max_shared_bytes == max_shared_kb * 1024
 
 
-def test_tables_have_an_entry_for_every_generation_and_size() -> None:
-    attention = attention_table.SPLIT_ATTENTION, attention_table.SPLIT_ATTENTION_8BIT, attention_table.CHUNK_ATTENTION
-    for table in attention:
-        assert table.keys() == GENERATIONS
-        assert all(entries.keys() == {64, 128, 256, 512} for entries in table.values())
-    assert small_gemm_table.SMALL_GEMM.keys() == GENERATIONS
-    for entries in small_gemm_table.SMALL_GEMM.values():
-        assert max(entries) == MAX_ROWS
-        assert list(entries) == sorted(entries)
-        assert all(entry["block_n"] >= MIN_BLOCK_N for entry in entries.values())
-    assert sampling_table.SAMPLING.keys() == GENERATIONS
-
-
 @pytest.mark.parametrize("generation", GpuGeneration)
 def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
+    """Blackwell takes Hopper's entries, unless a table has others for it."""
     name = "HOPPER" if generation is GpuGeneration.BLACKWELL else generation.name
-    split, chunk = attention_table.SPLIT_ATTENTION[name], attention_table.CHUNK_ATTENTION[name]
-    eight_bits = attention_table.SPLIT_ATTENTION_8BIT[name]
+    split, eight_bits, chunk = (
+        table[name] for table in (tables.SPLIT_ATTENTION, tables.SPLIT_ATTENTION_8BIT, tables.CHUNK_ATTENTION)
+    )
     for padded_head_dim, size in ((16, 64), (64, 64), (128, 128), (256, 256), (512, 512)):
-        assert split_config(generation, padded_head_dim, torch.bfloat16).block_n == split[size]["block_n"]
-        chosen = split_config(generation, padded_head_dim, torch.bfloat16, is_8bit_cache=True)
-        assert chosen == SplitConfig(**eight_bits[size])
-        assert chunk_config(generation, padded_head_dim, torch.float16).block_m == chunk[size]["block_m"]
+        assert split_config(generation, padded_head_dim, torch.bfloat16) == SplitConfig(*split[size])
+        assert split_config(generation, padded_head_dim, torch.bfloat16, True) == SplitConfig(*eight_bits[size])
+        assert chunk_config(generation, padded_head_dim, torch.float16) == ChunkConfig(*chunk[size])
     for num_rows, max_rows in ((1, 16), (16, 16), (17, 32), (64, 64)):
-        config = small_gemm_launch(generation, num_rows)
-        assert (config.block_m, config.block_k) == (
-            max_rows,
-            small_gemm_table.SMALL_GEMM[name][max_rows]["block_k"],
-        )
-    assert sampling_config(generation).tile == sampling_table.SAMPLING[name]["tile"]
+        launch = small_gemm_launch(generation, num_rows)
+        assert (launch.block_m, launch.block_k) == (max_rows, SMALL_GEMM[name][max_rows][1])
+        assert launch.block_n >= MIN_BLOCK_N
+    assert sampling_config(generation).stages == (4 if generation.is_datacenter else 3)
 
 
 @pytest.mark.parametrize("generation", GpuGeneration)

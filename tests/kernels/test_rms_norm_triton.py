@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from kernels.rms_norm import rms_norm
 from kernels.rms_norm.reference import rms_norm_reference
@@ -14,7 +13,6 @@ from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.rounded_rows import ROUNDINGS, assert_same_rounded
 from tests.kernels.tolerances import assert_close
 
-GPU = Gpu(GpuGeneration.HOPPER, 132)
 SIZES = [(1, 1), (5, 77), (13, 128), (3, 1000), (2, 5120), (1, 16384)]
 GPU_SIZES = [*SIZES, (1000, 4096), (33, 8192), (70_000, 16)]
 
@@ -26,8 +24,8 @@ def check(num_rows: int, size: int, dtype: torch.dtype, device: torch.device) ->
     expected_residual = residual.clone()
     expected = rms_norm_reference(x, weight, 1e-5, expected_residual)
     with poisoned_memory():
-        plain = rms_norm_triton(x, weight, 1e-5, None, GPU)
-        added = rms_norm_triton(x, weight, 1e-5, residual, GPU)
+        plain = rms_norm_triton(x, weight, 1e-5, None)
+        added = rms_norm_triton(x, weight, 1e-5, residual)
     assert_close(plain, rms_norm_reference(x, weight, 1e-5))
     assert_close(added, expected)
     assert torch.equal(residual, expected_residual)
@@ -49,9 +47,9 @@ def test_rounded_rows_are_those_of_two_launches(
     x, residual = torch.randn(2, num_rows, size, generator=generator).to(device, torch.float16)
     weight = torch.randn(size, generator=generator).to(device)
     residuals = (residual, residual.clone()) if has_residual else (None, None)
-    expected = quantize_tokens_triton(rms_norm_triton(x, weight, 1e-5, residuals[0], GPU), wanted)
+    expected = quantize_tokens_triton(rms_norm_triton(x, weight, 1e-5, residuals[0]), wanted)
     with poisoned_memory():
-        actual = rms_norm_rounded_triton(x, weight, 1e-5, residuals[1], wanted, GPU)
+        actual = rms_norm_rounded_triton(x, weight, 1e-5, residuals[1], wanted)
     assert_same_rounded(actual, expected)
     if has_residual:
         assert torch.equal(residuals[0], residuals[1])
@@ -73,8 +71,8 @@ def test_strided_rows_equal_contiguous_rows(device: torch.device) -> None:
     wide = torch.full((4, 300), float("nan"), device=device)
     x, weight = torch.randn(4, 100, device=device), torch.randn(100, device=device)
     wide[:, 40:140] = x
-    actual = rms_norm_triton(wide[:, 40:140], weight, 1e-6, None, GPU)
-    assert torch.equal(actual, rms_norm_triton(x, weight, 1e-6, None, GPU))
+    actual = rms_norm_triton(wide[:, 40:140], weight, 1e-6, None)
+    assert torch.equal(actual, rms_norm_triton(x, weight, 1e-6, None))
 
 
 def test_cpu_tensors_equal_reference() -> None:

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.layer_cache import LayerCache
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
@@ -15,7 +14,6 @@ from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, assert_stands_for, poisoned_cache
 from tests.kernels.tolerances import assert_close
 
-GPU = Gpu(GpuGeneration.HOPPER, 132)
 MAX_POSITIONS = 50
 
 
@@ -63,7 +61,7 @@ class Step:
         return LayerCache(self.key_cache, self.value_cache, self.kv_scales)
 
     def run(self) -> torch.Tensor:
-        return rope_kv_write_triton(*self.arguments(), GPU, self.kv_scales)
+        return rope_kv_write_triton(*self.arguments(), self.kv_scales)
 
     def copy(self) -> Step:
         return replace(

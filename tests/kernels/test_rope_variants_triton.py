@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
-from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.rope_kv_write import HeadNormWeights
 from kernels.rope_kv_write.triton_kernel import rope_kv_write_triton
 from tests.kernels.rope_variants import VARIANTS, Variant, check
@@ -26,9 +25,8 @@ def write(
     first_rotated: int,
     is_interleaved: bool,
 ) -> torch.Tensor:
-    gpu = Gpu(GpuGeneration.HOPPER, 132)
     arguments = (qkv, positions, cos_sin, key_cache, value_cache, slots, norm)
-    return rope_kv_write_triton(*arguments, gpu, scales, values, first_rotated, is_interleaved)
+    return rope_kv_write_triton(*arguments, scales, values, first_rotated, is_interleaved)
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)

@@ -14,7 +14,7 @@ import torch
 from kernels.gpu_config import Gpu, GpuGeneration, by_generation
 from kernels.linear.forms import Number
 from kernels.linear.gpu_packed.group_numbers import GroupLayout, GroupNumbers
-from kernels.linear.gpu_packed.launch_table import FUSED_ROWS, PACKED_LINEAR
+from kernels.linear.gpu_packed.launch_table import FIELDS, FUSED_ROWS, PACKED_LINEAR
 from kernels.linear.product_launch import MAX_SPLIT_ROWS, ProductLaunch, launch_for, read_launches, splits_of
 
 TILE_ROWS = 64
@@ -86,7 +86,7 @@ def num_planes(number: Number) -> int:
     return 16 // number.bits
 
 
-_LAUNCHES = read_launches(PACKED_LINEAR)
+_LAUNCHES = read_launches(FIELDS, PACKED_LINEAR)
 # Up to how many rows weights are unpacked by the product itself. For more, each block of rows would unpack the same
 # weights once again: it is faster to write them out once as 16-bit numbers, and to leave the product to cuBLAS.
 _FUSED_ROWS = by_generation(FUSED_ROWS)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from kernels.gpu_config import Gpu, GpuGeneration, by_generation, has_float8, has_kernels
 from kernels.linear.forms import QuantizedWeight, ScaledWeight
 from kernels.linear.gpu_scaled.block_product import can_multiply
-from kernels.linear.gpu_scaled.launch_table import KERNEL_ROWS, SCALED_LINEAR
+from kernels.linear.gpu_scaled.launch_table import FIELDS, KERNEL_ROWS, SCALED_LINEAR
 from kernels.linear.product_launch import (
     MAX_SPLIT_ROWS,
     MIN_BLOCK_N,
@@ -74,7 +74,7 @@ def scale_matrix(form: ScaledWeight) -> ScaledMatrix:
     return ScaledMatrix(values, padded.contiguous(), form.activation_scale, counters, can_scale)
 
 
-_LAUNCHES = read_launches(SCALED_LINEAR)
+_LAUNCHES = read_launches(FIELDS, SCALED_LINEAR)
 # Up to how many rows the kernel is preferred where cuBLAS has the product too.
 _KERNEL_ROWS = by_generation(KERNEL_ROWS)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ops.bench.gpu.plan import GRACE_S, run_suites
-from ops.bench.gpu.results import FILE_NAME
+from ops.bench.gpu.results import FILE_NAME, HEADER
 from ops.bench.gpu.suites import all_suites
 from ops.bench.options import bench_parser
 
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "checks_only": options.checks_only,
         "time_anyway": options.time_anyway,
     }
+    print(HEADER, flush=True)
     verdicts = run_suites([suite.name for suite in chosen], told, options.limit_s, options.suite_limit_s)
     print(verdicts, f"records: {directory / FILE_NAME}", sep="; ")
     return 0 if verdicts.is_good else 1

@@ -1,18 +1,34 @@
-"""One run of the bench: a process a suite, each with a time limit, and what became of them."""
+"""One run of the bench: a process a suite, each with a time limit, and what became of them.
+
+A crash, a hang or a CUDA error that never clears ends with its process and costs no other suite.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from ops.bench.gpu.prepared_process import JobFailedError, Json, prepared_processes
 from ops.bench.gpu.results import append_failure
+from ops.stack.tether import tethered
 
-_MODULE = "ops.bench.gpu.run"
+Json = dict[str, Any]
+# Exit code of a suite that came to its end and was wrong.
+WRONG = 3
 # A suite starts nothing after its limit; what it has started by then may take this long before its process is killed.
 GRACE_S = 30.0
+_MODULE = "ops.bench.gpu.run"
+
+
+class JobFailedError(RuntimeError):
+    """A process ended before its job did; the message says how."""
 
 
 @dataclass(slots=True)
@@ -35,8 +51,26 @@ class Verdicts:
         return "; ".join(parts)
 
 
+def run_apart(arguments: Sequence[str], limit_s: float, ends: Sequence[int] = (0,)) -> int:
+    """Run `python -m` with these arguments in a process of its own; return its exit code, one of `ends`.
+
+    Raises:
+        JobFailedError: It ended otherwise, or was killed after `limit_s`.
+    """
+    command = tethered([sys.executable, "-m", *arguments])
+    try:
+        code = subprocess.run(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, timeout=limit_s).returncode
+    except subprocess.TimeoutExpired as error:
+        raise JobFailedError(f"killed: it ran longer than {limit_s:.0f} s") from error
+    if code < 0:
+        raise JobFailedError(f"its process was ended by {signal.Signals(-code).name}")
+    if code not in ends:
+        raise JobFailedError(f"its process ended with exit code {code}")
+    return code
+
+
 def run_suites(suites: Sequence[str], told: Json, limit_s: float, suite_limit_s: float) -> Verdicts:
-    """Measure the ceilings, then run suite after suite; a process that dies or hangs costs its own suite only.
+    """Run suite after suite.
 
     Args:
         suites: Names, in their order.
@@ -48,30 +82,17 @@ def run_suites(suites: Sequence[str], told: Json, limit_s: float, suite_limit_s:
     """
     verdicts = Verdicts()
     deadline = time.monotonic() + limit_s
-    jobs: list[str | None] = [*([] if told["checks_only"] else [None]), *suites]
-    ceilings: Json | None = None
-    # As the processes tell. This one only starts the others and does not open the device, which may hang.
-    machine: Json = {"device": "unknown"}
-    with closing(prepared_processes(_MODULE, len(jobs))) as processes:
-        for suite, process in zip(jobs, processes, strict=True):
-            left_s = min(deadline - time.monotonic(), suite_limit_s)
-            if suite is not None and left_s <= 0:
-                verdicts.late = list(suites[suites.index(suite) :])
-                break
-            job = told | {"suite": suite, "limit_s": left_s, "ceilings": ceilings}
-            try:
-                answer = process.run(job, left_s + GRACE_S)
-            except JobFailedError as error:
-                if suite is None:
-                    print(f"ceilings: {error}; each suite measures its own", flush=True)
-                else:
-                    verdicts.failed[suite] = str(error)
-                    append_failure(told, machine, suite, str(error))
-                    print(f"FAILED {suite}: {error}", flush=True)
-                continue
-            machine = answer["machine"]
-            if suite is None:
-                ceilings = answer["ceilings"]
-            elif not answer["is_right"]:
+    for place, suite in enumerate(suites):
+        left_s = min(deadline - time.monotonic(), suite_limit_s)
+        if left_s <= 0:
+            verdicts.late = list(suites[place:])
+            break
+        job = json.dumps(told | {"suite": suite, "limit_s": left_s})
+        try:
+            if run_apart([_MODULE, job], left_s + GRACE_S, (0, WRONG)) == WRONG:
                 verdicts.wrong.append(suite)
+        except JobFailedError as error:
+            verdicts.failed[suite] = str(error)
+            append_failure(Path(told["directory"]), told["command"], told["process"], suite, str(error))
+            print(f"FAILED {suite}: {error}", flush=True)
     return verdicts

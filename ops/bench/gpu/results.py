@@ -5,15 +5,16 @@ Needs nothing but torch. Printed are the checks that failed, then one line a cas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE
 from ops.bench.gpu.ceilings import Ceilings
-from ops.bench.gpu.prepared_process import Json
 from ops.bench.gpu.timer import Timing
 from ops.bench.record import append_lines, origin
 
@@ -187,14 +188,19 @@ class RunRecord:
         append_lines(self._path, [self._common | row for row in rows])
 
 
-def append_failure(told: Json, machine: Json, suite: str, reason: str) -> None:
-    """Append that the process of a suite ended before its suite did, as a check that failed."""
-    common = origin(told["command"], _PACKAGES) | {"machine": machine, "process": told["process"]}
+def append_failure(directory: Path, command: str, process: int, suite: str, reason: str) -> None:
+    """Append that the process of a suite ended before its suite did, as a check that failed.
+
+    The process that starts the suites does not open the device, which may hang: the run's other rows name it.
+    """
+    path = directory / FILE_NAME
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    machine = next((row["machine"] for row in reversed(rows) if row.get("process") == process), {"device": "unknown"})
     failed = CheckResult(suite, "process", None, 0.0, reason)
-    append_lines(Path(told["directory"], FILE_NAME), [common | failed.row()])
+    append_lines(path, [origin(command, _PACKAGES) | {"machine": machine, "process": process} | failed.row()])
 
 
-def machine_of(device: torch.device) -> Json:
+def machine_of(device: torch.device) -> dict[str, Any]:
     """Return what is recorded of a device."""
     if device.type != "cuda":
         return {"device": str(device)}

@@ -6,49 +6,37 @@ A failing peer does not stop the others.
 from __future__ import annotations
 
 import gc
+import json
+import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.ceilings import Ceilings, measure_ceilings
-from ops.bench.gpu.prepared_process import Json, serve_one_job
-from ops.bench.gpu.results import (
-    HEADER,
-    CaseResult,
-    CheckResult,
-    RunRecord,
-    ceiling_line,
-    check_lines,
-    failure_lines,
-    machine_of,
-)
+from ops.bench.gpu.plan import WRONG
+from ops.bench.gpu.results import CaseResult, CheckResult, RunRecord, ceiling_line, check_lines, failure_lines
 from ops.bench.gpu.timer import Timer, Timing
 
 
-def run_job(job: Json) -> Json:
-    """Measure the ceilings, where no suite is named, or run a suite; `ops.bench.gpu.plan` makes the jobs."""
+def run_job(job: dict[str, Any]) -> bool:
+    """Run a suite, as `ops.bench.gpu.plan` says; return whether it was right."""
     deadline = time.monotonic() + job["limit_s"]
     bench = import_module(job["bench"])
     device, timer = bench.device(), bench.timer()
-    if job["suite"] is None:
-        measured = measure_ceilings(timer, device)
-        print(f"{ceiling_line(measured)}\n{HEADER}", flush=True)
-        return {"ceilings": asdict(measured), "machine": machine_of(device)}
-    ceilings = None
-    if not job["checks_only"]:
-        ceilings = Ceilings(**job["ceilings"]) if job["ceilings"] else measure_ceilings(timer, device)
+    ceilings = None if job["checks_only"] else measure_ceilings(timer, device)
+    if ceilings is not None:
+        print(ceiling_line(ceilings), flush=True)
     record = RunRecord(Path(job["directory"]), device, ceilings, job["command"], job["process"])
     [suite] = [suite for suite in bench.all_suites() if suite.name == job["suite"]]
-    is_right = run_suite(suite, device, timer, ceilings, record, deadline, job["time_anyway"])
-    return {"is_right": is_right, "machine": machine_of(device)}
+    return run_suite(suite, device, timer, ceilings, record, deadline, job["time_anyway"])
 
 
 def run_suite(
@@ -167,4 +155,4 @@ def poisoned_memory() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    serve_one_job(run_job)
+    sys.exit(0 if run_job(json.loads(sys.argv[1])) else WRONG)

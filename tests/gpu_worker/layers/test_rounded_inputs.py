@@ -89,17 +89,16 @@ def kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return paged_attention_triton(batch, most, scale, None, None, GPU)
 
     operations: dict[str, Callable[..., Any]] = {
-        "rms_norm.dispatch.rms_norm_reference": lambda *args: rms_norm_triton(*args, GPU),
-        "activation.dispatch.gated_reference": lambda rows, activation: gated_triton(rows, activation, GPU),
-        "rope_kv_write.dispatch.rope_kv_write_reference": lambda *args: rope_kv_write_triton(*args[:7], GPU, *args[7:]),
+        "rms_norm.dispatch.rms_norm_reference": rms_norm_triton,
+        "activation.dispatch.gated_reference": gated_triton,
+        "rope_kv_write.dispatch.rope_kv_write_reference": rope_kv_write_triton,
         "paged_attention.dispatch.paged_attention_reference": attend,
         "linear.gpu_scaled.matrix.has_kernels": lambda _: True,
         "linear.gpu_scaled.matrix.has_float8": lambda _: True,
     }
     for room in ("rms_norm", "activation", "rope_kv_write", "paged_attention"):
         operations[f"{room}.dispatch.cpu_library"] = lambda: None
-    for room in ("rms_norm", "linear.gpu_scaled"):
-        operations[f"{room}.dispatch.gpu_of"] = lambda _: GPU
+    operations["linear.gpu_scaled.dispatch.gpu_of"] = lambda _: GPU
     for name, operation in operations.items():
         monkeypatch.setattr(f"kernels.{name}", operation)
     # Before the compiled kernels of a CPU are asked, which would take the matrices.

@@ -140,8 +140,8 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # The parts of an allocation for each tile of each row begin anywhere.
     one_tile = replace(sampling_config(GPU.generation), tile=4096)
     operations: dict[str, Callable[..., Any]] = {
-        "rms_norm": lambda *args: rms_norm_triton(*args, GPU).zero_(),
-        "rope_kv_write": lambda *args: rope_kv_write_triton(*args[:7], GPU, *args[7:]),
+        "rms_norm": lambda *args: rms_norm_triton(*args).zero_(),
+        "rope_kv_write": rope_kv_write_triton,
         "paged_attention": attend,
         "apply_penalties": sampling.apply_penalties_triton,
         "count_tokens": sampling.count_tokens_triton,
@@ -152,7 +152,7 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     launch_mixtures_and_states(monkeypatch)
     monkeypatch.setattr(
         "kernels.activation.dispatch.gated_reference",
-        lambda rows, activation: gated_triton(rows, activation, GPU).zero_(),
+        lambda rows, activation: gated_triton(rows, activation).zero_(),
     )
     rooms = {"apply_penalties": "sampling", "count_tokens": "sampling", "sample_tokens": "sampling"}
     for name, operation in operations.items():

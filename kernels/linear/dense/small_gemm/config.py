@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.gpu_config import Gpu, GpuGeneration
-from kernels.linear.dense.small_gemm.launch_table import PREFERRED, SMALL_GEMM
+from kernels.linear.dense.small_gemm.launch_table import FIELDS, PREFERRED, SMALL_GEMM
 from kernels.linear.product_launch import ProductLaunch, read_launches, splits_of
 
 MAX_ROWS = 64
@@ -11,7 +11,7 @@ MAX_ROWS = 64
 MAX_OUT_FEATURES = 65_536
 _WEIGHT_BYTES = 2
 # A multiprocessor of a Hopper GPU needs some 64 KB in flight to keep the memory busy: up to 16 rows it has twice that.
-_LAUNCHES = read_launches(SMALL_GEMM)
+_LAUNCHES = read_launches(FIELDS, SMALL_GEMM)
 # (out_features, in_features) to the largest number of rows up to which the kernel was measured ahead of cuBLAS, by
 # `python -m ops.bench.gpu.tune`. cuBLAS does all others.
 _PREFERRED = {GpuGeneration[name]: products for name, products in PREFERRED.items()}

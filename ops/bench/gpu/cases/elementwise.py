@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from kernels.activation import Activation, gated
-from kernels.gpu_config import gpu_of
 from kernels.rms_norm import rms_norm
 from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for, sizes
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B, QWEN3_32B
@@ -23,7 +22,7 @@ def normalise(
         return rms_norm(x, weight, EPS, residual)
     from kernels.rms_norm.triton_kernel import RmsNormConfig, rms_norm_triton
 
-    return rms_norm_triton(x, weight, EPS, residual, gpu_of(x.device), RmsNormConfig(**entry))
+    return rms_norm_triton(x, weight, EPS, residual, RmsNormConfig(**entry))
 
 
 def multiply_by_silu(gate_up: torch.Tensor, entry: Entry | None = None) -> torch.Tensor:
@@ -32,7 +31,7 @@ def multiply_by_silu(gate_up: torch.Tensor, entry: Entry | None = None) -> torch
         return gated(gate_up, Activation.SILU)
     from kernels.activation.triton_kernel import SiluMulConfig, gated_triton
 
-    return gated_triton(gate_up, Activation.SILU, gpu_of(gate_up.device), SiluMulConfig(**entry))
+    return gated_triton(gate_up, Activation.SILU, SiluMulConfig(**entry))
 
 
 def rms_norm_error(device: torch.device, num_rows: int, size: int, entry: Entry | None = None) -> float:

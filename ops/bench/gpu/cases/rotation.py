@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kernels.gpu_config import gpu_of
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 from kernels.rope_kv_write.reference import rope_kv_write_reference
 from ops.bench.gpu.case import OURS, Case, Entry, Op, compiled, relative_error, sets_for
@@ -40,7 +39,7 @@ class RotationInputs:
             return rope_kv_write(*arguments)
         from kernels.rope_kv_write.triton_kernel import RopeConfig, rope_kv_write_triton
 
-        return rope_kv_write_triton(*arguments, gpu_of(self.qkv.device), config=RopeConfig(**entry))
+        return rope_kv_write_triton(*arguments, config=RopeConfig(**entry))
 
 
 def rotation_error(device: torch.device, model: ModelShape, num_tokens: int, entry: Entry | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Regenerates the kernels' launch tables on a device: `python -m ops.bench.gpu.tune`.
+"""Compares launches of the kernels on a device: `python -m ops.bench.gpu.tune`.
 
-There is no tuner at run time: what is written here is read in review, and is the same on every machine.
+There is no tuner at run time: who likes an entry better writes it into its table, for all machines of a generation.
 """

@@ -2,66 +2,103 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from ops.bench.gpu.plan import GRACE_S
-from ops.bench.gpu.prepared_process import JobFailedError, prepared_processes
-from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT
+from kernels.gpu_config import gpu_of
+from ops.bench.gpu.case import Entry
+from ops.bench.gpu.plan import GRACE_S, JobFailedError, run_apart
+from ops.bench.gpu.timer import CudaTimer, Timer
+from ops.bench.gpu.tune import attention, linear, row_ops
+from ops.bench.gpu.tune.choice import Choice, Tuning, choose
 from ops.bench.options import bench_parser
 
+TABLES: dict[str, tuple[Tuning, ...]] = {
+    "split_attention": attention.SPLIT_ATTENTION,
+    "small_gemm": linear.SMALL_GEMM,
+    "split_attention_8bit": attention.SPLIT_ATTENTION_8BIT,
+    "chunk_attention": attention.CHUNK_ATTENTION,
+    "sampling": (row_ops.SAMPLING,),
+    "packed_linear": linear.PACKED_LINEAR,
+    "scaled_linear": linear.SCALED_LINEAR,
+    "rope_kv_write": (row_ops.ROPE_KV_WRITE,),
+    "rms_norm": (row_ops.RMS_NORM,),
+    "silu_mul": (row_ops.SILU_MUL,),
+}
+# What follows from the best entries of a table: up to how many rows our kernel is ahead of another way to multiply.
+_FOLLOWING: dict[str, Callable[[torch.device, Timer, Mapping[int, Entry]], dict[str, Any]]] = {
+    "small_gemm": linear.preferred,
+    "packed_linear": linear.fused_rows,
+    "scaled_linear": linear.kernel_rows,
+}
 _EPILOG = """\
 On a bare machine with a GPU, which needs torch and triton only, from the root of the repository:
 
   PYTHONUNBUFFERED=1 python3 -m ops.bench.gpu.tune --limit-s 500
 
-An entry that no time is left for stays as it is; --only takes one table at a time. With OUT set, the changed tables
-are written below that folder and not in place: copy them over the tree, read the difference, and run the bench before
-and after."""
+Nothing is written: what is printed as chosen goes into the kernels' launch tables by hand. Run the bench before and
+after. Each table has a process of its own; --only takes one at a time."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune; return 0 when all entries were decided, 1 when one was not, 2 when there is no GPU."""
-    description = "Measure launches of the kernels, and write the best into their tables."
-    parser = bench_parser("gpu.tune", description, _EPILOG)
-    names = [table.name for table in ALL_TABLES]
-    parser.add_argument("--only", action="append", choices=names, help="a table to tune; may be given again")
+    parser = bench_parser("gpu.tune", "Measure launches of the kernels, and print the best.", _EPILOG)
+    parser.add_argument("--only", action="append", choices=TABLES, help="a table to tune; may be given again")
     parser.add_argument("--limit-s", type=float, default=500.0, help="start no entry after this many seconds")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("Nothing was tuned: torch finds no CUDA device.", file=sys.stderr)
         return 2
-    tables = [name for name in names if not options.only or name in options.only]
-    target = Path(os.environ.get("OUT") or ROOT)
-    return 0 if tune_tables(tables, target, options.limit_s) else 1
-
-
-def tune_tables(tables: Sequence[str], target: Path, limit_s: float) -> bool:
-    """Tune each table in a process of its own; return whether all entries were decided.
-
-    Args:
-        tables: Their names.
-        target: Folder that the paths of tables are below.
-        limit_s: After these seconds nothing is started, and `GRACE_S` later what still runs is killed.
-    """
+    deadline = time.monotonic() + options.limit_s
+    names = options.only or list(TABLES)
+    if len(names) == 1:
+        return 0 if tune(names[0], torch.device("cuda", 0), CudaTimer(), deadline) else 1
     is_complete = True
-    deadline = time.monotonic() + limit_s
-    with closing(prepared_processes("ops.bench.gpu.tune.table_process", len(tables))) as processes:
-        for table, process in zip(tables, processes, strict=True):
-            left_s = max(0.0, deadline - time.monotonic())
-            job = {"table": table, "target": str(target), "limit_s": left_s}
-            try:
-                is_complete &= process.run(job, left_s + GRACE_S)["is_complete"]
-            except JobFailedError as error:
-                print(f"{table}: {error}; its other entries stay as they are", flush=True)
-                is_complete = False
-    return is_complete
+    for name in names:
+        left_s = max(0.0, deadline - time.monotonic())
+        try:
+            run_apart(["ops.bench.gpu.tune", "--only", name, "--limit-s", f"{left_s}"], left_s + GRACE_S)
+        except JobFailedError as error:
+            print(f"{name}: {error}; not all of its entries were decided", flush=True)
+            is_complete = False
+    return 0 if is_complete else 1
+
+
+def tune(name: str, device: torch.device, timer: Timer, deadline: float) -> bool:
+    """Decide the entries of a table for the generation of a device, as far as time reaches; say whether all were."""
+    chosen: dict[int, Entry] = {}
+    generation = gpu_of(device).generation
+    for tuning in TABLES[name]:
+        if time.monotonic() > deadline:
+            print(f"{tuning.label}: out of time")
+            return False
+        try:
+            choice = choose(tuning, tuning.present(generation), device, timer)
+        except RuntimeError as error:
+            print(error, flush=True)
+            return False
+        print("\n".join(choice_lines(tuning, choice)), flush=True)
+        chosen[tuning.key or 0] = choice.entry
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    for following, value in _FOLLOWING[name](device, timer, chosen).items() if name in _FOLLOWING else ():
+        print(f"{following} {generation.name}: {value}")
+    return True
+
+
+def choice_lines(tuning: Tuning, choice: Choice) -> list[str]:
+    """Return the trials, the best first, those that are out last."""
+    lines = [f"{tuning.label}: time over the best, then µs by problem"]
+    for trial in sorted(choice.trials, key=lambda trial: trial.score):
+        mark = "chosen" if trial.entry == choice.entry else "present" if trial is choice.trials[0] else ""
+        entry = " ".join(f"{name}={value}" for name, value in trial.entry.items())
+        times = " ".join(f"{seconds * 1e6:.1f}" for seconds in trial.seconds)
+        lines.append(f"  {mark:<8}{trial.score:>7.3f}  {entry}: {trial.failure or times}")
+    return lines
 
 
 if __name__ == "__main__":

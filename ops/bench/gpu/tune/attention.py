@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
+from kernels.gpu_config import Rows, entry_of
+from kernels.paged_attention import launch_table as tables
 from ops.bench.gpu.case import Op
 from ops.bench.gpu.cases.attention import (
     ATTENTION_OP,
@@ -17,7 +20,7 @@ from ops.bench.gpu.cases.attention import (
     LLAMA_ATTENTION,
 )
 from ops.bench.gpu.cases.attention_batch import Lengths
-from ops.bench.gpu.tune.choice import Tuning, entries_of
+from ops.bench.gpu.tune.choice import Tuning, present_entry
 
 # Most models have heads of 128, so that entry comes first: time may run out.
 _SHAPES = {
@@ -40,25 +43,26 @@ _CHUNK_PROBLEMS: dict[str, Lengths] = {
 
 
 def _tunings(
-    table: str,
+    name: str,
+    table: Mapping[str, Rows],
+    fields: str,
     op: Op,
-    blocks: str,
-    launches: Callable[[int], Iterable[Sequence[int]]],
+    launches: Callable[[int], Iterable[tuple[int, ...]]],
     programs: Sequence[int],
     checked: Mapping[str, Lengths],
     timed: Mapping[str, Lengths],
     cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
 ) -> tuple[Tuning, ...]:
     """Return a tuning for each head size, of the launches for its tile, each tried with every number of programs."""
-    names = f"{blocks} num_warps num_stages programs_per_multiprocessor"
     return tuple(
         Tuning(
-            table,
+            name,
             head_dim,
-            entries_of(names, [(*launch, number) for launch in launches(8192 // head_dim) for number in programs]),
+            partial(present_entry, fields, table, head_dim),
+            tuple(entry_of(fields, (*launch, n)) for launch in launches(8192 // head_dim) for n in programs),
             op,
-            {f"{name} {dtype}": (shape, batch, dtype) for name, batch in checked.items() for dtype in cache_dtypes},
-            {name: (shape, batch) for name, batch in timed.items()},
+            {f"{label} {dtype}": (shape, batch, dtype) for label, batch in checked.items() for dtype in cache_dtypes},
+            {label: (shape, batch) for label, batch in timed.items()},
         )
         for head_dim, shape in _SHAPES.items()
     )
@@ -67,8 +71,9 @@ def _tunings(
 # Even numbers of stages compile to the code of the odd ones below them.
 SPLIT_ATTENTION = _tunings(
     "SPLIT_ATTENTION",
+    tables.SPLIT_ATTENTION,
+    tables.SPLIT_FIELDS,
     ATTENTION_OP,
-    "block_n",
     lambda tile: (
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5),
         (2 * tile, 4, 3), (2 * tile, 8, 3), (2 * tile, 8, 5), (tile // 2, 4, 5), (tile // 2, 4, 7),
@@ -80,8 +85,9 @@ SPLIT_ATTENTION = _tunings(
 # These keep converted tiles in registers.
 SPLIT_ATTENTION_8BIT = _tunings(
     "SPLIT_ATTENTION_8BIT",
+    tables.SPLIT_ATTENTION_8BIT,
+    tables.SPLIT_FIELDS,
     EIGHT_BIT_OP,
-    "block_n",
     lambda tile: (
         (tile, 4, 3), (tile, 4, 5), (tile, 4, 7), (tile, 8, 3), (tile, 8, 5), (2 * tile, 8, 5),
         (tile // 2, 4, 3), (tile // 2, 4, 5), (tile // 2, 4, 7), (tile // 2, 8, 5),
@@ -94,8 +100,9 @@ SPLIT_ATTENTION_8BIT = _tunings(
 # None of these spills registers on Hopper: 64 rows of heads of 256 need more than four warps.
 CHUNK_ATTENTION = _tunings(
     "CHUNK_ATTENTION",
+    tables.CHUNK_ATTENTION,
+    tables.CHUNK_FIELDS,
     ATTENTION_OP,
-    "block_m block_n",
     lambda tile: (
         (128, tile, 8, 2), (128, tile, 8, 3), (128, tile, 8, 5), (128, tile // 2, 8, 3), (128, tile // 2, 8, 5),
         (64, tile, 8, 3), (64, tile // 2, 4, 3), (64, tile // 2, 4, 5), *([(64, tile, 4, 3)] if tile > 32 else []),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
+from kernels.gpu_config import GpuGeneration, Rows, by_generation, entry_of
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, Shapes
 from ops.bench.gpu.run import poisoned_memory, reason_of
 from ops.bench.gpu.timer import Timer
@@ -24,8 +25,9 @@ class Tuning:
     """One entry of a table.
 
     Attributes:
-        table: Name of the table in its file.
+        table: Its name.
         key: Of the entry among those of a generation; None where a generation has one entry.
+        present: The entry that a generation has.
         candidates: To choose from, beside the present entry.
         op: That an entry launches.
         checked: Shapes at which an entry must be right.
@@ -34,6 +36,7 @@ class Tuning:
 
     table: str
     key: int | None
+    present: Callable[[GpuGeneration], Entry]
     candidates: tuple[Entry, ...]
     op: Op
     checked: Shapes
@@ -61,15 +64,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The entry that goes into the table, and all that were tried, the present one first."""
+    """The entry that is best, and all that were tried, the present one first."""
 
     entry: Entry
     trials: list[Trial]
 
 
-def entries_of(names: str, values: Iterable[Sequence[int]]) -> tuple[Entry, ...]:
-    """Return entries from the names of their fields, separated by spaces, and the values of each."""
-    return tuple(dict(zip(names.split(), entry, strict=True)) for entry in values)
+def present_entry(fields: str, table: Mapping[str, Rows], key: int, generation: GpuGeneration) -> Entry:
+    """Return the entry of a table that serves a key; the largest one serves larger keys."""
+    rows = by_generation(table)[generation]
+    return entry_of(fields, rows.get(key, rows[max(rows)]))
 
 
 def ahead_until(

@@ -9,8 +9,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from kernels.gpu_config import Rows, entry_of
+from kernels.linear.dense.small_gemm import launch_table as small_gemm_tables
 from kernels.linear.gpu_packed import PackedMatrix
+from kernels.linear.gpu_packed import launch_table as packed_tables
 from kernels.linear.gpu_scaled import ScaledMatrix
+from kernels.linear.gpu_scaled import launch_table as scaled_tables
 from ops.bench.gpu.case import OURS, Candidate, Entry, Op, sets_for, sizes
 from ops.bench.gpu.cases.quantized_linear import (
     MakeWeight,
@@ -24,7 +28,7 @@ from ops.bench.gpu.cases.quantized_linear import (
 from ops.bench.gpu.cases.small_gemm import SMALL_GEMM_OP, product_case
 from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 from ops.bench.gpu.timer import Timer
-from ops.bench.gpu.tune.choice import Tuning, ahead_until, entries_of
+from ops.bench.gpu.tune.choice import Tuning, ahead_until, present_entry
 
 _PREFERRED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _LIMITS = (16, 64, 128, 256, 512, 1024)
@@ -118,55 +122,67 @@ def kernel_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[st
 
 
 def _tunings(
-    table: str, limits: Iterable[int], candidates: tuple[Entry, ...], op: Op, odd_sizes: tuple[Product, Product]
+    name: str,
+    table: Mapping[str, Rows],
+    fields: str,
+    limits: Iterable[int],
+    candidates: Iterable[tuple[int, ...]],
+    op: Op,
+    odd_sizes: tuple[Product, Product],
 ) -> tuple[Tuning, ...]:
     """Return a tuning for each limit; `odd_sizes` are those of a product of one row less, and of one of three rows."""
     many, few = odd_sizes
     return tuple(
         Tuning(
-            table,
+            name,
             limit,
-            candidates,
+            partial(present_entry, fields, table, limit),
+            tuple(entry_of(fields, row) for row in candidates),
             replace(op, error=partial(op.error, max_rows=limit)),
             sizes((limit, 4096, 4096), (limit - 1, *many), (3, *few)),
-            {name: (limit, *product) for name, product in LLAMA3_8B.projections.items()},
+            {label: (limit, *product) for label, product in LLAMA3_8B.projections.items()},
         )
         for limit in limits
     )
 
 
-_LAUNCH = "block_n block_k num_warps num_stages programs_per_multiprocessor"
 SMALL_GEMM = _tunings(
     "SMALL_GEMM",
+    small_gemm_tables.SMALL_GEMM,
+    small_gemm_tables.FIELDS,
     (16, 32, 64),
-    entries_of(_LAUNCH, (
+    (
         (64, 128, 4, 3, 2), (64, 128, 4, 4, 2), (64, 128, 4, 5, 2), (64, 128, 4, 3, 3), (64, 128, 4, 4, 1),
         (64, 64, 4, 4, 2), (64, 64, 4, 6, 2), (64, 64, 4, 6, 4), (64, 64, 4, 8, 2),
         (64, 256, 4, 3, 1), (64, 256, 4, 3, 2),
         (128, 64, 4, 4, 2), (128, 64, 4, 6, 1), (128, 128, 4, 3, 1), (128, 128, 8, 3, 1), (128, 128, 8, 4, 1),
-    )),
+    ),
     SMALL_GEMM_OP,
     ((6144, 1032), (131, 203)),
 )  # fmt: skip
 PACKED_LINEAR = _tunings(
     "PACKED_LINEAR",
+    packed_tables.PACKED_LINEAR,
+    packed_tables.FIELDS,
     (16, 32, 64, 128),
-    entries_of(_LAUNCH.replace(" block_k", ""), (
+    (
         (64, 4, 3, 2), (64, 4, 4, 2), (64, 4, 4, 4), (64, 4, 6, 2), (64, 8, 4, 2),
         (128, 4, 3, 2), (128, 4, 4, 1), (128, 4, 4, 2), (128, 8, 3, 1), (128, 8, 3, 2), (128, 8, 4, 1),
         (256, 8, 3, 1),
-    )),
+    ),
     linear_op(int4_weight),
     ((6144, 1040), (131, 208)),
 )  # fmt: skip
 SCALED_LINEAR = _tunings(
     "SCALED_LINEAR",
+    scaled_tables.SCALED_LINEAR,
+    scaled_tables.FIELDS,
     (16, 32, 64, 128),
-    entries_of(_LAUNCH, (
+    (
         (64, 128, 4, 4, 2), (64, 128, 4, 6, 2), (64, 128, 4, 8, 1), (64, 128, 4, 4, 4),
         (64, 256, 4, 3, 2), (64, 256, 4, 4, 2), (64, 256, 4, 5, 2), (64, 256, 4, 6, 1),
         (128, 128, 4, 3, 2), (128, 128, 4, 4, 1), (128, 128, 8, 4, 1), (128, 256, 8, 3, 1),
-    )),
+    ),
     linear_op(fp8_weight),
     ((6144, 1040), (131, 208)),
 )  # fmt: skip

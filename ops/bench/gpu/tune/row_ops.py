@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from itertools import product
 
-from kernels.sampling import launch_table
+from kernels.gpu_config import GpuGeneration, entry_of
+from kernels.sampling.config import sampling_config
 from ops.bench.gpu.case import Entry, sizes
 from ops.bench.gpu.cases.elementwise import RMS_NORM_OP, SILU_MUL_OP
 from ops.bench.gpu.cases.logits import KINDS, SAMPLING_OP
 from ops.bench.gpu.cases.rotation import ROPE_KV_WRITE_OP
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_32B
-from ops.bench.gpu.tune.choice import Tuning, entries_of
+from ops.bench.gpu.tune.choice import Tuning
 
 _MODELS = (LLAMA3_8B, QWEN3_32B)
 _ROWS = (1, 64, 8192)
@@ -30,10 +33,25 @@ _TIMED = {
     f"{rows}x{_VOCAB_SIZE} {name}": (rows, _VOCAB_SIZE, *kind) for rows in (128, 8) for name, kind in KINDS.items()
 }
 
+
+def _always(**present: int) -> Callable[[GpuGeneration], Entry]:
+    """Return the one launch of all generations, which needs Triton to be imported."""
+    return lambda generation: present
+
+
+def _sampling(generation: GpuGeneration) -> Entry:
+    return asdict(sampling_config(generation))
+
+
+def _entries(names: str, values: Iterable[tuple[int, ...]]) -> tuple[Entry, ...]:
+    return tuple(entry_of(names, row) for row in values)
+
+
 RMS_NORM = Tuning(
     "RMS_NORM",
     None,
-    entries_of("elements_per_thread max_warps min_elements", product((8, 16, 32), (8, 16, 32), (1024, 4096))),
+    _always(elements_per_thread=16, max_warps=16, min_elements=1024),
+    _entries("elements_per_thread max_warps min_elements", product((8, 16, 32), (8, 16, 32), (1024, 4096))),
     RMS_NORM_OP,
     sizes((1, 4096), (7, 1023), (65, 5120)),
     sizes(*((rows, model.hidden_size) for model, rows in product(_MODELS, _ROWS))),
@@ -41,7 +59,8 @@ RMS_NORM = Tuning(
 SILU_MUL = Tuning(
     "SILU_MUL",
     None,
-    entries_of("block num_warps", product((512, 1024, 2048, 4096), (2, 4, 8))),
+    _always(block=1024, num_warps=4),
+    _entries("block num_warps", product((512, 1024, 2048, 4096), (2, 4, 8))),
     SILU_MUL_OP,
     sizes((1, 14_336), (7, 1023), (65, 3072)),
     sizes(*((rows, model.intermediate_size) for model, rows in product(_MODELS, _ROWS))),
@@ -49,7 +68,8 @@ SILU_MUL = Tuning(
 ROPE_KV_WRITE = Tuning(
     "ROPE_KV_WRITE",
     None,
-    entries_of("block_heads num_warps", product((4, 8, 16, 32, 64), (2, 4, 8))),
+    _always(block_heads=16, num_warps=4),
+    _entries("block_heads num_warps", product((4, 8, 16, 32, 64), (2, 4, 8))),
     ROPE_KV_WRITE_OP,
     {model.name: (model, 65) for model in _MODELS},
     {f"{model.name} {rows}": (model, rows) for model, rows in product(_MODELS, _ROWS)},
@@ -57,7 +77,8 @@ ROPE_KV_WRITE = Tuning(
 SAMPLING = Tuning(
     "SAMPLING",
     None,
-    tuple({**launch_table.SAMPLING["HOPPER"], **variation} for variation in _SAMPLING_VARIATIONS),
+    _sampling,
+    tuple({**_sampling(GpuGeneration.HOPPER), **variation} for variation in _SAMPLING_VARIATIONS),
     SAMPLING_OP,
     _CHECKED,
     _TIMED,

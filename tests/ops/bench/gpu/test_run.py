@@ -16,8 +16,8 @@ from ops.bench.gpu import ceilings, plan
 from ops.bench.gpu import run as suite_run
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
-from ops.bench.gpu.plan import Verdicts, run_suites
-from ops.bench.gpu.results import RunRecord
+from ops.bench.gpu.plan import WRONG, JobFailedError, run_apart, run_suites
+from ops.bench.gpu.results import CheckResult, RunRecord
 from ops.bench.gpu.run import poisoned_memory, run_suite
 from ops.bench.gpu.timer import Timing
 from ops.bench.report.records import read_runs
@@ -121,49 +121,53 @@ def test_case_that_cannot_be_built_is_reported(tmp_path: Path, capsys: pytest.Ca
     assert records[3]["speedup"] == 1.5
 
 
-def told(directory: Path, bench: str = "any", **options: bool) -> dict[str, object]:
-    common = {"bench": bench, "directory": str(directory), "command": "a command", "process": 7}
-    return common | {"checks_only": False, "time_anyway": False} | options
-
-
-def run_breaking(directory: Path, suites: list[str], **options: bool) -> tuple[Verdicts, list[dict]]:
-    verdicts = run_suites(suites, told(directory, "tests.ops.bench.gpu.breaking_suites", **options), 500.0, 300.0)
-    return verdicts, read_records(directory)
+def told(directory: Path, **options: bool) -> dict[str, object]:
+    common = {"bench": "tests.ops.bench.gpu.breaking_suites", "directory": str(directory), "command": "a command"}
+    return common | {"process": 7, "checks_only": False, "time_anyway": False} | options
 
 
 def timed(records: list[dict]) -> list[str]:
     return [record["shape"] for record in records if "op" in record and OURS in record["candidates"]]
 
 
-def test_suites_that_break_their_process_leave_the_results_of_the_others(
+def test_process_that_breaks_is_told_of() -> None:
+    """A process without torch, which starts at once."""
+    reasons = {
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "its process was ended by SIGSEGV",
+        "import os; os._exit(7)": "its process ended with exit code 7",
+        "import time; time.sleep(600)": "killed: it ran longer than 2 s",
+    }
+    for code, reason in reasons.items():
+        with pytest.raises(JobFailedError, match=reason):
+            run_apart(["timeit", "-n", "1", "-r", "1", code], 2.0)
+    assert run_apart(["timeit", "-n", "1", "-r", "1", "import os; os._exit(3)"], 60.0, (0, WRONG)) == WRONG
+
+
+def test_suites_that_break_their_process_leave_the_others_and_their_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plan, "_MODULE", "tests.ops.bench.gpu.breaking_jobs")
-    monkeypatch.setattr(plan, "GRACE_S", 0.0)
-    suites = ["crashing", "hanging", "exiting", "wrong", "right"]
-    # Long enough for a process to start on a busy machine.
-    verdicts = run_suites(suites, told(tmp_path), limit_s=600.0, suite_limit_s=5.0)
-    records = read_records(tmp_path)
-    assert [record["op"] for record in records if "op" in record] == suites
-    reasons = {
-        "crashing": "its process was ended by SIGSEGV",
-        "hanging": "killed: it ran longer than 5 s",
-        "exiting": "its process ended with exit code 7",
-    }
-    assert (verdicts.failed, verdicts.wrong, verdicts.late) == (reasons, ["wrong"], [])
+    def run_apart(arguments: list[str], limit_s: float, ends: tuple[int, ...]) -> int:
+        suite = json.loads(arguments[1])["suite"]
+        if suite == "crashing":
+            raise JobFailedError("its process was ended by SIGSEGV")
+        RunRecord(tmp_path, CPU, None, "a command", 7).append_checks([CheckResult(suite, "shape", 0.0, 0.1)])
+        return WRONG if suite == "wrong" else 0
+
+    monkeypatch.setattr(plan, "run_apart", run_apart)
+    verdicts = run_suites(["wrong", "crashing", "right"], told(tmp_path), limit_s=60.0, suite_limit_s=5.0)
+    assert (verdicts.failed, verdicts.wrong) == ({"crashing": "its process was ended by SIGSEGV"}, ["wrong"])
     assert not verdicts.is_good
-    failed = {record["check"]: record for record in records if "check" in record}
-    assert {name: record["failure"] for name, record in failed.items()} == reasons
-    assert {(record["shape"], record["is_right"]) for record in failed.values()} == {("process", False)}
-    # What suites that were killed leave are lines that the report can read, and of the run of the others.
-    (tmp_path / "failed.jsonl").write_text("".join(json.dumps(record) + "\n" for record in failed.values()))
-    [run_of_all] = read_runs(tmp_path / "failed.jsonl")
-    assert run_of_all.machine == "a GPU"
+    [run_of_all] = read_runs(tmp_path / "gpu.jsonl")
+    assert [(row["check"], row["shape"], row["is_right"]) for row in run_of_all.rows] == [
+        ("wrong", "shape", True),
+        ("crashing", "process", False),
+        ("right", "shape", True),
+    ]
+    assert run_of_all.rows[1]["machine"] == run_of_all.rows[0]["machine"]
     assert "FAILED crashing: its process was ended by SIGSEGV" in capfd.readouterr().out
 
 
-def test_no_suite_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MODULE", "tests.ops.bench.gpu.breaking_jobs")
+def test_no_suite_starts_after_the_limit(tmp_path: Path) -> None:
     verdicts = run_suites(["wrong", "right"], told(tmp_path), limit_s=0.0, suite_limit_s=10.0)
     assert verdicts.late == ["wrong", "right"]
     assert verdicts.is_good
@@ -174,15 +178,18 @@ def test_no_suite_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_real_suites_that_crash_or_poison_their_process_leave_the_results_of_the_others(tmp_path: Path) -> None:
-    verdicts, records = run_breaking(tmp_path, ["crashing", "poisoned", "wrong", "right"])
+    verdicts = run_suites(["crashing", "poisoned", "wrong", "right"], told(tmp_path), 500.0, 300.0)
+    records = read_records(tmp_path)
     assert timed(records) == ["right first", "right second"]
     assert verdicts.failed == {"crashing": "its process was ended by SIGSEGV"}
     assert verdicts.wrong == ["wrong"]
     reasons = [record["not_run"][OURS] for record in records if record.get("op") == "poisoned"]
     assert len(reasons) == 2
     assert all("illegal memory access" in reason for reason in reasons)
-    _, checked = run_breaking(tmp_path / "checks", ["crashing"], checks_only=True)
-    assert [(record["check"], record["is_right"]) for record in checked] == [("crashing", True)]
+    run_suites(["crashing"], told(tmp_path / "checks", checks_only=True), 500.0, 300.0)
+    assert [(record["check"], record["is_right"]) for record in read_records(tmp_path / "checks")] == [
+        ("crashing", True)
+    ]
 
 
 def test_no_case_or_candidate_starts_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

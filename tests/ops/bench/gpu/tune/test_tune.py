@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import shutil
-import subprocess
-import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.gpu_config import GpuGeneration
+from kernels.activation import triton_kernel as activation
+from kernels.activation.triton_kernel import SiluMulConfig
+from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.rms_norm import triton_kernel as rms_norm
+from kernels.rms_norm.triton_kernel import RmsNormConfig
+from kernels.rope_kv_write import triton_kernel as rope
+from kernels.rope_kv_write.triton_kernel import RopeConfig
 from ops.bench.gpu.case import OURS, Case, Clock, Entry, Op, Shapes, sizes
 from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation, small_gemm
 from ops.bench.gpu.timer import Timing
+from ops.bench.gpu.tune import __main__ as command
 from ops.bench.gpu.tune import attention, linear, row_ops
-from ops.bench.gpu.tune.__main__ import main, tune_tables
+from ops.bench.gpu.tune.__main__ import TABLES, main, tune
 from ops.bench.gpu.tune.choice import Tuning, choose
-from ops.bench.gpu.tune.table_process import TableFile, tune
-from ops.bench.gpu.tune.tables import ALL_TABLES, ROOT, TunedTable
 from tests.ops.bench.gpu.step.tiny_models import CPU
 from tests.ops.bench.gpu.step.tiny_models import QWEN as TINY
 
 TINY_ATTENTION = attention_batch.AttentionShape.of(TINY)
 PRESENT, SLOW, FAST, WRONG = ({"width": width} for width in (1, 2, 3, 4))
 SECONDS = {1: (4e-6, 4e-6), 2: (9e-6, 3e-6), 3: (3e-6, 4e-6), 4: (1e-6, 1e-6)}
-TABLE_SOURCE = '''"""Widths."""
-
-WIDTHS: dict[str, dict[int, dict[str, int]]] = {
-    "HOPPER": {
-        64: {"width": 1},
-        128: {"width": 1},
-    },
-    "ADA": {
-        64: {"width": 7},
-    },
-}
-PREFERRED: dict[str, dict[tuple[int, int], int]] = {}
-MEASURED: dict[str, str] = {}
-'''
 
 
 class ToldTimer:
@@ -66,7 +52,15 @@ OP = Op(error, make_case, 0.1)
 
 
 def make_tuning(key: int | None = 64, candidates: tuple[Entry, ...] = (SLOW, FAST, WRONG), op: Op = OP) -> Tuning:
-    return Tuning("WIDTHS", key, candidates, op, {"small": ()}, {f"problem {place}": (place,) for place in range(2)})
+    return Tuning(
+        "WIDTHS",
+        key,
+        lambda _: PRESENT,
+        candidates,
+        op,
+        {"small": ()},
+        {f"problem {place}": (place,) for place in range(2)},
+    )
 
 
 def test_fastest_right_entry_is_chosen_and_a_wrong_one_never() -> None:
@@ -113,82 +107,23 @@ def test_no_right_entry_at_all_is_an_error() -> None:
         choose(make_tuning(candidates=()), WRONG, CPU, ToldTimer())
 
 
-def run_tune(
-    tmp_path: Path,
-    *tunings: Tuning,
-    limit_s: float = 60.0,
-    derive: object = None,
-    generation: GpuGeneration = GpuGeneration.HOPPER,
-) -> tuple[bool, TableFile]:
-    path = Path("kernels/widths/launch_table.py")
-    (tmp_path / path).parent.mkdir(parents=True)
-    (tmp_path / path).write_text(TABLE_SOURCE)
-    table = TunedTable("widths", path, tunings, derive)
-    deadline = time.monotonic() + limit_s
-    status = tune(table, CPU, generation, ToldTimer(), tmp_path, "a GPU", deadline)
-    return status, TableFile.read(tmp_path / path)
-
-
-def test_chosen_entry_is_written_and_the_others_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, file = run_tune(tmp_path, make_tuning(128))
-    assert status
-    assert file.tables == {
-        "WIDTHS": {"HOPPER": {64: PRESENT, 128: FAST}, "ADA": {64: {"width": 7}}},
-        "PREFERRED": {},
-        "MEASURED": {"WIDTHS[128] HOPPER": "a GPU"},
-    }
+def test_entries_are_decided_until_time_is_up_and_what_follows_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = replace(make_tuning(), op=replace(OP, error=lambda device, entry: 1.0))
+    tables = {"widths": (make_tuning(64), make_tuning(128)), "wrong": (wrong,)}
+    monkeypatch.setattr(command, "TABLES", tables)
+    monkeypatch.setattr(command, "gpu_of", lambda _: Gpu(GpuGeneration.HOPPER, 132))
+    monkeypatch.setattr(command, "_FOLLOWING", {"widths": lambda device, timer, entries: {"ROWS": sorted(entries)}})
+    assert tune("widths", CPU, ToldTimer(), time.monotonic() + 60)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "  chosen    1.155  width=3: 3.0 4.0"
     assert lines[2].startswith("  present   1.333  width=1")
     assert lines[4] == "              inf  width=4: wrong at small: 5.00e-01 of 1e-01"
-
-
-def test_generation_without_entries_begins_with_those_it_took(tmp_path: Path) -> None:
-    _, file = run_tune(tmp_path, make_tuning(128), generation=GpuGeneration.BLACKWELL)
-    assert file.tables["WIDTHS"] == {
-        "HOPPER": {64: PRESENT, 128: PRESENT},
-        "ADA": {64: {"width": 7}},
-        "BLACKWELL": {64: PRESENT, 128: FAST},
-    }
-
-
-def test_derived_tables_follow_from_the_chosen_entries(tmp_path: Path) -> None:
-    def derive(device: torch.device, timer: object, entries: dict[int, Entry]) -> dict[str, object]:
-        assert entries == {64: FAST, 128: PRESENT}
-        return {"PREFERRED": {(6144, 4096): 16}}
-
-    _, file = run_tune(tmp_path, make_tuning(64), derive=derive)
-    assert file.tables["PREFERRED"] == {"HOPPER": {(6144, 4096): 16}}
-
-
-def test_entries_stay_when_nothing_is_right_or_time_is_up(tmp_path: Path) -> None:
-    wrong = replace(OP, error=lambda device, entry: 1.0)
-    status, file = run_tune(tmp_path / "wrong", make_tuning(64, op=wrong))
-    assert (status, file.text()) == (False, TABLE_SOURCE)
-    status, file = run_tune(tmp_path / "late", make_tuning(64), limit_s=-1.0)
-    assert (status, file.text()) == (False, TABLE_SOURCE)
-
-
-@pytest.mark.parametrize("table", ALL_TABLES, ids=lambda table: table.name)
-def test_table_files_are_literals_that_come_back_as_they_were(table: TunedTable) -> None:
-    source = (ROOT / table.path).read_text()
-    assert TableFile(source).text() == source
-
-
-def test_rewritten_file_is_valid_and_formatted(tmp_path: Path) -> None:
-    for place, path in enumerate({table.path for table in ALL_TABLES}):
-        file = TableFile.read(ROOT / path)
-        file.tables["MEASURED"] = {f"{path} {number}": "NVIDIA H200, torch 2.11, 2026-11-22" for number in range(3)}
-        if "PREFERRED" in file.tables:
-            file.tables["PREFERRED"] = {"HOPPER": {(6144, 4096): 16, (4096, 14_336): 64}}
-        (tmp_path / f"table_{place}.py").write_text(file.text())
-        ast.parse(file.text())
-        assert TableFile(file.text()).tables == file.tables
-    ruff = shutil.which("ruff", path=sysconfig.get_path("scripts"))
-    if ruff is not None:
-        config = ["--config", str(ROOT / "pyproject.toml")]
-        done = subprocess.run([ruff, "format", "--diff", *config, str(tmp_path)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+    assert lines[-1] == "ROWS HOPPER: [64, 128]"
+    assert not tune("widths", CPU, ToldTimer(), time.monotonic() - 1)
+    assert not tune("wrong", CPU, ToldTimer(), time.monotonic() + 60)
+    assert "no entry is right" in capsys.readouterr().out
 
 
 def test_attention_candidates_are_all_different_code() -> None:
@@ -200,11 +135,6 @@ def test_attention_candidates_are_all_different_code() -> None:
         # Two tiles in flight at the tile of the table.
         table_tile = 8192 // (tuning.key or 0)
         assert any(entry["num_stages"] == 5 and entry["block_n"] == table_tile for entry in tuning.candidates)
-
-
-def test_table_file_with_code_in_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="line 3 is not `name: type = literal`: print"):
-        TableFile('"""Doc."""\n\nprint(1)\n')
 
 
 def small(tuning: Tuning, checked: Shapes, timed: Shapes) -> Tuning:
@@ -305,31 +235,28 @@ def test_quantized_kernel_is_ahead_until_it_is_not(monkeypatch: pytest.MonkeyPat
 
 
 def test_candidates_fit_the_configurations_that_they_are_for() -> None:
-    for table in ALL_TABLES:
-        file = TableFile.read(ROOT / table.path)
-        for tuning in table.tunings:
-            entries = file.tables[tuning.table]["HOPPER"]
-            present = entries if tuning.key is None else entries[tuning.key]
-            assert len(tuning.candidates) <= 30
-            for candidate in tuning.candidates:
-                assert candidate.keys() == present.keys(), tuning.label
-            for check in tuning.op.checks(CPU, tuning.checked, entry=present):
-                inspect.signature(check.error).bind()
-            for spec in tuning.op.cases(tuning.timed):
-                inspect.signature(spec.case).bind(CPU, *spec.arguments)
+    for tuning in (tuning for tunings in TABLES.values() for tuning in tunings):
+        for generation in GpuGeneration:
+            assert tuning.present(generation).keys() == tuning.candidates[0].keys()
+        present = tuning.present(GpuGeneration.HOPPER)
+        assert len(tuning.candidates) <= 30
+        for candidate in tuning.candidates:
+            assert candidate.keys() == present.keys(), tuning.label
+        for check in tuning.op.checks(CPU, tuning.checked, entry=present):
+            inspect.signature(check.error).bind()
+        for spec in tuning.op.cases(tuning.timed):
+            inspect.signature(spec.case).bind(CPU, *spec.arguments)
+
+
+def test_present_entries_are_those_that_the_kernels_have() -> None:
+    hopper = GpuGeneration.HOPPER
+    assert RmsNormConfig(**row_ops.RMS_NORM.present(hopper)) == rms_norm.CONFIG
+    assert SiluMulConfig(**row_ops.SILU_MUL.present(hopper)) == activation.CONFIG
+    assert RopeConfig(**row_ops.ROPE_KV_WRITE.present(hopper)) == rope.CONFIG
+    assert attention.SPLIT_ATTENTION[0].present(hopper)["block_n"] == 64
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "sampling"]) == 2
     assert "torch finds no CUDA device" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_table_whose_process_dies_leaves_the_files_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not tune_tables(["sampling"], tmp_path, limit_s=60.0)
-    assert "sampling: its process ended with exit code 1; its other entries stay as they are" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
