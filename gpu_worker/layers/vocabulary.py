@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from gpu_worker.layers.ranks import ALONE, Ranks
-from kernels.linear import Linear
-from kernels.linear.cpu import KernelQuantizedLinear
-from kernels.linear.dense import KernelLinear
+from kernels.linear import Linear, OperationLinear
+from kernels.linear.cpu import QuantizedPanels
+from kernels.linear.dense import DensePanels
 from kernels.linear.panels import PanelMatrix
 from kernels.low_rank import AdapterRows, AdapterTable
 
@@ -60,6 +60,5 @@ class LMHead:
         Its products are not scaled or bounded: the likeliest token is the same.
         """
         is_whole = self._ranks.size == 1 and dtype is self._dtype
-        if is_whole and isinstance(self._projection, KernelLinear | KernelQuantizedLinear):
-            return self._projection.packed
-        return None
+        packed = self._projection.packed if isinstance(self._projection, OperationLinear) else None
+        return packed if is_whole and isinstance(packed, DensePanels | QuantizedPanels) else None

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from kernels.linear.cpu import KernelQuantizedLinear, pack_quantized_weight
+from kernels.linear.cpu import pack_quantized_weight, quantized_linear
 from kernels.linear.cpu.dequantized import CopyMemory, DequantizedLinear
 from kernels.linear.dense import make_dense_linear
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace
@@ -44,7 +44,7 @@ class LinearFactory:
 
     def _quantized(self, form: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
         if (panels := pack_quantized_weight(form, bias)) is not None:
-            return KernelQuantizedLinear(panels)
+            return OperationLinear(partial(quantized_linear, packed=panels), panels)
         if (scaled := scale_for_gpu(form)) is not None:
             return ScaledLinear(scaled, bias)
         if (packed := pack_for_gpu(form)) is not None:

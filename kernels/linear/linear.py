@@ -36,20 +36,42 @@ class RoundsInputs(Protocol):
 
 
 class OperationLinear:
-    """A linear layer by a function that is bound to its weights, and takes `to_float32`."""
+    """A linear layer by a function that is bound to its weights, and takes `to_float32`.
 
-    __slots__ = ("_multiply",)
+    Attributes:
+        packed: The matrix in the panels of the CPU kernels; None where it is not in any.
+    """
 
-    def __init__(self, multiply: Callable[..., torch.Tensor]) -> None:
-        self._multiply = multiply
+    __slots__ = ("multiply", "packed")
+
+    def __init__(self, multiply: Callable[..., torch.Tensor], packed: object = None) -> None:
+        self.multiply = multiply
+        self.packed = packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
-        return self._multiply(x)
+        return self.multiply(x)
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows, not rounded to the type of `x`."""
-        return self._multiply(x, to_float32=True)
+        return self.multiply(x, to_float32=True)
+
+
+class WideningLinear:
+    """A linear layer by a function that rounds to the type of its inputs; `to_float32` only widens its results."""
+
+    __slots__ = ("multiply",)
+
+    def __init__(self, multiply: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.multiply = multiply
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows."""
+        return self.multiply(x)
+
+    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply rows, and widen the results."""
+        return self.multiply(x).float()
 
 
 class SplitLinear:

@@ -8,7 +8,7 @@ import torch
 
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import MatrixStructure, address_of
-from kernels.linear.cpu.cpu import QuantizedPanels, can_pack_quantized, pack_quantized
+from kernels.linear.cpu.cpu import QuantizedPanels, input_layout, pack_quantized
 from kernels.linear.dense.cpu import DensePanels, can_widen, pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
 
@@ -29,7 +29,7 @@ def pack_panels(
         if dtype is not torch.float32 or not can_widen(weight.dtype, weight.shape[1]):
             weight = weight.to(dtype)
         return pack(library, weight, bias, is_gated=is_gated)
-    if not isinstance(form, SplitWeight) and can_pack_quantized(form):
+    if not isinstance(form, SplitWeight) and input_layout(form) is not None:
         return pack_quantized(library, form, bias, is_gated=is_gated)
     return pack(library, form.dequantize().to(dtype), bias, is_gated=is_gated)
 

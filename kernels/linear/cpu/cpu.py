@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.cpu_structures import QuantizedStructure, address_of
 from kernels.linear.cpu.layout import Layout, OffsetKind, make_layout
 from kernels.linear.dense.cpu import panel_rows
@@ -52,11 +52,6 @@ def input_layout(weight: QuantizedWeight) -> tuple[object, ...] | None:
     is_supported = weight.group_size % multiple == 0 or weight.scales.shape[1] == 1
     is_supported = is_supported and (weight.number.is_integer or not weight.has_offsets)
     return (weight.number, weight.group_size) if is_supported else None
-
-
-def can_pack_quantized(weight: QuantizedWeight) -> bool:
-    """Return True where the kernel supports the matrix."""
-    return input_layout(weight) is not None
 
 
 def pack_quantized(
@@ -113,10 +108,25 @@ def _words(layout: Layout, codes: torch.Tensor, lanes: int) -> torch.Tensor:
     return halves.permute(0, 1, 4, 2, 3, 5).contiguous()
 
 
-def quantized_linear_cpu(
-    library: CpuLibrary, x: torch.Tensor, packed: QuantizedPanels, *, to_float32: bool = False
-) -> torch.Tensor:
-    """Do what `kernels.linear.cpu.quantized_linear` promises."""
+def pack_quantized_weight(weight: QuantizedWeight, bias: torch.Tensor | None = None) -> QuantizedPanels | None:
+    """Pack a matrix for `quantized_linear`, or return None where no kernel supports it."""
+    if input_layout(weight) is not None and (library := cpu_library()) is not None:
+        return pack_quantized(library, weight, bias)
+    return None
+
+
+def quantized_linear(x: torch.Tensor, packed: QuantizedPanels, *, to_float32: bool = False) -> torch.Tensor:
+    """Multiply rows by a packed matrix, and add its bias, in fp32, rounded once unless `to_float32`.
+
+    Inputs in bfloat16 become integers of 8 bits with a factor for each 32 of them, unless the weights say how inputs
+    are rounded. A row's bits do not depend on the rows beside it, nor on the number of threads.
+
+    Shapes:
+        x: `[num_rows, num_inputs]` float32, bfloat16 or float16; may be strided in its first dimension
+        result: `[num_rows, num_outputs]`
+    """
+    library = cpu_library()
+    assert library is not None
     if x.stride(1) != 1:
         x = x.contiguous()
     num_rows, dtype = x.shape[0], DTYPE_NUMBERS[x.dtype]

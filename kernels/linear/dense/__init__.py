@@ -1,25 +1,12 @@
 """Multiplication of rows by a matrix of plain numbers: on a CPU packed once, on a GPU as it is."""
 
-from kernels.linear.dense.cpu import DensePanels
-from kernels.linear.dense.dispatch import keeps_half, linear, pack_weight
+from kernels.linear.dense.cpu import DensePanels, keeps_half, linear, pack_weight
 from kernels.linear.dense.heads import HeadLinear, make_head_linear
-from kernels.linear.dense.layers import (
-    PACKED_FOR_ROWS,
-    KernelLinear,
-    OneDNNLinear,
-    PlainLinear,
-    SmallBatchLinear,
-    make_dense_linear,
-)
+from kernels.linear.dense.layers import make_dense_linear
 
 __all__ = [
-    "PACKED_FOR_ROWS",
     "DensePanels",
     "HeadLinear",
-    "KernelLinear",
-    "OneDNNLinear",
-    "PlainLinear",
-    "SmallBatchLinear",
     "keeps_half",
     "linear",
     "make_dense_linear",

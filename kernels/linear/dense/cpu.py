@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
+from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.cpu_structures import address_of
 
 
@@ -81,8 +81,35 @@ def panel_rows(rows: torch.Tensor, width: int, is_gated: bool) -> torch.Tensor:
     return both.reshape(-1, rows.shape[1])
 
 
-def linear_cpu(library: CpuLibrary, x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:
-    """Do what `kernels.linear.dense.linear` promises."""
+def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> DensePanels | None:
+    """Pack a matrix for `linear`, or return None where no kernel supports it."""
+    if can_pack(weight) and (library := cpu_library()) is not None:
+        return pack(library, weight, bias)
+    return None
+
+
+def keeps_half(stored: torch.dtype, num_inputs: int, inputs: torch.dtype, device: torch.device) -> bool:
+    """Return True where a matrix of this type is best kept in its 16 bits although its inputs are float32.
+
+    The compiled kernel widens weights as it reads them: the results are the same, and there is half as much to read.
+    """
+    if device.type != "cpu" or inputs is not torch.float32 or not can_widen(stored, num_inputs):
+        return False
+    return cpu_library() is not None
+
+
+def linear(x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:
+    """Multiply rows by a packed matrix, and add its bias, in fp32, rounded once unless `to_float32`.
+
+    A row's bits do not depend on the rows beside it, nor on the number of threads. Products are those of bfloat16 where
+    rows and matrix are, else those of both in float32.
+
+    Shapes:
+        x: `[num_rows, num_inputs]`, may be strided in its first dimension
+        result: `[num_rows, num_outputs]`
+    """
+    library = cpu_library()
+    assert library is not None
     dtype = torch.float32 if to_float32 else x.dtype
     if x.dtype is not torch.float32 and not (x.dtype is packed.weight.dtype is torch.bfloat16):
         x = x.float()

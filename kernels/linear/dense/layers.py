@@ -8,14 +8,14 @@ are read once, at memory speed, either way: a single form serves all batches.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from kernels.linear.dense.cpu import DensePanels
-from kernels.linear.dense.dispatch import linear, pack_weight
+from kernels.linear.dense.cpu import linear, pack_weight
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace, can_be_preferred, small_gemm
-from kernels.linear.linear import Linear
+from kernels.linear.linear import Linear, OperationLinear, WideningLinear
 
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
 # layout for one row is converted again at each call with more.
@@ -27,12 +27,12 @@ def make_dense_linear(
 ) -> Linear:
     """Choose the fastest form of a linear layer for the weight's device and dtype."""
     if (packed := pack_weight(weight, bias)) is not None:
-        return KernelLinear(packed)
+        return OperationLinear(partial(linear, packed=packed), packed)
     if _can_pack_for_onednn(weight):
-        return OneDNNLinear(weight, bias)
+        return WideningLinear(partial(onednn_linear, weight=pack_for_onednn(weight), bias=bias))
     if can_be_preferred(weight):
-        return SmallBatchLinear(weight, bias, workspace(weight.device))
-    return PlainLinear(weight, bias)
+        return WideningLinear(partial(small_batch_linear, weight=weight, bias=bias, workspace=workspace(weight.device)))
+    return WideningLinear(partial(F.linear, weight=weight, bias=bias))
 
 
 def _can_pack_for_onednn(weight: torch.Tensor) -> bool:
@@ -43,76 +43,21 @@ def _can_pack_for_onednn(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-class KernelLinear:
-    """A linear layer on the compiled kernel's packed weights."""
-
-    __slots__ = ("packed",)
-
-    def __init__(self, packed: DensePanels) -> None:
-        self.packed = packed
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return linear(x, self.packed)
-
-    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows, keeping the accumulators' precision."""
-        return linear(x, self.packed, to_float32=True)
+def pack_for_onednn(weight: torch.Tensor) -> torch.Tensor:
+    """Return a matrix as `onednn_linear` takes it; the plain one can be freed."""
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+    return packed
 
 
-class PlainLinear:
-    """A linear layer on the weights as they are."""
-
-    __slots__ = ("_bias", "_weight")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return F.linear(x, self._weight, self._bias)
-
-    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return self(x).float()
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply rows by a matrix in oneDNN's packed layout, by the operator that `torch.compile` uses on CPUs."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return result
 
 
-class SmallBatchLinear:
-    """A linear layer on the weights as they are, on a GPU whose small batches have a kernel of their own."""
-
-    __slots__ = ("_bias", "_weight", "_workspace")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, workspace: SmallGemmWorkspace) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._workspace = workspace
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        result = small_gemm(x, self._weight, self._workspace)
-        return result if self._bias is None else result.add_(self._bias)
-
-    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return self(x).float()
-
-
-class OneDNNLinear:
-    """A linear layer on oneDNN's packed weights."""
-
-    __slots__ = ("_bias", "_multiply", "_weight")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
-        self._bias = bias
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        result: torch.Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
-        return result
-
-    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply rows."""
-        return self(x).float()
+def small_batch_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: SmallGemmWorkspace
+) -> torch.Tensor:
+    """Multiply rows by the kernel for few of them on a GPU; products that follow one another share the workspace."""
+    result = small_gemm(x, weight, workspace)
+    return result if bias is None else result.add_(bias)

@@ -19,7 +19,7 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.stored_weights import weights_bytes
-from kernels.linear.dense import dispatch
+from kernels.linear.dense import cpu as dense_cpu
 from tests.gpu_worker.models.families.composed_cases import CASES
 from tests.gpu_worker.models.families.dense_cases import longrope
 from tests.gpu_worker.models.families.random_models import Case, save_case
@@ -134,7 +134,7 @@ def test_16_bits_in_float32_are_widened_without_kernels(directory: Path, monkeyp
     change_tensors(directory, lambda t: t.update({name: tensor.half() for name, tensor in t.items()}))
     expected = logits_of(load(directory))
     monkeypatch.setattr(decoder, "fusing_library", lambda *_: None)
-    monkeypatch.setattr(dispatch, "cpu_library", lambda: None)
+    monkeypatch.setattr(dense_cpu, "cpu_library", lambda: None)
     model = load(directory)
     assert model.embedding.dtype is torch.float32
     torch.testing.assert_close(logits_of(model), expected, atol=1e-4, rtol=1e-4)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.linear import LinearFactory
-from kernels.linear.cpu import KernelQuantizedLinear
-from kernels.linear.cpu.cpu import can_pack_quantized
+from kernels.linear import LinearFactory, OperationLinear
+from kernels.linear.cpu import QuantizedPanels
+from kernels.linear.cpu.cpu import input_layout
 from kernels.linear.forms import FLOAT4, NUMBERS, GroupQuantizedWeight, Number
 from kernels.linear.panels import pack_panels
 from kernels.linear.reference import form_linear_reference
@@ -50,7 +50,8 @@ def test_names_and_indices_are_unique() -> None:
 def test_groups_on_a_cpu_multiply_as_the_reference(number: Number, group_size: int, dtype: torch.dtype) -> None:
     form = groups(number, group_size)
     linear = LinearFactory(lambda: 0).make(form)
-    assert isinstance(linear, KernelQuantizedLinear)
+    assert isinstance(linear, OperationLinear)
+    assert isinstance(linear.packed, QuantizedPanels)
     for rows in (1, 5, 20):
         x = torch.randn(rows, 192, generator=torch.Generator().manual_seed(rows)).to(dtype)
         expected = form_linear_reference(x.float(), form)
@@ -62,7 +63,7 @@ def test_groups_on_a_cpu_multiply_as_the_reference(number: Number, group_size: i
 def test_groups_that_the_cpu_kernel_does_not_know_become_dense(number: Number) -> None:
     form, library = groups(number, 24), cpu_library()
     assert library is not None, "the tests need g++"
-    assert not can_pack_quantized(form)
+    assert input_layout(form) is None
     packed = pack_panels(library, form, torch.float32)
     assert (packed.num_inputs, packed.num_outputs) == (192, 37)
 
@@ -72,7 +73,7 @@ def test_floating_point_groups_with_offsets_are_not_packed() -> None:
         form = groups(number, 32)
         assert form.offsets is not None
         form.offsets[3, 1] = 0.5
-        assert can_pack_quantized(form) is number.is_integer
+        assert (input_layout(form) is not None) is number.is_integer
 
 
 def test_four_bit_floats_are_those_of_the_microscaling_formats() -> None:

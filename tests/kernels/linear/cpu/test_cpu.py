@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.linear.cpu.cpu import MAX_INPUTS, can_pack_quantized, pack_quantized, quantized_linear_cpu
+from kernels.linear.cpu.cpu import MAX_INPUTS, input_layout, pack_quantized, quantized_linear
 from kernels.linear.forms import GroupQuantizedWeight, QuantizedWeight, ScaledWeight, integers
 from kernels.linear.reference import form_linear_reference
 from tests.kernels.poisoned_memory import poisoned_memory
@@ -59,7 +59,7 @@ def scaled(dtype: torch.dtype, outputs: int, inputs: int, scales: tuple[int, int
 
 def multiply(library: CpuLibrary, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     with poisoned_memory():
-        return quantized_linear_cpu(library, x, pack_quantized(library, weight, bias), to_float32=True)
+        return quantized_linear(x, pack_quantized(library, weight, bias), to_float32=True)
 
 
 def inputs_with_outliers(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -190,18 +190,18 @@ EACH = {
 @pytest.mark.parametrize("name", EACH)
 def test_row_does_not_depend_on_batch_or_threads(library: CpuLibrary, name: str, dtype: torch.dtype) -> None:
     x, packed = inputs_with_outliers(101, 128, dtype), pack_quantized(library, EACH[name])
-    together = quantized_linear_cpu(library, x, packed)
+    together = quantized_linear(x, packed)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        parallel = quantized_linear_cpu(library, x, packed)
+        parallel = quantized_linear(x, packed)
     finally:
         torch.set_num_threads(num_threads)
     assert torch.equal(parallel, together)
     for row in (0, 5, 6, 96, 100):
-        assert torch.equal(quantized_linear_cpu(library, x[row : row + 1], packed)[0], together[row])
+        assert torch.equal(quantized_linear(x[row : row + 1], packed)[0], together[row])
     for rows in range(2, 7):
-        assert torch.equal(quantized_linear_cpu(library, x[:rows], packed), together[:rows])
+        assert torch.equal(quantized_linear(x[:rows], packed), together[:rows])
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -219,6 +219,6 @@ def test_weights_take_no_more_memory_than_their_bits(library: CpuLibrary) -> Non
 
 
 def test_unsupported_matrices_are_refused() -> None:
-    assert not can_pack_quantized(groups(4, 8, 48, 24))
-    assert not can_pack_quantized(ScaledWeight(torch.zeros(1, MAX_INPUTS + 32, dtype=torch.int8), torch.ones(1, 1)))
-    assert not can_pack_quantized(ScaledWeight(torch.zeros(1, 32, dtype=torch.int8, device="meta"), torch.ones(1, 1)))
+    assert None is input_layout(groups(4, 8, 48, 24))
+    assert None is input_layout(ScaledWeight(torch.zeros(1, MAX_INPUTS + 32, dtype=torch.int8), torch.ones(1, 1)))
+    assert None is input_layout(ScaledWeight(torch.zeros(1, 32, dtype=torch.int8, device="meta"), torch.ones(1, 1)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.linear.dense.cpu import can_pack, linear_cpu, pack
+from kernels.linear.dense.cpu import can_pack, linear, pack
 from kernels.linear.reference import linear_reference
 from tests.kernels.poisoned_memory import poisoned_memory
 
@@ -34,8 +34,8 @@ def test_product_equals_reference(
     bias = torch.randn(outputs, generator=generator).to(dtype) if has_bias else None
     packed = pack(library, weight, bias)
     with poisoned_memory():
-        exact = linear_cpu(library, wide[:, :inputs], packed, to_float32=True)
-        rounded = linear_cpu(library, wide[:, :inputs], packed)
+        exact = linear(wide[:, :inputs], packed, to_float32=True)
+        rounded = linear(wide[:, :inputs], packed)
     expected = linear_reference(wide[:, :inputs], weight, bias, to_float32=True)
     torch.testing.assert_close(exact, expected, atol=2e-5, rtol=2e-5)
     assert torch.equal(rounded, exact.to(dtype))
@@ -44,22 +44,22 @@ def test_product_equals_reference(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_row_does_not_depend_on_batch_or_threads(library: CpuLibrary, dtype: torch.dtype) -> None:
     x, packed = torch.randn(101, 128).to(dtype), pack(library, torch.randn(200, 128).to(dtype))
-    together = linear_cpu(library, x, packed)
+    together = linear(x, packed)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        parallel = linear_cpu(library, x, packed)
+        parallel = linear(x, packed)
     finally:
         torch.set_num_threads(num_threads)
     assert torch.equal(parallel, together)
     for row in (0, 5, 6, 96, 100):
-        assert torch.equal(linear_cpu(library, x[row : row + 1], packed)[0], together[row])
+        assert torch.equal(linear(x[row : row + 1], packed)[0], together[row])
 
 
 def test_not_a_number_stays_one(library: CpuLibrary) -> None:
     x = torch.ones(2, 8, dtype=torch.bfloat16)
     x[1, 3] = float("nan")
-    result = linear_cpu(library, x, pack(library, torch.ones(3, 8, dtype=torch.bfloat16)))
+    result = linear(x, pack(library, torch.ones(3, 8, dtype=torch.bfloat16)))
     assert result.isnan().tolist() == [[False] * 3, [True] * 3]
 
 
@@ -73,8 +73,8 @@ def test_weights_of_16_bits_have_the_bits_of_their_float32_copy(
     bias = torch.randn(170, generator=generator)
     x = torch.randn(num_rows, 334, generator=generator)
     with poisoned_memory():
-        ours = linear_cpu(library, x, pack(library, weight, bias))
-        wide = linear_cpu(library, x, pack(library, weight.float(), bias))
+        ours = linear(x, pack(library, weight, bias))
+        wide = linear(x, pack(library, weight.float(), bias))
     assert torch.equal(ours, wide)
 
 
@@ -83,18 +83,18 @@ def test_every_number_of_16_bits_is_widened_exactly(library: CpuLibrary, half: t
     codes = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(half).view(512, 128)
     finite = torch.where(codes.isfinite(), codes, 0)
     # Each row picks out one column; zeros times finite numbers add nothing.
-    products = linear_cpu(library, torch.eye(128), pack(library, finite))
+    products = linear(torch.eye(128), pack(library, finite))
     assert torch.equal(products, finite.float().T)
-    mixed = linear_cpu(library, torch.full((1, 128), 1e-3), pack(library, codes))
+    mixed = linear(torch.full((1, 128), 1e-3), pack(library, codes))
     assert torch.equal(mixed.isfinite()[0], codes.isfinite().all(1))
 
 
 def test_rows_of_float16_are_multiplied_in_float32_and_rounded_once(library: CpuLibrary) -> None:
     x, weight = torch.randn(5, 64).half(), torch.randn(70, 64).half()
     packed = pack(library, weight)
-    exact = linear_cpu(library, x.float(), packed)
-    assert torch.equal(linear_cpu(library, x, packed), exact.half())
-    assert torch.equal(linear_cpu(library, x, packed, to_float32=True), exact)
+    exact = linear(x.float(), packed)
+    assert torch.equal(linear(x, packed), exact.half())
+    assert torch.equal(linear(x, packed, to_float32=True), exact)
 
 
 def test_unsupported_matrices_are_refused() -> None:

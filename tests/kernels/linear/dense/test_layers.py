@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels.linear import Linear
-from kernels.linear.dense import (
-    KernelLinear,
-    OneDNNLinear,
-    PlainLinear,
-    SmallBatchLinear,
-    dispatch,
-    keeps_half,
-    layers,
-    make_dense_linear,
-)
+from kernels.linear.dense import cpu, keeps_half, layers, make_dense_linear
 from kernels.linear.dense.small_gemm import SmallGemmWorkspace
+from kernels.linear.linear import WideningLinear
 
 CPU = torch.device("cpu")
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -28,15 +22,29 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     return make_dense_linear(weight, bias, lambda device: SmallGemmWorkspace(device, 1, 64))
 
 
+def form_of(linear: Linear) -> object:
+    """Return the function that a layer multiplies by."""
+    return linear.multiply.func
+
+
 def small_batch(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return SmallBatchLinear(weight, bias, SmallGemmWorkspace(CPU, 1, 64))
+    workspace = SmallGemmWorkspace(CPU, 1, 64)
+    return WideningLinear(partial(layers.small_batch_linear, weight=weight, bias=bias, workspace=workspace))
+
+
+def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    return WideningLinear(partial(F.linear, weight=weight, bias=bias))
+
+
+def onednn(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    return WideningLinear(partial(layers.onednn_linear, weight=layers.pack_for_onednn(weight), bias=bias))
 
 
 # oneDNN packs no float16.
 FORMS: list[tuple[Callable[..., Linear], torch.dtype]] = [
-    *((form, dtype) for form in (make_linear, PlainLinear, small_batch) for dtype in EPSILON),
-    (OneDNNLinear, torch.float32),
-    (OneDNNLinear, torch.bfloat16),
+    *((form, dtype) for form in (make_linear, plain, small_batch) for dtype in EPSILON),
+    (onednn, torch.float32),
+    (onednn, torch.bfloat16),
 ]
 
 
@@ -65,8 +73,8 @@ def test_any_shape_equals_exact_product(
 def test_matrix_that_the_small_batch_kernel_is_ahead_for_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
     monkeypatch.setattr(layers, "can_be_preferred", lambda weight: weight.shape == (32, 16))
-    assert isinstance(make_linear(torch.zeros(32, 16, dtype=torch.float16)), SmallBatchLinear)
-    assert isinstance(make_linear(torch.zeros(16, 16, dtype=torch.float16)), PlainLinear)
+    assert form_of(make_linear(torch.zeros(32, 16, dtype=torch.float16))) is layers.small_batch_linear
+    assert form_of(make_linear(torch.zeros(16, 16, dtype=torch.float16))) is F.linear
 
 
 def test_strided_rows_equal_contiguous_rows() -> None:
@@ -77,12 +85,12 @@ def test_strided_rows_equal_contiguous_rows() -> None:
 
 @pytest.mark.parametrize("dtype", EPSILON)
 def test_every_type_is_packed_for_the_kernel(dtype: torch.dtype) -> None:
-    assert isinstance(make_linear(torch.zeros(16, 16, dtype=dtype)), KernelLinear)
+    assert form_of(make_linear(torch.zeros(16, 16, dtype=dtype))) is cpu.linear
 
 
 def test_odd_inputs_of_16_bits_are_left_to_torch() -> None:
-    assert not isinstance(make_linear(torch.zeros(16, 15, dtype=torch.bfloat16)), KernelLinear)
-    assert isinstance(make_linear(torch.zeros(16, 15, dtype=torch.float16)), PlainLinear)
+    assert form_of(make_linear(torch.zeros(16, 15, dtype=torch.bfloat16))) is not cpu.linear
+    assert form_of(make_linear(torch.zeros(16, 15, dtype=torch.float16))) is F.linear
 
 
 def test_matrices_of_16_bits_are_kept_for_float32_inputs_on_a_cpu_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +100,11 @@ def test_matrices_of_16_bits_are_kept_for_float32_inputs_on_a_cpu_with_kernels(m
         assert not keeps_half(half, 16, torch.bfloat16, CPU)
         assert not keeps_half(half, 16, torch.float32, torch.device("cuda"))
     assert not keeps_half(torch.float32, 16, torch.float32, CPU)
-    monkeypatch.setattr(dispatch, "cpu_library", lambda: None)
+    monkeypatch.setattr(cpu, "cpu_library", lambda: None)
     assert not keeps_half(torch.float16, 16, torch.float32, CPU)
 
 
 @pytest.mark.skipif(not torch._C._has_mkldnn, reason="this torch has no oneDNN")
 def test_missing_kernels_leave_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
-    assert isinstance(make_linear(torch.zeros(16, 16)), OneDNNLinear)
+    assert form_of(make_linear(torch.zeros(16, 16))) is layers.onednn_linear
