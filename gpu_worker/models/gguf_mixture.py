@@ -15,7 +15,7 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gguf_fields import MAX_HEADS, Fields, GGUFFamily, ModelFields, with_plain_names
 from gpu_worker.models.gguf_rope import with_rope
 from kernels.moe import RoutingRule
-from kernels.moe.routing_rule import Score
+from kernels.moe.reference import Score
 
 _MAX_EXPERTS = 1 << 12
 # What llama.cpp numbers them.

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from kernels.activation.kind import Activation
+from kernels.activation.reference import Activation
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary
 from kernels.cpu_structures import address_of
 

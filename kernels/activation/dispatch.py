@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.activation.cpu import FUNCTIONS, SIGMOID, activation_cpu, can_run, silu_mul_cpu
-from kernels.activation.kind import Activation
-from kernels.activation.reference import activate_reference, gated_reference
+from kernels.activation.reference import Activation, activate_reference, gated_reference
 from kernels.activation.xielu import Xielu
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import is_triton_installed

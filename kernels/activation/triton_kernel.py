@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.activation.kind import Activation
+from kernels.activation.reference import Activation
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.linear.rounding import InputRounding, RoundedRows
 from kernels.linear.rounding.triton_kernel import BLOCKS_PER_PROGRAM, part_width, store_rounded

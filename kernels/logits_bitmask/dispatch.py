@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu_library import cpu_library
+from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.gpu_config import is_triton_installed
-from kernels.logits_bitmask.cpu import can_run, forbid_tokens_cpu
 from kernels.logits_bitmask.reference import forbid_tokens_reference
+
+
+def can_run(logits: torch.Tensor) -> bool:
+    """Return True where the kernel supports the type and layout."""
+    return logits.is_cpu and logits.dtype is torch.float32 and logits.stride(1) == 1
+
+
+def forbid_tokens_cpu(library: CpuLibrary, logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Do what `kernels.logits_bitmask.forbid_tokens` promises."""
+    library.forbid_tokens(
+        logits.data_ptr(),
+        rows.contiguous().data_ptr(),
+        bitmask.data_ptr(),
+        logits.stride(0),
+        bitmask.shape[0],
+        logits.shape[1],
+    )
 
 
 def forbid_tokens(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:

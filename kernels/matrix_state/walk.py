@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.cpu_library import DTYPE_NUMBERS
 from kernels.state_rows import StateRows, sequences_of
 
 
@@ -51,3 +52,25 @@ def walk(
             for count, slot in (*sequence.saves, (sequence.num_kept, sequence.slot)):
                 states[slot] = behind[count]
     return result
+
+
+MAX_KEY_DIM = 256
+"""`kMaxKeyDim` of columns.h."""
+
+
+def can_run(features: torch.Tensor, gates: torch.Tensor, states: torch.Tensor) -> bool:
+    """Return True where the kernels support the types, sizes and layouts.
+
+    Shapes:
+        features, gates: `[num_tokens, ...]`
+        states: `[num_slots, num_heads, key_dim, value_dim]`
+    """
+    return (
+        features.is_cpu
+        and features.dtype in DTYPE_NUMBERS
+        and features.dtype is gates.dtype
+        and features.stride(1) == gates.stride(1) == 1
+        and states.dtype is torch.float32
+        and states.is_contiguous()
+        and states.shape[2] <= MAX_KEY_DIM
+    )

@@ -8,8 +8,7 @@ from kernels.moe.dispatch import route
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.factory import make_experts
 from kernels.moe.layers import Experts
-from kernels.moe.reference import experts_reference, route_reference
-from kernels.moe.routing_rule import RoutingRule
+from kernels.moe.reference import RoutingRule, experts_reference, route_reference
 
 __all__ = [
     "ExpertWeights",

@@ -15,7 +15,7 @@ from kernels.linear.dense.cpu import can_pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
 from kernels.moe.expert_weights import ExpertWeights
-from kernels.moe.routing_rule import RoutingRule
+from kernels.moe.reference import RoutingRule
 
 MAX_EXPERTS = 1024
 _SCORES = {"softmax": 0, "sigmoid": 1, "softmax_after_topk": 2}

@@ -7,8 +7,7 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import has_kernels
 from kernels.moe.cpu import can_route, route_cpu
-from kernels.moe.reference import route_reference
-from kernels.moe.routing_rule import RoutingRule
+from kernels.moe.reference import RoutingRule, route_reference
 
 
 def route(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
-from kernels.moe.reference import MIN_WEIGHT_SUM
-from kernels.moe.routing_rule import RoutingRule
+from kernels.moe.reference import MIN_WEIGHT_SUM, RoutingRule
 
 # Below all scores; those that are not to be chosen are minus infinity.
 _LOWEST = tl.constexpr(-1.0e30)

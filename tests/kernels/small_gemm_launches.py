@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from kernels.gpu_config import Gpu
+from kernels.linear.dense.small_gemm.config import SmallGemmWorkspace
 from kernels.linear.dense.small_gemm.triton_kernel import small_gemm_triton
-from kernels.linear.dense.small_gemm.workspace import SmallGemmWorkspace
 
 
 def launch(gpu: Gpu, num_rows: int, out_features: int, in_features: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from kernels.activation import Activation
 from kernels.activation.cpu import silu_mul_cpu
 from kernels.activation.reference import gated_reference
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.rms_norm.cpu import rms_norm_cpu
+from kernels.rms_norm.dispatch import rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope_kv_write import HeadNormWeights
 from kernels.rope_kv_write.cpu import can_run, rope_kv_write_cpu

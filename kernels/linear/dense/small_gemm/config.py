@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.dense.small_gemm.launch_table import FIELDS, PREFERRED, SMALL_GEMM
-from kernels.linear.product_launch import ProductLaunch, read_launches, splits_of
+from kernels.linear.product_launch import MAX_SPLITS, MIN_BLOCK_N, ProductLaunch, read_launches, splits_of
 
 MAX_ROWS = 64
 # Wider results have tiles enough without a split.
@@ -33,3 +35,25 @@ def small_gemm_splits(launch: ProductLaunch, gpu: Gpu, out_features: int, in_fea
         return 1
     weight_bytes = _WEIGHT_BYTES * out_features * in_features
     return splits_of(launch, gpu, out_features, -(-in_features // launch.block_k), weight_bytes)
+
+
+class SmallGemmWorkspace:
+    """Device memory in which the programs of one product meet. Made once, used by one stream at a time.
+
+    Partial results of split products, and how many have arrived for each block of the result.
+
+    The kernel leaves the counters as it found them, at zero, so nothing has to be cleared between launches and a
+    workspace can be part of a CUDA graph.
+
+    Attributes:
+        counters: `[MAX_OUT_FEATURES / MIN_BLOCK_N]` int32.
+        partials: `[MAX_SPLITS * max_rows * MAX_OUT_FEATURES]` float32.
+    """
+
+    __slots__ = ("counters", "partials")
+
+    def __init__(
+        self, device: torch.device, max_rows: int = MAX_ROWS, max_out_features: int = MAX_OUT_FEATURES
+    ) -> None:
+        self.counters = torch.zeros(-(-max_out_features // MIN_BLOCK_N), dtype=torch.int32, device=device)
+        self.partials = torch.empty(MAX_SPLITS * max_rows * max_out_features, dtype=torch.float32, device=device)

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import gpu_of, is_triton_installed
-from kernels.linear.dense.small_gemm.config import is_preferred
-from kernels.linear.dense.small_gemm.workspace import SmallGemmWorkspace
+from kernels.linear.dense.small_gemm.config import SmallGemmWorkspace, is_preferred
 
 _DTYPES = (torch.bfloat16, torch.float16)
 

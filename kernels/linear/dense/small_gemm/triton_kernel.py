@@ -14,8 +14,7 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, wait_for_inputs
 from kernels.gpu_config import Gpu
-from kernels.linear.dense.small_gemm.config import small_gemm_launch, small_gemm_splits
-from kernels.linear.dense.small_gemm.workspace import SmallGemmWorkspace
+from kernels.linear.dense.small_gemm.config import SmallGemmWorkspace, small_gemm_launch, small_gemm_splits
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.split_sums import add_splits
 

@@ -9,9 +9,13 @@ pytest.importorskip("triton", reason="Triton does not support this platform")
 
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear.dense.small_gemm import triton_kernel
-from kernels.linear.dense.small_gemm.config import MAX_OUT_FEATURES, small_gemm_launch, small_gemm_splits
+from kernels.linear.dense.small_gemm.config import (
+    MAX_OUT_FEATURES,
+    SmallGemmWorkspace,
+    small_gemm_launch,
+    small_gemm_splits,
+)
 from kernels.linear.dense.small_gemm.triton_kernel import small_gemm_triton
-from kernels.linear.dense.small_gemm.workspace import SmallGemmWorkspace
 from kernels.linear.product_launch import MAX_SPLITS, ProductLaunch
 from tests.kernels.compile_checks import CAPABILITIES, compile_launches, instructions_of
 
