@@ -54,22 +54,20 @@ class AttentionBesideMamba2Weights:
         return AttentionBesideMamba2(self.attention.block(parts, index), self.mamba2.block(parts, index))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionBesideMamba2:
     """Attention and a state space model, which read the same vectors and whose results are added.
 
     Source: Zuo et al., Falcon-H1, arXiv 2507.22448, section 2.1.
     """
 
-    __slots__ = ("_attention", "_mamba2")
-
-    def __init__(self, attention: Attention | BidirectionalAttention, mamba2: Mamba2) -> None:
-        self._attention = attention
-        self._mamba2 = mamba2
+    attention: Attention | BidirectionalAttention
+    mamba2: Mamba2
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Return the sum of what both make of `x: [num_tokens, hidden_size]`."""
-        return self._attention(x, positions, context) + self._mamba2(x, positions, context)
+        return self.attention(x, positions, context) + self.mamba2(x, positions, context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before: keys and values have places of their own."""
-        self._mamba2.replay(inputs, state, rows)
+        self.mamba2.replay(inputs, state, rows)

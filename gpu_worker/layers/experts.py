@@ -107,30 +107,30 @@ def take_experts(
     return experts.take(first_names, inner, hidden_size), experts.take([down], hidden_size, inner)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _OwnTensors:
     """Takes experts that have tensors of their own."""
 
-    def __init__(self, projections: Projections, has_bias: bool, experts: Sequence[str]) -> None:
-        self._projections = projections
-        self._has_bias = has_bias
-        self._experts = experts
+    projections: Projections
+    has_bias: bool
+    experts: Sequence[str]
 
     def take(self, parts: Sequence[str], rows: int, columns: int) -> ExpertWeights:
         """Take some matrices of every expert, `[rows, columns]` each, one above the other."""
-        if self._projections.quantized is None and not (self._has_bias or self._projections.is_divided):
+        if self.projections.quantized is None and not (self.has_bias or self.projections.is_divided):
             return self._dense(parts, rows, columns)
         taken = [
-            self._projections.take(
-                [f"{expert}.{part}" for part in parts], [rows] * len(parts), columns, has_bias=self._has_bias
+            self.projections.take(
+                [f"{expert}.{part}" for part in parts], [rows] * len(parts), columns, has_bias=self.has_bias
             )
-            for expert in self._experts
+            for expert in self.experts
         ]
         return ExpertWeights(tuple(expert.weight for expert in taken), _stacked_biases(taken))
 
     def _dense(self, parts: Sequence[str], rows: int, columns: int) -> ExpertWeights:
-        tensors = [f"{expert}.{part}.weight" for expert in self._experts for part in parts]
-        whole = self._projections.source.take_rows(tensors, [(rows, columns)] * len(tensors))
-        return ExpertWeights.dense(whole.view(len(self._experts), len(parts) * rows, columns))
+        tensors = [f"{expert}.{part}.weight" for expert in self.experts for part in parts]
+        whole = self.projections.source.take_rows(tensors, [(rows, columns)] * len(tensors))
+        return ExpertWeights.dense(whole.view(len(self.experts), len(parts) * rows, columns))
 
 
 def _stacked_biases(experts: Sequence[Projection]) -> torch.Tensor | None:

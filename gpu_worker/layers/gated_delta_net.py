@@ -160,41 +160,39 @@ class GatedDeltaWeights:
         return GatedDeltaNet(index, self, *map(parts.linear, (self.inputs, self.gates, self.output)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class GatedDeltaNet:
     """Mixes tokens through a state of fixed size.
 
     Source: Yang et al., arXiv 2412.06464, section 3.4.
     """
 
-    __slots__ = ("_gates", "_index", "_inputs", "_output", "_weights")
-
-    def __init__(self, index: int, weights: GatedDeltaWeights, inputs: Linear, gates: Linear, output: Linear) -> None:
-        self._index = index
-        self._weights = weights
-        self._inputs = inputs
-        self._gates = gates
-        self._output = output
+    index: int
+    weights: GatedDeltaWeights
+    inputs: Linear
+    gates: Linear
+    output: Linear
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Take the state of each sequence through its tokens, and return what they read of it."""
-        num_tokens, weights = x.shape[0], self._weights
-        state, rows = context.state_of(self._index)
-        features, gates = self._inputs(x, context), self._gates(x, context)
+        num_tokens, weights = x.shape[0], self.weights
+        state, rows = context.state_of(self.index)
+        features, gates = self.inputs(x, context), self.gates(x, context)
         mixed, output_gate = features.tensor_split((weights.shape.sizes.num_features,), dim=1)
         if rows.num_kept is not None:
             state.keep_drafts(rows, torch.cat((mixed, gates), dim=1))
         read = self._recur(mixed, gates, state, rows)
         normed = rms_norm(read.view(-1, read.shape[-1]), weights.norm, weights.eps).view(num_tokens, -1)
-        return self._output(normed * activate(output_gate, Activation.SILU), context)
+        return self.output(normed * activate(output_gate, Activation.SILU), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before."""
-        inputs = inputs.to(self._weights.conv.dtype)
-        mixed, gates = inputs.tensor_split((self._weights.shape.sizes.num_features,), dim=1)
+        inputs = inputs.to(self.weights.conv.dtype)
+        mixed, gates = inputs.tensor_split((self.weights.shape.sizes.num_features,), dim=1)
         self._recur(mixed, gates, state, rows)
 
     def _recur(self, mixed: torch.Tensor, gates: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:
-        weights, (inputs, matrices) = self._weights, state.parts
+        weights, (inputs, matrices) = self.weights, state.parts
         qkv = causal_conv(mixed, weights.conv, None, inputs, rows)
         return gated_delta(qkv, gates, weights.delta, weights.shape.sizes, matrices, rows)
 

@@ -70,26 +70,24 @@ class GatedWeights:
         return GatedMLP(parts.linear(self.gate_up), parts.linear(self.down), self.activation)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class GatedMLP:
     """A gated block whose gate and up projections are one multiplication.
 
     Source: Shazeer, arXiv 2002.05202, equation 6.
     """
 
-    __slots__ = ("_activation", "_down", "_gate_up")
-
-    def __init__(self, gate_up: Linear, down: Linear, activation: Activation = Activation.SILU) -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._activation = activation
+    gate_up: Linear
+    down: Linear
+    activation: Activation = Activation.SILU
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
         """Return how its input may be rounded."""
-        return self._gate_up.rounding(context)
+        return self.gate_up.rounding(context)
 
     def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        gate_up, rounding = self._gate_up(x, context), self._down.rounding(context)
+        gate_up, rounding = self.gate_up(x, context), self.down.rounding(context)
         if rounding is None:
-            return self._down(gated(gate_up, self._activation), context)
-        return self._down(gated_rounded(gate_up, self._activation, rounding), context)
+            return self.down(gated(gate_up, self.activation), context)
+        return self.down(gated_rounded(gate_up, self.activation, rounding), context)

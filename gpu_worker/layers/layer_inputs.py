@@ -26,23 +26,21 @@ TABLE = "model.embed_tokens_per_layer.weight"
 """From a token to the first part of its vectors of all layers."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerInputs:
     """Makes the vectors of a step's tokens for all layers."""
 
-    __slots__ = ("_norm", "_projection", "_scale", "_size", "_table")
-
-    def __init__(self, table: Embedding, projection: Product, norm: Norm, size: int, scale: float) -> None:
-        self._table = table
-        self._projection = projection
-        self._norm = norm
-        self._size = size
-        self._scale = scale
+    table: Embedding
+    projection: Product
+    norm: Norm
+    size: int
+    scale: float
 
     def __call__(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return for each layer `[num_tokens, size]`, views of one tensor."""
-        projected = self._norm((self._projection(embeddings) * self._scale).view(-1, self._size))
-        vectors = self._table(token_ids).view(-1, self._size).add_(projected).mul_(2**-0.5)
-        return vectors.view(len(token_ids), -1, self._size).unbind(1)
+        projected = self.norm((self.projection(embeddings) * self.scale).view(-1, self.size))
+        vectors = self.table(token_ids).view(-1, self.size).add_(projected).mul_(2**-0.5)
+        return vectors.view(len(token_ids), -1, self.size).unbind(1)
 
 
 def take_layer_inputs(
@@ -111,18 +109,16 @@ class LayerInputWeights:
         return LayerInputBlock(gate, projection, make_norm(self.norm), self.activation)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerInputBlock:
     """Adds a layer's vectors to the stream."""
 
-    __slots__ = ("_activation", "_gate", "_norm", "_projection")
-
-    def __init__(self, gate: Linear, projection: Linear, norm: Norm, activation: Activation) -> None:
-        self._gate = gate
-        self._projection = projection
-        self._norm = norm
-        self._activation = activation
+    gate: Linear
+    projection: Linear
+    norm: Norm
+    activation: Activation
 
     def __call__(self, stream: torch.Tensor, vectors: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Return what is to be added to the stream."""
-        gates = activate(self._gate(stream, context), self._activation)
-        return self._norm(self._projection(gates * vectors, context))
+        gates = activate(self.gate(stream, context), self.activation)
+        return self.norm(self.projection(gates * vectors, context))

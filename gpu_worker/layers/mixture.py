@@ -206,55 +206,41 @@ class MixtureWeights:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SharedExpert:
     """The expert of all tokens, whose result may be weighed by a score of the token's own.
 
     Source: Dai et al., DeepSeekMoE, arXiv 2401.06066, section 3.2; the gate is Qwen2-MoE's.
     """
 
-    __slots__ = ("_block", "_gate")
-
-    def __init__(self, block: GatedMLP | PlainMLP, gate: Linear | None) -> None:
-        self._block = block
-        self._gate = gate
+    block: GatedMLP | PlainMLP
+    gate: Linear | None
 
     def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        result = self._block(x, context)
-        return result if self._gate is None else times_sigmoid(result, self._gate.to_float32(x, context))
+        result = self.block(x, context)
+        return result if self.gate is None else times_sigmoid(result, self.gate.to_float32(x, context))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
     """A mixture of experts.
 
     Source: Shazeer et al., arXiv 1701.06538; the rules of routing are those of `kernels.moe`.
     """
 
-    __slots__ = ("_experts", "_latent", "_router", "_rule", "_scales", "_shared", "_weighs_inputs")
-
-    def __init__(
-        self,
-        router: Linear,
-        rule: RoutingRule,
-        experts: Experts,
-        shared: SharedExpert | None = None,
-        *,
-        weighs_inputs: bool = False,
-        scales: torch.Tensor | None = None,
-        latent: tuple[Linear, Linear] | None = None,
-    ) -> None:
-        self._router = router
-        self._rule = rule
-        self._experts = experts
-        self._shared = shared
-        self._weighs_inputs = weighs_inputs
-        self._scales = scales
-        self._latent = latent
+    router: Linear
+    rule: RoutingRule
+    experts: Experts
+    shared: SharedExpert | None = None
+    weighs_inputs: bool = False
+    scales: torch.Tensor | None = None
+    latent: tuple[Linear, Linear] | None = None
 
     @property
     def tokens_per_expert(self) -> torch.Tensor:
         """How many tokens each expert got since the block was made: `[num_experts]` int64, on the device."""
-        return self._experts.tokens_per_expert
+        return self.experts.tokens_per_expert
 
     def __call__(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
@@ -262,14 +248,14 @@ class Mixture:
 
     def transform(self, x: torch.Tensor, scored: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Transform `x` by the experts that the router chooses by `scored`; both are `[num_tokens, hidden_size]`."""
-        ids, weights = route(self._router.to_float32(scored, context), self._rule)
-        if self._scales is not None:
-            weights = weights * self._scales[ids]
-        given = x if self._latent is None else self._latent[0](x, context)
-        if self._weighs_inputs:
-            result = self._experts(given * weights.to(x.dtype), ids, torch.ones_like(weights))
+        ids, weights = route(self.router.to_float32(scored, context), self.rule)
+        if self.scales is not None:
+            weights = weights * self.scales[ids]
+        given = x if self.latent is None else self.latent[0](x, context)
+        if self.weighs_inputs:
+            result = self.experts(given * weights.to(x.dtype), ids, torch.ones_like(weights))
         else:
-            result = self._experts(given, ids, weights)
-        if self._latent is not None:
-            result = self._latent[1](result, context)
-        return result if self._shared is None else result + self._shared(x, context)
+            result = self.experts(given, ids, weights)
+        if self.latent is not None:
+            result = self.latent[1](result, context)
+        return result if self.shared is None else result + self.shared(x, context)

@@ -45,21 +45,19 @@ class Norm(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RMSNorm:
     """Scales rows to a root mean square of one, then by a learned weight.
 
     Source: Zhang and Sennrich, arXiv 1910.07467, equation 4. The mean square is taken in float32.
     """
 
-    __slots__ = ("_eps", "_weight")
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
+    weight: torch.Tensor
+    eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise `x: [num_tokens, size]`."""
-        return rms_norm(x, self._weight, self._eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum.
@@ -67,34 +65,32 @@ class RMSNorm:
         Shapes:
             x, residual, result: `[num_tokens, size]`
         """
-        return rms_norm(x, self._weight, self._eps, residual)
+        return rms_norm(x, self.weight, self.eps, residual)
 
     def rounded(self, x: torch.Tensor, residual: torch.Tensor | None, rounding: InputRounding) -> Rows:
         """Do the same, with or without a residual, and round the result."""
-        return rms_norm_rounded(x, self._weight, self._eps, residual, rounding)
+        return rms_norm_rounded(x, self.weight, self.eps, residual, rounding)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
     """Subtracts the mean, scales to a variance of one, then by a learned weight, and adds a bias where there is one.
 
     Source: Ba et al., arXiv 1607.06450, equation 4. Computed in float32, rounded once.
     """
 
-    __slots__ = ("_bias", "_eps", "_weight")
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._eps = eps
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise `x: [num_tokens, size]`."""
-        weight, bias = self._weight, self._bias
+        weight, bias = self.weight, self.bias
         if weight.dtype is x.dtype:
-            return functional.layer_norm(x, weight.shape, weight, bias, self._eps)
+            return functional.layer_norm(x, weight.shape, weight, bias, self.eps)
         # Weights that were stored less one are in float32.
         wide = None if bias is None else bias.float()
-        return functional.layer_norm(x.float(), weight.shape, weight.float(), wide, self._eps).to(x.dtype)
+        return functional.layer_norm(x.float(), weight.shape, weight.float(), wide, self.eps).to(x.dtype)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum."""

@@ -60,26 +60,24 @@ class PlainWeights:
         return PlainMLP(parts.linear(self.up), parts.linear(self.down), self.activation)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PlainMLP:
     """Two matrices and a nonlinear function between them.
 
     Source: Vaswani et al., arXiv 1706.03762, equation 2.
     """
 
-    __slots__ = ("_activation", "_down", "_up")
-
-    def __init__(self, up: Linear, down: Linear, activation: Activation | Xielu) -> None:
-        self._up = up
-        self._down = down
-        self._activation = activation
+    up: Linear
+    down: Linear
+    activation: Activation | Xielu
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
         """Return how its input may be rounded."""
-        return self._up.rounding(context)
+        return self.up.rounding(context)
 
     def __call__(self, x: Rows, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`."""
-        return self._down(activate(self._up(x, context), self._activation), context)
+        return self.down(activate(self.up(x, context), self.activation), context)
 
 
 def _take_xielu(checkpoint: WeightSource, name: str) -> Xielu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -133,20 +134,18 @@ class ReceivedStream:
         return self._ranks.receive(self._like.new_empty(len(token_ids), self._like.shape[1]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class VectorNorm:
     """RMS normalisation of vectors of which each rank has as many features."""
 
-    __slots__ = ("_ranks",)
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise the features that are here, `[num_tokens, size]`; `weight` is theirs."""
-        if self._ranks.size == 1:
+        if self.ranks.size == 1:
             return rms_norm(x, weight, eps)
         wide = x.float()
-        squares = self._ranks.sum(wide.square().mean(dim=1, keepdim=True)) / self._ranks.size
+        squares = self.ranks.sum(wide.square().mean(dim=1, keepdim=True)) / self.ranks.size
         return (wide * torch.rsqrt(squares + eps) * weight.float()).to(x.dtype)
 
 

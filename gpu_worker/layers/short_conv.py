@@ -76,32 +76,30 @@ class ShortConvWeights:
         return ShortConv(index, self, parts.linear(self.inputs), parts.linear(self.output))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ShortConv:
     """Multiplies what goes into a convolution, and what comes out of it, by gates of the token.
 
     Source: LFM2 technical report, arXiv 2511.23404, section 2.
     """
 
-    __slots__ = ("_index", "_inputs", "_output", "_weights")
-
-    def __init__(self, index: int, weights: ShortConvWeights, inputs: Linear, output: Linear) -> None:
-        self._index = index
-        self._weights = weights
-        self._inputs = inputs
-        self._output = output
+    index: int
+    weights: ShortConvWeights
+    inputs: Linear
+    output: Linear
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Take the state of each sequence through its tokens."""
-        state, rows = context.state_of(self._index)
-        input_gate, output_gate, features = self._inputs(x, context).chunk(3, dim=1)
+        state, rows = context.state_of(self.index)
+        input_gate, output_gate, features = self.inputs(x, context).chunk(3, dim=1)
         gated = input_gate * features
         state.keep_drafts(rows, gated)
-        return self._output(output_gate * self._convolve(gated, state, rows), context)
+        return self.output(output_gate * self._convolve(gated, state, rows), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens that were computed before."""
-        self._convolve(inputs.to(self._weights.conv.dtype), state, rows)
+        self._convolve(inputs.to(self.weights.conv.dtype), state, rows)
 
     def _convolve(self, x: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:
-        weights = self._weights
+        weights = self.weights
         return causal_conv(x, weights.conv, weights.bias, state.parts[0], rows, has_silu=False)

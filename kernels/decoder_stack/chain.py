@@ -48,12 +48,12 @@ class ChainHead:
     token_ids: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class CpuDraftChain:
     """Goes on by itself where the stack ends. Not thread safe, as the stack."""
 
-    def __init__(self, stack: CpuDecoderStack, head: ChainHead) -> None:
-        self._stack = stack
-        self._head = head
+    stack: CpuDecoderStack
+    head: ChainHead
 
     def __call__(
         self, step: StackStep, limits: Sequence[int], num_candidates: int, least_score: float
@@ -74,9 +74,9 @@ class CpuDraftChain:
         if num_seqs > len(step.context_lens) or min(limits) < 1 or num_candidates < 1:
             problem = f"chains of {list(limits)} places with {num_candidates} candidates each"
             raise ValueError(f"{problem}, for {len(step.context_lens)} sequences")
-        num_candidates = min(num_candidates, MAX_CANDIDATES, self._head.matrix.num_outputs)
+        num_candidates = min(num_candidates, MAX_CANDIDATES, self.head.matrix.num_outputs)
         places = torch.tensor(limits, dtype=torch.int32)
-        head = self._head
+        head = self.head
         request = ChainRequestStructure(
             matrix_structure(head.matrix),
             address_of(head.norm),
@@ -91,10 +91,10 @@ class CpuDraftChain:
             torch.empty(most, num_seqs, num_candidates, dtype=torch.int32),
             torch.empty(most, num_seqs, num_candidates),
         )
-        stack, structure = self._stack.structures(step)
-        library, address = self._stack.library, ctypes.byref(request)
+        stack, structure = self.stack.structures(step)
+        library, address = self.stack.library, ctypes.byref(request)
         needed = library.draft_chain_scratch(stack, address, len(step.token_ids), step.block_tables.shape[1])
         results = (found.token_ids.data_ptr(), found.scores.data_ptr(), found.num_places.data_ptr())
-        scratch = self._stack.scratch(needed)
+        scratch = self.stack.scratch(needed)
         check_fault(library.draft_chain(stack, address, structure, scratch, *results, torch.get_num_threads()))
         return found

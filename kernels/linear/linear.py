@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -35,6 +36,7 @@ class RoundsInputs(Protocol):
         """Do what `Linear` promises; rounded rows are so as `rounding` says."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class OperationLinear:
     """A linear layer by a function that is bound to its weights, and takes `to_float32`.
 
@@ -42,11 +44,8 @@ class OperationLinear:
         packed: The matrix in the panels of the CPU kernels; None where it is not in any.
     """
 
-    __slots__ = ("multiply", "packed")
-
-    def __init__(self, multiply: Callable[..., torch.Tensor], packed: object = None) -> None:
-        self.multiply = multiply
-        self.packed = packed
+    multiply: Callable[..., torch.Tensor]
+    packed: object = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""
@@ -57,13 +56,11 @@ class OperationLinear:
         return self.multiply(x, to_float32=True)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class WideningLinear:
     """A linear layer by a function that rounds to the type of its inputs; `to_float32` only widens its results."""
 
-    __slots__ = ("multiply",)
-
-    def __init__(self, multiply: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.multiply = multiply
+    multiply: Callable[[torch.Tensor], torch.Tensor]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -33,17 +34,15 @@ def make_head_linear(weight: torch.Tensor) -> HeadLinear:
     return PlainHeadLinear(weight)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PlainHeadLinear:
     """Matrices as they are."""
 
-    __slots__ = ("_weight",)
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight
+    weight: torch.Tensor
 
     def __call__(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Do what `HeadLinear` promises, but for the bits."""
-        return result.copy_(torch.matmul(x.transpose(0, 1), self._weight).transpose(0, 1))
+        return result.copy_(torch.matmul(x.transpose(0, 1), self.weight).transpose(0, 1))
 
 
 class KernelHeadLinear:
