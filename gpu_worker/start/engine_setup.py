@@ -205,7 +205,7 @@ def _build_group(
     from gpu_worker.execution.build import check_fits
     from gpu_worker.execution.ranks.group import RankGroup
     from gpu_worker.execution.ranks.runner import build_group_runner
-    from gpu_worker.start.host_listener import listen_for_hosts
+    from gpu_worker.start.host_settings import listen_for_hosts
 
     # What cannot be divided is refused before a process is started.
     check_fits(runner_config)

@@ -9,26 +9,39 @@ import triton
 
 from kernels.activation.experts import ExpertActivation, GatedActivation, kernel_numbers
 from kernels.dependent_launch import dependent_launch
-from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.gpu_config import Gpu, GpuGeneration, Rows
 from kernels.linear.forms import SCALE_BLOCK
 from kernels.linear.gpu_packed.matrix import TILE_ROWS
 from kernels.linear.product_launch import ProductLaunch, launch_for, read_launches
 from kernels.linear.rounding import InputRounding
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
-from kernels.moe.launch_table import (
-    CODED_FIELDS,
-    DENSE_EXPERTS,
-    DENSE_FIELDS,
-    PACKED_EXPERTS,
-    SCALED_EXPERTS,
-    SCALED_ROWS,
-)
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
 from kernels.moe.triton_dense import dense_experts_kernel
 from kernels.moe.triton_packed import packed_experts_kernel
 from kernels.moe.triton_scaled import scaled_experts_kernel
 from kernels.moe.triton_sort import SortedPairs, sort_pairs
+
+DENSE_FIELDS = "block_n block_k num_warps num_stages"
+DENSE_EXPERTS: dict[str, Rows] = {
+    "HOPPER": {16: (64, 128, 4, 4), 32: (64, 128, 4, 4), 64: (128, 64, 4, 4), 128: (128, 64, 8, 4)},
+    "AMPERE": {16: (64, 64, 4, 5), 32: (64, 64, 4, 4), 64: (128, 64, 8, 3), 128: (128, 64, 8, 3)},
+    "ADA": {16: (64, 64, 4, 4), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (128, 32, 8, 3)},
+}
+CODED_FIELDS = "block_n num_warps num_stages"
+PACKED_EXPERTS: dict[str, Rows] = {
+    "HOPPER": {16: (64, 4, 4), 32: (128, 4, 3), 64: (128, 8, 3)},
+    "AMPERE": {16: (64, 4, 4), 32: (64, 4, 3), 64: (64, 8, 3)},
+    "ADA": {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 8, 2)},
+}
+# Of float8 rows too, from more than `SCALED_ROWS` rows an expert on: fewer are bound by reading weights in any form.
+SCALED_EXPERTS: dict[str, Rows] = {
+    "HOPPER": {64: (128, 4, 4), 128: (128, 8, 4)},
+    "BLACKWELL": {64: (64, 4, 4), 128: (64, 8, 4)},
+    "ADA": {64: (64, 4, 3), 128: (64, 8, 3)},
+}
+SCALED_ROWS = 32
+
 
 _DENSE = read_launches(DENSE_FIELDS, DENSE_EXPERTS)
 _PACKED, _SCALED = (read_launches(CODED_FIELDS, table) for table in (PACKED_EXPERTS, SCALED_EXPERTS))

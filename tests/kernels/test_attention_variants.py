@@ -9,7 +9,7 @@ import torch
 
 from kernels.cpu_library import cpu_library
 from kernels.paged_attention import paged_attention
-from kernels.paged_attention.cpu import can_run, paged_attention_cpu
+from kernels.paged_attention.dispatch import can_run, paged_attention_cpu
 from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, attend_trees_by_definition, run_reference
 from tests.kernels.paged_batch import Shape, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu_library import cpu_library
-from kernels.paged_attention.cpu import can_run, paged_attention_cpu
-from kernels.paged_attention.dispatch import paged_attention
+from kernels.paged_attention.dispatch import can_run, paged_attention, paged_attention_cpu
 from kernels.paged_attention.reference import paged_attention_reference
 from tests.kernels.layer_caches import transposed
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence

@@ -12,7 +12,7 @@ from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.rms_norm.dispatch import rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope_kv_write import HeadNormWeights
-from kernels.rope_kv_write.cpu import can_run, rope_kv_write_cpu
+from kernels.rope_kv_write.dispatch import can_run, rope_kv_write_cpu
 from kernels.rope_kv_write.reference import rope_kv_write_reference
 from tests.kernels.layer_caches import EIGHT_BITS, assert_caches_close, poisoned_cache
 from tests.kernels.poisoned_memory import poisoned_memory

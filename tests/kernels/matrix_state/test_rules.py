@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from kernels.cpu_library import CpuLibrary, cpu_library
-from tests.kernels.matrix_state.rules import EACH_RULE, EACH_SIZE, Rule, Sizes, inputs_of, pool_of
+from kernels.gated_delta import DeltaSizes, DeltaWeights
+from kernels.gated_delta.reference import gated_delta_reference
+from kernels.ssd import SsdSizes, SsdWeights
+from kernels.ssd.reference import ssd_reference
+from tests.kernels.matrix_state.rules import DELTA, EACH_RULE, EACH_SIZE, SSD, Rule, Sizes, inputs_of, pool_of
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.state_batches import all_splits, state_rows
 from tests.kernels.tolerances import assert_close
@@ -100,3 +105,52 @@ def test_drafts_see_each_other_and_leave_nothing(rule: Rule) -> None:
     assert torch.equal(result[:2], expected)
     rest = inputs[2:].run(rule.op, plain, state_rows([4], [6], [0]))
     assert torch.equal(result[2:], rest)
+
+
+@pytest.mark.parametrize("sizes", DELTA.sizes, ids=str)
+def test_delta_reference_equals_transformers(sizes: DeltaSizes) -> None:
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule as oracle
+
+    inputs = inputs_of(sizes, 9)
+    qkv, weights = inputs.features, inputs.weights
+    assert isinstance(weights, DeltaWeights)
+    keys = sizes.num_key_heads * sizes.key_dim
+    query, key = (part.reshape(1, 9, -1, sizes.key_dim) for part in qkv[:, : 2 * keys].chunk(2, dim=1))
+    value = qkv[:, 2 * keys :].reshape(1, 9, -1, sizes.value_dim)
+    strength, step = inputs.gates[None].chunk(2, dim=2)
+    decay = -weights.rate * functional.softplus(step + weights.step_bias)
+    expected, state = oracle(
+        query, key, value, decay, strength.sigmoid(), output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    states = torch.full((1, *sizes.state_shape), float("nan"))
+    result = inputs.run(gated_delta_reference, states, state_rows([9], [0], [0]))
+    torch.testing.assert_close(result, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(states, state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", SSD.sizes, ids=str)
+def test_ssd_reference_equals_transformers(sizes: SsdSizes) -> None:
+    from transformers.models.falcon_h1.modeling_falcon_h1 import mamba2_chunk_scan as oracle
+
+    inputs = inputs_of(sizes, 9)
+    features, weights = inputs.features, inputs.weights
+    assert isinstance(weights, SsdWeights)
+    value, *groups = features[None].split([sizes.inner_size, *[sizes.num_groups * sizes.state_size] * 2], dim=2)
+    state_input, output = (part.reshape(1, 9, sizes.num_groups, -1) for part in groups)
+    expected, state = oracle(
+        value.reshape(1, 9, sizes.num_heads, -1),
+        inputs.gates[None],
+        -weights.rate,
+        state_input,
+        output,
+        4,
+        D=weights.skip,
+        dt_bias=weights.step_bias,
+        dt_softplus=True,
+        dt_limit=(weights.min_step, weights.max_step),
+        return_final_states=True,
+    )
+    states = torch.full((1, *sizes.state_shape), float("nan"))
+    result = inputs.run(ssd_reference, states, state_rows([9], [0], [0]))
+    torch.testing.assert_close(result, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(states, state.transpose(2, 3), rtol=1e-5, atol=1e-5)
