@@ -153,25 +153,6 @@ def test_steps_of_published_mixtures_and_hybrids_fit_the_gpu(tmp_path: Path) -> 
     assert {"packed_experts_kernel", "sort_kernel", "combine_kernel"} <= launched
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_candidates_of_the_tuner_fit_and_differ_in_buffers(tmp_path: Path) -> None:
-    compiled = compile_launches("tests.kernels.attention_candidates", (90,), tmp_path / "candidates.json")
-    seen: dict[tuple[str, int, int, int], str] = {}
-    for kernel in compiled:
-        assert kernel.shared_bytes <= kernel.generation.max_shared_bytes, str(kernel)
-        # Two registers of two candidates, since the sequence of a program is computed and no more its number.
-        assert kernel.stack_bytes <= 8, f"{kernel} spills registers"
-        if not kernel.kernel.startswith("reduce"):
-            table = kernel.launch.partition(" ")[0]
-            # Where the output of many rows is turned for its store, that takes more memory than the buffers of small
-            # tiles do, and only the copies that are under way at once tell them apart.
-            buffers = table, kernel.num_warps, kernel.shared_bytes, kernel.count(COPY_16)
-            twin = seen.setdefault(buffers, kernel.launch)
-            assert twin == kernel.launch, f"{kernel.launch} compiles to the buffers of {twin}"
-    assert len(seen) == 86
-
-
 def test_elementwise_kernels_access_16_bytes(elementwise: list[CompiledKernel]) -> None:
     for kernel in elementwise:
         is_rounded = any(kind in kernel.launch for kind in ("int8", "fp8"))

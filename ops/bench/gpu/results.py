@@ -169,7 +169,6 @@ class RunRecord:
     def __init__(
         self, directory: Path, device: torch.device, ceilings: Ceilings | None, command: str, process: int
     ) -> None:
-        """Write to `gpu.jsonl` in `directory`, which is made if need be; rows of one `process` are one run."""
         self._path = directory / FILE_NAME
         self._common = origin(command, _PACKAGES) | {"machine": machine_of(device), "process": process}
         if ceilings is not None:

@@ -48,17 +48,7 @@ def run_suite(
     deadline: float,
     time_anyway: bool = False,
 ) -> bool:
-    """Check an op, then time it; return whether all checks were right.
-
-    Args:
-        suite: Of the op.
-        device: To run on.
-        timer: To measure with.
-        ceilings: What fractions are of; None times nothing.
-        record: To append to.
-        deadline: On the monotonic clock; no case and no candidate starts later.
-        time_anyway: Time an op that is wrong too; its records say that it is.
-    """
+    """Check an op, then time it; return whether all checks were right."""
     checks = check_op(suite, device)
     record.append_checks(checks)
     print("\n".join(check_lines(checks)), flush=True)

@@ -70,7 +70,6 @@ class CudaTimer:
 
 
 def _captured(calls: Callable[[], None]) -> tuple[Callable[[], object], bool]:
-    """Return the calls as a graph; or as they are, if they cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -82,7 +81,6 @@ def _captured(calls: Callable[[], None]) -> tuple[Callable[[], object], bool]:
 
 
 def _elapsed(run: Callable[[], object]) -> float:
-    """Return the seconds of a run that follows another: the device is busy while the host starts the second."""
     start: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()

@@ -80,15 +80,7 @@ def _case_of(
     forms: Mapping[str, Callable[[Batch], Batch]],
     bytes_per_token: int | None = None,
 ) -> Case:
-    """Read what each sequence sees once; two products over the pairs that see one another.
-
-    Args:
-        device: To run on.
-        shape: Of the attention.
-        lengths: Of the sequences.
-        forms: By the name of a candidate, what makes its batch of the common one.
-        bytes_per_token: That are kept; 16 bits a number if not given.
-    """
+    """Read what each sequence sees once; two products over the pairs that see one another."""
     tokens, pairs = (sum(counts) for counts in zip(*(shape.seen(*one) for one in lengths), strict=True))
     cache_bytes = tokens * (bytes_per_token or 2 * shape.numbers_per_token)
     num_sets = sets_for(cache_bytes)
@@ -101,7 +93,6 @@ def _case_of(
 
 
 def _expanded(device: torch.device, shape: AttentionShape, lengths: Lengths) -> Candidate:
-    """Return prompts whose keys and values, of 128 numbers besides those that turn, are made of the latent vectors."""
     batch, latent_dim = make_batch(device, shape, lengths), shape.latent_dim or 0
     made, kept = min(128, latent_dim), shape.head_dim - latent_dim
     key_up, value_up = torch.randn(2, shape.num_heads, made, latent_dim, device=device).bfloat16()
@@ -119,7 +110,6 @@ def _attend_one(batches: list[Batch], index: int, entry: Entry | None = None) ->
 def _contiguous(
     device: torch.device, shape: AttentionShape, lengths: Lengths, num_sets: int
 ) -> dict[str, Callable[[int], object]]:
-    """Return torch's own attention over keys and values without blocks: an easier problem of the same size."""
     query_len, context_len = lengths[0]
     cached_shape = (2, num_sets, len(lengths), shape.num_kv_heads, context_len, shape.head_dim)
     cached = torch.randn(cached_shape, device=device, dtype=torch.bfloat16)
@@ -138,7 +128,6 @@ def _contiguous(
 def _paged_peers(
     device: torch.device, shape: AttentionShape, lengths: Lengths, num_sets: int
 ) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
-    """Return others' attention over paged caches, with the blocks that suit them, and why others are missing."""
     found: dict[str, Callable[[int], object]] = {}
     missing: dict[str, str] = {}
     if device.type != "cuda":
@@ -209,7 +198,6 @@ def _checked(batches: Mapping[str, Lengths]) -> Shapes:
 
 
 def _decodes(*loads: tuple[AttentionShape, int, int], suffix: str = "") -> Shapes:
-    """Label numbers of sequences that decode, each with as many tokens."""
     return {
         f"{shape.name} {num_seqs} x {context}{suffix}": (shape, [(1, context)] * num_seqs)
         for shape, num_seqs, context in loads
@@ -217,7 +205,6 @@ def _decodes(*loads: tuple[AttentionShape, int, int], suffix: str = "") -> Shape
 
 
 def _chunks(*loads: tuple[AttentionShape, int, int]) -> Shapes:
-    """Label the last tokens of a prompt, and its length."""
     return {f"{shape.name} {query} at {context}": (shape, [(query, context)]) for shape, query, context in loads}
 
 

@@ -20,7 +20,8 @@ from kernels.linear.forms import (
     ScaledWeight,
 )
 from kernels.linear.gpu_packed import PackedMatrix, pack_for_gpu, packed_linear
-from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scaled_linear
+from kernels.linear.gpu_scaled import ScaledMatrix, scale_for_gpu, scale_matrix, scaled_linear
+from kernels.linear.gpu_scaled.block_product import multiply_blocks
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, sets_for, sizes
@@ -60,7 +61,6 @@ def _launch_packed(x: torch.Tensor, matrix: PackedMatrix, entry: Entry, max_rows
 
 
 def _launch_scaled(x: torch.Tensor, matrix: ScaledMatrix, entry: Entry, max_rows: int) -> torch.Tensor:
-    """Quantize the inputs, which has no entry, then launch the product by one."""
     from kernels.linear.gpu_scaled.triton_product import scaled_linear_triton
     from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
@@ -168,31 +168,14 @@ def _torch_fp8(x: torch.Tensor, plain: Sequence[Any]) -> Candidate:
     )
 
 
-def _torch_blocks_on_gpu(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
-    return _torch_blocks(x, plain) if x.device.type == "cuda" else None
+def _torch_blocks(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
+    if x.device.type != "cuda":
+        return None
+    from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 
-
-def _torch_blocks(x: torch.Tensor, plain: Sequence[ScaledWeight]) -> Candidate:
-    """Return torch's product on inputs that are quantized beforehand, with scales as it wants them.
-
-    Those of inputs lie column by column, of rows that are a multiple of 4; those of a weight have a multiple of 4
-    blocks along its input features.
-    """
-    recipes: Any = F.ScalingType
-    num_rows, num_blocks = -(-x.shape[0] // 4) * 4, -(-x.shape[1] // SCALE_BLOCK)
-    values = F.pad(x, (0, 0, 0, num_rows - x.shape[0])).to(torch.float8_e4m3fn)
-    scales = torch.ones(num_blocks, num_rows, device=x.device).t()
-    of_weights = [F.pad(weight.scales, (0, -num_blocks % 4)).t() for weight in plain]
-    product: Any = F.scaled_mm
-    return lambda index: product(
-        values,
-        plain[index].values.t(),
-        scales,
-        recipes.BlockWise1x128,
-        of_weights[index],
-        recipes.BlockWise128x128,
-        output_dtype=torch.bfloat16,
-    )
+    matrices = [scale_matrix(weight) for weight in plain]
+    rows = quantize_tokens_triton(x, matrices[0].rounding)
+    return lambda index: multiply_blocks(rows.values, rows.scales, matrices[index].values, matrices[index].scales)
 
 
 def _cublas(x: torch.Tensor, out_features: int) -> Candidates:
@@ -218,7 +201,6 @@ def _both_ways(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
 
 
 def _product_alone(x: torch.Tensor, weights: Sequence[object]) -> Candidates:
-    """Our kernel for the product, whatever the tables prefer, on inputs that are quantized beforehand."""
     scaled = [weight for weight in weights if isinstance(weight, ScaledMatrix) and not weight.has_blocks]
     if not scaled:
         return {}
@@ -242,34 +224,6 @@ def _torch_int4(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
     return lambda index: torch.ops.aten._weight_int4pack_mm(x, packed[index], _GROUP_SIZE, scales)
 
 
-def _marlin(x: torch.Tensor, plain: Sequence[Any]) -> Candidate | None:
-    """Marlin as vLLM has it; its time does not depend on what the weights are."""
-    if x.device.type != "cuda":
-        return None
-    from vllm.model_executor.layers.quantization.utils import marlin_utils
-    from vllm.scalar_type import scalar_types
-
-    in_features, out_features, device = x.shape[1], plain[0].values.shape[0], x.device
-    tiles = (len(plain), in_features // 16, out_features * 2)
-    packed = torch.randint(2**31 - 1, tiles, dtype=torch.int32, device=device)
-    scales = torch.rand(in_features // _GROUP_SIZE, out_features, device=device).to(x.dtype)
-    nothing = marlin_utils.marlin_make_empty_g_idx(device)
-    workspace = marlin_utils.marlin_make_workspace_new(device)
-    return lambda index: marlin_utils.apply_gptq_marlin_linear(
-        input=x,
-        weight=packed[index],
-        weight_scale=scales,
-        weight_zp=nothing,
-        g_idx=nothing,
-        g_idx_sort_indices=nothing,
-        workspace=workspace,
-        wtype=scalar_types.uint4b8,
-        output_size_per_partition=out_features,
-        input_size_per_partition=in_features,
-        is_k_full=True,
-    )
-
-
 def linear_op(make_weight: MakeWeight, baselines: Baselines | None = None) -> Op:
     """Return the layer on weights of a form, timed beside others' products."""
     case = partial(linear_case, make_weight=make_weight, baselines=baselines or {})
@@ -288,10 +242,10 @@ _TIMED = {
     for label, shape in sizes((rows, *product), prefix=f"{LLAMA3_8B.name} {projection} ").items()
 }
 fp8_block_weight = partial(fp8_weight, has_blocks=True)
-INT4_OP = linear_op(int4_weight, {"_weight_int4pack_mm": _torch_int4, "Marlin": _marlin})
+INT4_OP = linear_op(int4_weight, {"_weight_int4pack_mm": _torch_int4})
 INT8_OP = linear_op(int8_weight, {"_int_mm": _torch_int8})
 FP8_OP = linear_op(fp8_weight, {"_scaled_mm": _torch_fp8})
-FP8_BLOCK_OP = linear_op(fp8_block_weight, {"scaled_mm of blocks": _torch_blocks_on_gpu})
+FP8_BLOCK_OP = linear_op(fp8_block_weight, {"scaled_mm of blocks": _torch_blocks})
 # Groups of 32 with offsets, as of AWQ, GPTQ and Q4_K; six bits in groups of 16, as of Q6_K.
 Q4_K_OP = linear_op(partial(grouped_weight, number=INT4, group_size=32, num_codes=16))
 Q6_K_OP = linear_op(partial(grouped_weight, number=INT8, group_size=16, num_codes=64))

@@ -83,7 +83,6 @@ def make_recurrent_batch(device: torch.device, sizes: Sizes, num_seqs: int, num_
 
 
 def _forms(sizes: Sizes) -> tuple[Callable[..., torch.Tensor], ...]:
-    """Return what is chosen for the device, the chunked form in torch, and the reference."""
     if isinstance(sizes, SsdSizes):
         return ssd, ssd_chunked, ssd_reference
     return gated_delta, gated_delta_chunked, gated_delta_reference

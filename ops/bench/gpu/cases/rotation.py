@@ -17,7 +17,6 @@ class RotationInputs:
     """Tokens at random positions, each with a slot of its own."""
 
     def __init__(self, device: torch.device, model: ModelShape, num_tokens: int) -> None:
-        """Make them, for a model's heads."""
         heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
         self.qkv = torch.randn(num_tokens, heads + 2 * kv_heads, dim, device=device).bfloat16()
         self.positions = torch.randint(0, _MAX_POSITIONS, (num_tokens,), device=device)

@@ -92,7 +92,6 @@ def _build(device: torch.device, module: str, function: str, **arguments: Any) -
 
 
 def _spec(label: str, shape: ModelShape, module: str, function: str, **arguments: Any) -> CaseSpec:
-    """Return the case of a function of a step module, called with the device, the shape and these arguments."""
     return CaseSpec(
         f"{shape.label} {label}", partial(_build, module=module, function=function, shape=shape, **arguments)
     )
@@ -128,7 +127,6 @@ def _prefill(suffix: str, shape: ModelShape) -> OpSuite:
 
 
 def _both(suffix: str, shape: ModelShape) -> OpSuite:
-    """Return decodes and a prefill of a model whose checks take long: they are made once for both."""
     prefill = _spec(f"prefill {_PREFILL_TOKENS}", shape, "steps", "prefill_case", **_PROMPTS)
     # Of a size at which the host is expected to take longer than the device, launched and replayed.
     short = {"num_tokens": _SHORT_PREFILL_TOKENS, "num_prompts": 7}

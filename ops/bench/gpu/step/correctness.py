@@ -57,7 +57,6 @@ def routed_error(device: torch.device, shape: ModelShape, lengths: tuple[int, ..
 
 
 def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return random prompts with our logits of their tokens."""
     prompts = [torch.randint(model.config.vocab_size, (length,), device=model.device) for length in lengths]
     cache = StepEngine(model, EngineSizes(len(lengths), max(lengths), has_graphs=False)).cache
     return list(zip(prompts, _paged_logits(model, cache, prompts), strict=True))
@@ -65,7 +64,6 @@ def _prompts_and_logits(model: CausalLM, lengths: tuple[int, ...]) -> list[tuple
 
 @torch.inference_mode()
 def _paged_logits(model: CausalLM, cache: KVCache, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the logits of prompts, computed side by side, each in two chunks, its last tokens as decodes."""
     batch = PagedBatch(cache, len(prompts), max(map(len, prompts)))
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     computed = [0] * len(prompts)

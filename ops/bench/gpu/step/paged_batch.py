@@ -21,11 +21,7 @@ class PagedBatch:
     """
 
     def __init__(self, cache: KVCache, num_seqs: int, max_len: int) -> None:
-        """Draw the blocks.
-
-        Raises:
-            ValueError: The cache has too few.
-        """
+        """Draw the blocks."""
         width = -(-max_len // cache.block_size)
         if num_seqs * width > cache.num_blocks:
             needed = num_seqs * width
@@ -77,15 +73,7 @@ class StaticStep:
         *,
         samples_all: bool = False,
     ) -> None:
-        """Make the inputs.
-
-        Args:
-            model: Computes the step.
-            cache: Is read as it is, and written to.
-            lengths: As `PagedBatch.step` takes them.
-            max_len: Tokens that a row of the block table has room for, on which the launch of attention depends.
-            samples_all: Sample behind every token, as where drafts are verified, not behind each sequence's last.
-        """
+        """Make the inputs."""
         device = model.device
         self._model = model
         batch = PagedBatch(cache, len(lengths), max_len)

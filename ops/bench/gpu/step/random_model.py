@@ -60,7 +60,6 @@ class RandomWeights:
         keeps_tensors: bool,
         stacks_experts: bool = True,
     ) -> None:
-        """Make weights for `config`; only with `keeps_tensors` they are kept for a peer."""
         self.sizes: dict[str, WeightSize] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self.matrices: list[torch.Tensor] = []
@@ -159,7 +158,6 @@ class RandomWeights:
             vector.fill_(0.0 if is_offset or name.endswith(".bias") else 1.0)
 
     def _keep_item(self, name: str, index: int, made: torch.Tensor) -> None:
-        """Keep the codes of an expert, and with their exponents the plain numbers, as `transformers` has them."""
         if index == 0:
             self.tensors[name] = made.new_empty(self.shape(name))
         self.tensors[name][index] = made

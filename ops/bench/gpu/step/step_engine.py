@@ -48,7 +48,6 @@ class StepEngine(SteppedEngine):
     """An engine whose cache and runner are made for a load, and whose steps are sampled several at once."""
 
     def __init__(self, model: CausalLM, sizes: EngineSizes, proposer: Proposer | None = None) -> None:
-        """Allocate the cache, make the runner."""
         num_blocks = sizes.max_num_seqs * (-(-sizes.max_model_len // BLOCK_SIZE) + 1)
         self.cache = allocate_kv_cache(num_blocks, BLOCK_SIZE, model.config, model.dtype, model.device)
         # Steps timed on their own read blocks that were never written, and write the results back.

@@ -71,12 +71,10 @@ def step_floor(
 
 
 def _mixtures(config: ModelConfig) -> list[int]:
-    """Return the numbers of the layers with experts."""
     return [index for index, layer in enumerate(config.layers) if isinstance(layer.feed_forward, MixtureShape)]
 
 
 def _bytes_kept(config: ModelConfig, lengths: Lengths) -> float:
-    """Return the keys and values that sequences see, and their states, which are read and written."""
     layout = config.cache_layout
     total = 2 * len(lengths) * layout.state_bytes
     for layer in range(config.num_layers):
@@ -113,7 +111,6 @@ def _flops_of(mixer: MixerShape | None, lengths: Lengths) -> int:
 
 
 def _num_pairs(lengths: Lengths, window: int | None) -> int:
-    """Return how many pairs of a query and a token that it sees there are."""
     return sum(sum(_seen(range(context - query, context), window)) for query, context in lengths)
 
 

@@ -162,7 +162,6 @@ def experts_read(model: CausalLM, run: Callable[[], object], num_runs: int) -> l
 
 
 def _counted(model: CausalLM, read: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-    """Read counters when all that was submitted is done."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
     return read()
@@ -185,7 +184,6 @@ class RoundedLinears(LinearFactory):
     __slots__ = ("_rounded", "saved_bytes")
 
     def __init__(self, rounded: str) -> None:
-        """Round to one of `ROUNDED`."""
         super().__init__(free_host_bytes)
         assert rounded in ROUNDED
         self._rounded = rounded

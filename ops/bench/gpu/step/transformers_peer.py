@@ -44,7 +44,6 @@ class TransformersPeer:
         dtype: torch.dtype = torch.bfloat16,
         **implementations: str,
     ) -> None:
-        """Build the model around `tensors`, which have the names of its parameters, experts in plain numbers."""
         known = shape.without(_CODES).config()
         config = transformers.CONFIG_MAPPING[known["model_type"]].from_dict(known)
         with torch.device("meta"):
@@ -106,7 +105,6 @@ class RoutedPeer(TransformersPeer):
     """A model with experts in float32, and by how much its routers prefer the experts that they choose."""
 
     def __init__(self, shape: ModelShape, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Build the model around `tensors`."""
         super().__init__(shape, tensors, device, "eager", torch.float32, experts_implementation="eager")
         self._top_k: int = self.model.config.num_experts_per_tok
         self._margins: list[torch.Tensor] = []
@@ -133,7 +131,6 @@ class RoutedPeer(TransformersPeer):
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Let products and convolutions of float32 keep all digits."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

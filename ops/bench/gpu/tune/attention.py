@@ -53,7 +53,6 @@ def _tunings(
     timed: Mapping[str, Lengths],
     cache_dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
 ) -> tuple[Tuning, ...]:
-    """Return a tuning for each head size, of the launches for its tile, each tried with every number of programs."""
     return tuple(
         Tuning(
             name,

@@ -79,14 +79,7 @@ def present_entry(fields: str, table: Mapping[str, Rows], key: int, generation: 
 def ahead_until(
     timer: Timer, num_sets: int, numbers: Iterable[int], calls: Callable[[int], tuple[Candidate, Candidate]]
 ) -> int:
-    """Return the largest of `numbers`, ascending, up to which the first of two calls is ahead; 0 at none.
-
-    Args:
-        timer: To measure with.
-        num_sets: Of inputs of either call.
-        numbers: Rows, mostly.
-        calls: Ours and the other for a number.
-    """
+    """Return the largest of `numbers`, ascending, up to which the first of two calls is ahead; 0 at none."""
     last = 0
     for number in numbers:
         ours, other = (timer.measure(call, num_sets).seconds for call in calls(number))

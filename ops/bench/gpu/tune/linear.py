@@ -44,15 +44,7 @@ def preferred_products(
     products: Iterable[Product],
     rows: tuple[int, ...] = _PREFERRED_ROWS,
 ) -> dict[Product, int]:
-    """Return for each product the largest number of rows up to which our kernel is ahead of cuBLAS, if at any.
-
-    Args:
-        device: To measure on.
-        timer: To measure with.
-        entries: Of the table, by the rows up to which they serve.
-        products: As (out_features, in_features).
-        rows: Numbers to measure, ascending.
-    """
+    """Return for each product the largest number of rows up to which our kernel is ahead of cuBLAS, if at any."""
 
     def calls(product: Product, num_rows: int) -> tuple[Candidate, Candidate]:
         max_rows = _limit_of(entries, num_rows)
@@ -130,7 +122,6 @@ def _tunings(
     op: Op,
     odd_sizes: tuple[Product, Product],
 ) -> tuple[Tuning, ...]:
-    """Return a tuning for each limit; `odd_sizes` are those of a product of one row less, and of one of three rows."""
     many, few = odd_sizes
     return tuple(
         Tuning(

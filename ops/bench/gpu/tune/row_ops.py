@@ -35,7 +35,6 @@ _TIMED = {
 
 
 def _always(**present: int) -> Callable[[GpuGeneration], Entry]:
-    """Return the one launch of all generations, which needs Triton to be imported."""
     return lambda generation: present
 
 

@@ -10,13 +10,12 @@ from types import ModuleType
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from kernels.activation.experts import SILU
 from kernels.causal_conv import causal_conv
 from kernels.gated_delta import DeltaSizes
 from kernels.ssd import SsdSizes, ssd
-from ops.bench.gpu.case import OURS, Case, relative_error
+from ops.bench.gpu.case import OURS, Case
 from ops.bench.gpu.cases import (
     attention,
     attention_batch,
@@ -151,33 +150,3 @@ def test_suites_have_distinct_short_labels_at_the_models_shapes() -> None:
         for check in suite.checks(CPU):
             inspect.signature(check.error).bind()
     assert {(model.hidden_size, model.vocab_size) for model in DENSE_MODELS} >= {(4096, 128_256), (5120, 151_936)}
-
-
-@pytest.mark.parametrize("num_rows", [3, 8])
-def test_blocks_are_given_to_torch_as_it_takes_them(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scaled_mm(
-        left: torch.Tensor,
-        right: torch.Tensor,
-        left_scales: torch.Tensor,
-        left_recipe: object,
-        right_scales: torch.Tensor,
-        right_recipe: object,
-        output_dtype: torch.dtype,
-    ) -> torch.Tensor:
-        assert (left_recipe, right_recipe) == (F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128)
-        assert left.shape[0] % 4 == 0
-        assert left_scales.stride() == (1, left.shape[0])
-        # Scales of a weight: blocks along its input features first, so many that they are a multiple of 4.
-        assert right_scales.stride(0) == 1
-        assert right_scales.shape[0] % 4 == 0
-        wide = left_scales.repeat_interleave(128, 1).double()
-        high = right_scales[: wide.shape[1] // 128].repeat_interleave(128, 0).repeat_interleave(128, 1).double()
-        return (left.double() * wide @ (right.double() * high)).to(output_dtype)
-
-    monkeypatch.setattr(F, "scaled_mm", scaled_mm)
-    weight = quantized_linear.fp8_weight(CPU, 256, 384, has_blocks=True)
-    x = torch.randn(num_rows, 384).bfloat16()
-    product = quantized_linear._torch_blocks(x, [weight])(0)
-    assert isinstance(product, torch.Tensor)
-    expected = x.to(torch.float8_e4m3fn).double() @ weight.dequantize().double().T
-    assert relative_error(product[:num_rows], expected) < 4e-3

@@ -126,17 +126,6 @@ def test_entries_are_decided_until_time_is_up_and_what_follows_is_told(
     assert "no entry is right" in capsys.readouterr().out
 
 
-def test_attention_candidates_are_all_different_code() -> None:
-    """An even number of stages compiles to the code of the odd one below it (`test_compile` looks at the code)."""
-    for tuning in (*attention.SPLIT_ATTENTION, *attention.SPLIT_ATTENTION_8BIT, *attention.CHUNK_ATTENTION):
-        assert len({tuple(entry.items()) for entry in tuning.candidates}) == len(tuning.candidates)
-        stages = {entry["num_stages"] for entry in tuning.candidates}
-        assert stages <= {2, 3, 5, 7}
-        # Two tiles in flight at the tile of the table.
-        table_tile = 8192 // (tuning.key or 0)
-        assert any(entry["num_stages"] == 5 and entry["block_n"] == table_tile for entry in tuning.candidates)
-
-
 def small(tuning: Tuning, checked: Shapes, timed: Shapes) -> Tuning:
     """Return a tuning of two candidates at other shapes."""
     return replace(tuning, candidates=tuning.candidates[:2], checked=checked, timed=timed)
