@@ -61,6 +61,7 @@ class ModelConfig:
     """Sizes and options of one model.
 
     Attributes:
+        architecture: The family's name in `architectures`, which `Family` adds.
         intermediate_size: Inner features of feed-forward blocks; the largest if they differ, 0 without any.
         num_heads, num_kv_heads, head_dim: Of attention; the largest where layers differ, 0 where none attends.
         rms_norm_eps: Of all normalisations.
@@ -75,7 +76,6 @@ class ModelConfig:
         draft_head: Where the family's checkpoints have a head that predicts further tokens.
     """
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -91,6 +91,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     bos_token_id: int | None
     dtype: torch.dtype
+    architecture: str = ""
     block: BlockTraits = field(default_factory=BlockTraits)
     more_ropes: tuple[RopeParameters, ...] = ()
     quantization: QuantizationMethod | None = None
@@ -172,7 +173,6 @@ class FamilyTraits:
         rope, max_model_len: Instead of those that the configuration's fields give.
     """
 
-    architecture: str
     num_layers: int | None = None
     head_dim: int | None = None
     shares_kv_heads: bool = True
@@ -200,7 +200,6 @@ def read_decoder(file: JsonFile, traits: FamilyTraits) -> ModelConfig:
     heads = attention or AttentionShape()
     generation = _generation_config(file.path.parent)
     return ModelConfig(
-        architecture=traits.architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=file.integer("hidden_size"),
         intermediate_size=0 if feed_forward is None else feed_forward.inner_size,

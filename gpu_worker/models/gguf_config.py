@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families import find_families
@@ -29,9 +28,7 @@ from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
 
 _PLAIN = GGUFFamily(decoder_fields, finish_decoder)
 # All others are plain.
-_FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
-    {**OWN_FAMILIES, **MAMBA_FAMILIES, **SPARSE_FAMILIES, **ROTARY_ENCODERS}
-)
+_FAMILIES: Mapping[str, GGUFFamily] = {**OWN_FAMILIES, **MAMBA_FAMILIES, **SPARSE_FAMILIES, **ROTARY_ENCODERS}
 
 
 def read_gguf_config(path: Path) -> ModelConfig:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -34,10 +33,10 @@ from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES
 _LATENT = "deepseek2"
 _MIXTRAL = "MixtralForCausalLM"
 # Where the file may name a window: of each group of this size the last layer has none. 1 is a window in all layers.
-_WINDOW_PERIODS: Mapping[str, int] = MappingProxyType(
-    {"llama": 1, "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "phi3": 1, "olmo2": 4, "exaone4": 4, "cohere2": 4}
-    | {"exaone-moe": 4, "mellum": 4, "phimoe": 1}
-)
+_WINDOW_PERIODS: Mapping[str, int] = {
+    **{"llama": 1, "gpt-oss": 2, "gemma2": 2, "gemma3": 6, "phi3": 1, "olmo2": 4, "exaone4": 4, "cohere2": 4},
+    **{"exaone-moe": 4, "mellum": 4, "phimoe": 1},
+}
 # Where the file may name fewer dimensions that turn than a head has.
 _TURN_IN_PART = frozenset(
     {"phi3", "glm4", "glm4moe", "chatglm", "minimax-m2", "nemotron", "phi2", "gptneox", "stablelm"}
@@ -46,7 +45,7 @@ _TURN_IN_PART = frozenset(
 _DIVIDE_LOGITS = frozenset({"granite", "granitemoe"})
 # The format has no field for it: the largest Gemma of a generation is known by the number of its layers. Its scores are
 # scaled by the width of the stream divided by the heads.
-_LARGEST_GEMMAS: Mapping[str, int] = MappingProxyType({"gemma2": 46, "gemma3": 62})
+_LARGEST_GEMMAS: Mapping[str, int] = {"gemma2": 46, "gemma3": 62}
 
 
 def decoder_fields(gguf: ModelFields) -> Fields:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from gpu_worker.quantization.gguf.special_tokens import token_id
 # Of ModernBERT: the first layer of each group of this size has no window.
 _FULL_PERIOD = 3
 # By the kind of the vocabulary: the architecture has one name.
-_FAMILIES: Mapping[str, str] = MappingProxyType({"bert": "BertModel", "t5": "XLMRobertaModel", "gpt2": "RobertaModel"})
+_FAMILIES: Mapping[str, str] = {"bert": "BertModel", "t5": "XLMRobertaModel", "gpt2": "RobertaModel"}
 _HEAD = {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
 
 
@@ -47,11 +46,11 @@ def read_gguf_encoder(gguf: ModelFields, facts: ModelFacts) -> ModelConfig:
         "layer_norm_eps": gguf.number("attention.layer_norm_epsilon"),
         "dtype": DTYPES.get(gguf.tensors["token_embd.weight"].type, "bfloat16"),
     }
-    config = read_encoder(JsonFile(gguf.file.path / "metadata", fields), architecture, skips_padding=False)
+    config = read_encoder(JsonFile(gguf.file.path / "metadata", fields), skips_padding=False)
     assert config.encoder is not None
     separator = token_id(metadata, "seperator") if segments > 1 else None
     encoder = replace(config.encoder, separator=separator)
-    return replace(config, encoder=encoder, num_classes=facts.num_classes)
+    return replace(config, architecture=architecture, encoder=encoder, num_classes=facts.num_classes)
 
 
 def _rows(gguf: ModelFields, name: str, missing: str) -> int:
@@ -113,12 +112,10 @@ def _slides(gguf: ModelFields) -> list[bool]:
     return [layer % period != 0 for layer in range(gguf.num_layers)]
 
 
-ROTARY_ENCODERS: Mapping[str, GGUFFamily] = MappingProxyType(
-    {
-        "modern-bert": GGUFFamily(_modern_fields),
-        "nomic-bert": GGUFFamily(lambda gguf: _post_norm_fields(gguf, 1000.0)),
-        "jina-bert-v3": GGUFFamily(lambda gguf: _post_norm_fields(gguf, 20_000.0)),
-        "eurobert": GGUFFamily(_eurobert_fields),
-    }
-)
+ROTARY_ENCODERS: Mapping[str, GGUFFamily] = {
+    "modern-bert": GGUFFamily(_modern_fields),
+    "nomic-bert": GGUFFamily(lambda gguf: _post_norm_fields(gguf, 1000.0)),
+    "jina-bert-v3": GGUFFamily(lambda gguf: _post_norm_fields(gguf, 20_000.0)),
+    "eurobert": GGUFFamily(_eurobert_fields),
+}
 """Files of these architectures."""

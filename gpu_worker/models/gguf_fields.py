@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ Fields = dict[str, Any]
 MAX_HEADS = 1024
 """The most heads that a layer may have."""
 
-DTYPES: Mapping[TensorType, str] = MappingProxyType({F32: "float32", F16: "float16"})
+DTYPES: Mapping[TensorType, str] = {F32: "float32", F16: "float16"}
 """What models of plain tensors compute in. Quantized weights come from bfloat16 models nearly always."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.config import ModelConfig
@@ -154,13 +153,11 @@ def _falcon_h1_fields(gguf: ModelFields) -> Fields:
 
 
 _NEMOTRON_H = GGUFFamily(_nemotron_h_fields)
-MAMBA_FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
-    {
-        "mamba2": GGUFFamily(_mamba2_fields),
-        "nemotron_h": _NEMOTRON_H,
-        "nemotron_h_moe": _NEMOTRON_H,
-        "granitehybrid": GGUFFamily(_granite_fields, _finish_granite),
-        "falcon-h1": GGUFFamily(_falcon_h1_fields),
-    }
-)
+MAMBA_FAMILIES: Mapping[str, GGUFFamily] = {
+    "mamba2": GGUFFamily(_mamba2_fields),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "granitehybrid": GGUFFamily(_granite_fields, _finish_granite),
+    "falcon-h1": GGUFFamily(_falcon_h1_fields),
+}
 """By what GGUF calls them."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
@@ -20,7 +19,7 @@ from kernels.moe.reference import Score
 _MAX_EXPERTS = 1 << 12
 # What llama.cpp numbers them.
 _SIGMOID = 2
-_SCORES: Mapping[int, Score] = MappingProxyType({1: "softmax", _SIGMOID: "sigmoid"})
+_SCORES: Mapping[int, Score] = {1: "softmax", _SIGMOID: "sigmoid"}
 # Where the weights of a token's experts add up to one, and no field says so, unlike in `config.json`.
 _RENORMALIZED = frozenset({"qwen3moe", "exaone-moe", "mellum"})
 _MIXED = (
@@ -214,12 +213,10 @@ def _finish(gguf: ModelFields, config: ModelConfig) -> ModelConfig:
     return with_rope(gguf, with_plain_names(config))
 
 
-SPARSE_FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
-    {
-        "llama4": GGUFFamily(_llama4_fields, _finish),
-        "mimo2": GGUFFamily(_mimo_fields, _finish),
-        "hy_v3": GGUFFamily(_hy_v3_fields, _finish),
-        "afmoe": GGUFFamily(_afmoe_fields, _finish),
-    }
-)
+SPARSE_FAMILIES: Mapping[str, GGUFFamily] = {
+    "llama4": GGUFFamily(_llama4_fields, _finish),
+    "mimo2": GGUFFamily(_mimo_fields, _finish),
+    "hy_v3": GGUFFamily(_hy_v3_fields, _finish),
+    "afmoe": GGUFFamily(_afmoe_fields, _finish),
+}
 """Files of these architectures."""

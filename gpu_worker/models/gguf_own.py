@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -180,16 +179,14 @@ def _finish_gpt2(gguf: ModelFields, config: ModelConfig) -> ModelConfig:
     return replace(config, block=replace(config.block, names=names))
 
 
-OWN_FAMILIES: Mapping[str, GGUFFamily] = MappingProxyType(
-    {
-        "qwen3next": GGUFFamily(_qwen_fields, _finish_qwen),
-        "qwen35": GGUFFamily(_qwen_fields, _finish_qwen),
-        "qwen35moe": GGUFFamily(_qwen_fields, _finish_qwen),
-        "gemma4": GGUFFamily(_gemma4_fields),
-        "apertus": GGUFFamily(_apertus_fields, _finish_apertus),
-        "gpt2": GGUFFamily(_gpt2_fields, _finish_gpt2),
-        "lfm2": GGUFFamily(_lfm2_fields, with_rope),
-        "lfm2moe": GGUFFamily(_lfm2_moe_fields, with_rope),
-    }
-)
+OWN_FAMILIES: Mapping[str, GGUFFamily] = {
+    "qwen3next": GGUFFamily(_qwen_fields, _finish_qwen),
+    "qwen35": GGUFFamily(_qwen_fields, _finish_qwen),
+    "qwen35moe": GGUFFamily(_qwen_fields, _finish_qwen),
+    "gemma4": GGUFFamily(_gemma4_fields),
+    "apertus": GGUFFamily(_apertus_fields, _finish_apertus),
+    "gpt2": GGUFFamily(_gpt2_fields, _finish_gpt2),
+    "lfm2": GGUFFamily(_lfm2_fields, with_rope),
+    "lfm2moe": GGUFFamily(_lfm2_moe_fields, with_rope),
+}
 """Files of these architectures."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 
@@ -18,9 +17,9 @@ from gpu_worker.quantization.gguf.tensor_types import F32
 
 _MAX_LEN = 1 << 24
 # What the logarithm's multiplier is multiplied by: converters of DeepSeek's models write a tenth of it.
-_GROWTHS: Mapping[str, float] = MappingProxyType({"deepseek2": 10.0, "mistral3": 1.0})
+_GROWTHS: Mapping[str, float] = {"deepseek2": 10.0, "mistral3": 1.0}
 # By how much Phi-3.5-MoE's rotation multiplies queries and keys, of which its files give another number.
-_AMPLITUDES: Mapping[str, float] = MappingProxyType({"phimoe": 1.243163121016122})
+_AMPLITUDES: Mapping[str, float] = {"phimoe": 1.243163121016122}
 # Dimensions whose frequency is divided by so much do not turn.
 _STILL = 1e20
 

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -29,20 +28,18 @@ FAMILIES = find_families()
 _INDEXED = frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})
 
 # What can be served in place of models that many ask for.
-_INSTEAD: Mapping[str, str] = MappingProxyType(
-    {
-        "ChatGLMModel": "the same GLM-4 is published as GlmForCausalLM (names that end in -hf), which is",
-        "DeciLMForCausalLM": "Llama 3.3, of which it was made, is",
-        "ExaoneForCausalLM": "EXAONE 4 is",
-        "Gemma3nForConditionalGeneration": "Gemma 4 E2B and E4B, which followed it, are",
-        "InternLM2ForCausalLM": "InternLM 3 is",
-        "MllamaForConditionalGeneration": "Llama 3.1, whose layers for text it has, is",
-        "PaliGemmaForConditionalGeneration": "its prompts attend in both directions; Gemma 3 is",
-        "Phi3VForCausalLM": "Phi-3.5-mini, its part for text, is",
-        "Phi4MMForCausalLM": "Phi-4-mini, its part for text, is",
-        "QWenLMHeadModel": "Qwen 2 and later are",
-    }
-)
+_INSTEAD: Mapping[str, str] = {
+    "ChatGLMModel": "the same GLM-4 is published as GlmForCausalLM (names that end in -hf), which is",
+    "DeciLMForCausalLM": "Llama 3.3, of which it was made, is",
+    "ExaoneForCausalLM": "EXAONE 4 is",
+    "Gemma3nForConditionalGeneration": "Gemma 4 E2B and E4B, which followed it, are",
+    "InternLM2ForCausalLM": "InternLM 3 is",
+    "MllamaForConditionalGeneration": "Llama 3.1, whose layers for text it has, is",
+    "PaliGemmaForConditionalGeneration": "its prompts attend in both directions; Gemma 3 is",
+    "Phi3VForCausalLM": "Phi-3.5-mini, its part for text, is",
+    "Phi4MMForCausalLM": "Phi-4-mini, its part for text, is",
+    "QWenLMHeadModel": "Qwen 2 and later are",
+}
 
 # What else a family's checkpoints are saved as: layers alone, or with a head that scores classes.
 _LAYERS, _CLASSES, _GENERATES, _WITH_HEAD = "Model", "ForSequenceClassification", "ForCausalLM", "LMHeadModel"

@@ -1,23 +1,16 @@
 """Writes the page of supported models, `ops/docs/models.md`, from the families' own descriptions.
 
-Each family reads a small configuration, and its row says what the resulting layers consist of.
+Each family reads a small configuration, and its row says how the resulting model is served.
 """
 
 from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from gpu_worker.layers.attention import AttentionShape, HeadNorm
-from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape
-from gpu_worker.layers.gated_mlp import GatedShape
-from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.plain_mlp import PlainShape
-from gpu_worker.layers.rope_scaling import RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import is_fusable
 from gpu_worker.models.families import Family, families
@@ -26,7 +19,6 @@ from gpu_worker.models.text_kinds import TEXT_KINDS
 from gpu_worker.models.text_part import WRAPPERS, with_text_names
 from gpu_worker.models.vision.registry import FAMILIES as SEEING
 from gpu_worker.quantization.gguf.model_facts import ARCHITECTURES, SAME_FILES
-from kernels.activation import Activation
 
 _OPENING = """# Models
 
@@ -35,8 +27,6 @@ families without a head, or with a classification head, are supported under name
 `ForSequenceClassification`. If a checkpoint needs more than its family's row offers, loading refuses it and names the
 field and the supported values.
 
-- **Layers**: what the family adds to the plain decoder (RMS normalisation before each block, rotated grouped-query
-  attention, a gated block with SiLU), in the form that its default options give it.
 - **On CPUs**: *fused* layers are computed in one call a step by compiled kernels; the others one operation after
   another, by compiled kernels where there is one. On GPUs all are launched operation by operation, decodes as graphs.
 - **Weights**: the forms of the first table.
@@ -54,8 +44,8 @@ Q4 types of GGUF, Q2_K, Q3_K and IQ3_S take 4 bits a weight in memory, besides s
 take 8, IQ4, IQ3_XXS and IQ2 among them. Matrices of all these forms may stand beside one another. Of a form that is not
 read, take the model in 16 bits, which `headrace quantize` makes as small, or in one that is.
 
-| Architectures | Layers | On CPUs | Weights | Drafts |
-|---|---|---|---|---|
+| Architectures | On CPUs | Weights | Drafts |
+|---|---|---|---|
 """
 
 _ENDING = """
@@ -81,27 +71,25 @@ answer as their text part alone does. Where the `model_type` of the text part de
 |---|---|
 """
 
-SAMPLE: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 1000,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "moe_intermediate_size": 128,
-        "shared_expert_intermediate_size": 128,
-        "num_experts": 16,
-        "num_local_experts": 16,
-        "n_routed_experts": 16,
-        "num_experts_per_tok": 4,
-        "qk_rope_head_dim": 32,
-        "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
-        "kv_lora_rank": 64,
-    }
-)
+SAMPLE: Mapping[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "num_experts": 16,
+    "num_local_experts": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "kv_lora_rank": 64,
+}
 """A configuration with the fields that most families require."""
 
 
@@ -135,8 +123,7 @@ def sample_config(architecture: str, **fields: Any) -> ModelConfig:
 def _row(family: Family) -> str:
     config = sample_config(family.architecture)
     names = ", ".join(f"`{name}`" for name in (family.architecture, *family.also))
-    cells = (names, "; ".join(_layers(config)) or "the plain decoder", _form(config), _weights(config), _drafts(config))
-    return f"| {' | '.join(cells)} |"
+    return f"| {names} | {_form(config)} | {_weights(config)} | {_drafts(config)} |"
 
 
 def _form(config: ModelConfig) -> str:
@@ -155,112 +142,6 @@ def _drafts(config: ModelConfig) -> str:
         return "none"
     kinds = "chains" if config.has_states else "all"
     return kinds if config.draft_head is None else f"{kinds}; `mtp`"
-
-
-def _layers(config: ModelConfig) -> list[str]:
-    if config.encoder is not None:
-        return ["attention in both directions, learned positions: an encoder"]
-    found = [*_mixers(config), *_feed_forwards(config), *_blocks(config)]
-    return list(dict.fromkeys(found))
-
-
-def _mixers(config: ModelConfig) -> Iterable[str]:
-    shapes = [layer.mixer for layer in config.layers if layer.mixer is not None]
-    for kind in dict.fromkeys(type(shape) for shape in shapes):
-        if kind is not AttentionShape:
-            count = sum(type(shape) is kind for shape in shapes)
-            yield f"{_spoken(kind)} in {'all layers' if count == config.num_layers else 'some layers'}"
-    attention = [shape for shape in shapes if isinstance(shape, AttentionShape)]
-    for phrase, has in _ATTENTION:
-        count = sum(map(has, attention))
-        if count:
-            yield phrase if count == len(attention) else f"{phrase} in some layers"
-    if len({shape.head_dim for shape in attention}) > 1:
-        yield "heads of several sizes"
-    if config.more_ropes:
-        yield "a rotation for each kind of layer"
-    if any(rope.rope_type is RopeType.PROPORTIONAL for rope in config.ropes):
-        yield "proportional rotation"
-    if any(rope.rope_type is RopeType.LONGROPE for rope in config.ropes):
-        yield "LongRoPE"
-
-
-_ATTENTION: tuple[tuple[str, Callable[[AttentionShape], bool]], ...] = (
-    ("attention in both directions", lambda shape: shape.sees_later),
-    ("sliding windows", lambda shape: shape.sliding_window is not None),
-    ("chunked attention", lambda shape: shape.chunk_size is not None),
-    ("no rotation", lambda shape: shape.rotary is None),
-    ("rotation of a part of each head", lambda shape: shape.rotary is not None and shape.rotary_dim is not None),
-    ("interleaved rotation", lambda shape: shape.rotary is not None and shape.interleaved),
-    ("normalised heads", lambda shape: shape.head_norm in (HeadNorm.HEADS, HeadNorm.UNWEIGHTED)),
-    ("heads normalised behind the rotation", lambda shape: shape.head_norm is HeadNorm.ROTATED),
-    ("normalised queries and keys", lambda shape: shape.head_norm is HeadNorm.WHOLE),
-    ("heads normalised by LayerNorm", lambda shape: shape.head_norm is HeadNorm.APART),
-    ("a scale of scores of its own", lambda shape: shape.scale is not None),
-    ("bounded scores", lambda shape: shape.soft_cap is not None),
-    ("queries that grow with their position", lambda shape: shape.query_growth is not None),
-    ("sinks", lambda shape: shape.has_sinks),
-    ("value heads of a size of their own", lambda shape: shape.value_dim is not None),
-    ("output gates", lambda shape: shape.output_gate),
-    ("keys and values of an earlier layer", lambda shape: shape.reads_layer is not None),
-    ("biases of queries, keys and values", lambda shape: shape.qkv_bias),
-)
-
-
-def _feed_forwards(config: ModelConfig) -> Iterable[str]:
-    for layer in config.layers:
-        shape = layer.feed_forward
-        if isinstance(shape, DenseAndMixtureShape):
-            yield f"experts by {shape.mixture.rule.score} beside a dense block"
-        elif isinstance(shape, MixtureShape):
-            has_shared = " and a shared one" if shape.shared_size else ""
-            yield f"experts by {shape.rule.score.replace('_', ' ')}{has_shared}"
-        elif isinstance(shape, PlainShape):
-            assert isinstance(shape.activation, Activation)
-            yield f"a block without gate ({_ACTIVATIONS[shape.activation]})"
-        elif isinstance(shape, GatedShape) and shape.activation is not Activation.SILU:
-            yield f"a gated block with {_ACTIVATIONS[shape.activation]}"
-
-
-_ACTIVATIONS: Mapping[Activation, str] = MappingProxyType(
-    {
-        Activation.SILU: "SiLU",
-        Activation.GELU: "GELU",
-        Activation.GELU_TANH: "GELU by tanh",
-        Activation.RELU: "ReLU",
-        Activation.RELU_SQUARED: "squared ReLU",
-        Activation.XIELU: "xIELU",
-    }
-)
-
-
-def _blocks(config: ModelConfig) -> Iterable[str]:
-    block = config.block
-    phrases = {
-        "LayerNorm": block.norm.is_centered,
-        _norm_places(config): block.names.after_mixer is not None,
-        "parallel blocks": block.is_parallel,
-        "scaled blocks": block.residual_scale != 1,
-        "an input of each token for each layer": block.layer_inputs is not None,
-        "learned positions": block.positions is not None,
-        "normalised embeddings": block.embeddings is not None,
-        "scaled embeddings": block.embedding_scale != 1,
-        "scaled logits": block.logit_scale != 1,
-        "bounded logits": block.logit_soft_cap is not None,
-    }
-    return [phrase for phrase, is_so in phrases.items() if is_so]
-
-
-def _norm_places(config: ModelConfig) -> str:
-    if config.block.is_post_norm:
-        return "the stream normalised behind each block"
-    is_before = config.block.names.before_mixer is not None
-    return f"normalisation {'before and after' if is_before else 'after instead of before'} each block"
-
-
-def _spoken(kind: type) -> str:
-    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__)
-    return words.strip().removesuffix(" shape")
 
 
 if __name__ == "__main__":

@@ -43,11 +43,7 @@ class AWQ:
     """What the configuration says: columns of a group, -1 for all."""
 
     group_size: int
-
-    @property
-    def name(self) -> str:
-        """As configurations call it."""
-        return NAME
+    name: str = NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises. A layer without packed weights was left alone."""

@@ -68,11 +68,7 @@ class CompressedTensors:
 
     ignored: Targets
     groups: tuple[tuple[Targets, Scheme], ...]
-
-    @property
-    def name(self) -> str:
-        """As configurations call it."""
-        return NAME
+    name: str = NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises."""

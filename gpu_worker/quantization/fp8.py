@@ -40,11 +40,7 @@ class FP8:
 
     is_static: bool
     has_blocks: bool
-
-    @property
-    def name(self) -> str:
-        """As configurations call it."""
-        return NAME
+    name: str = NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises. A layer without scales was left alone."""

@@ -51,11 +51,7 @@ class GPTQ:
     settings: GPTQSettings
     has_true_zeros: bool
     rules: tuple[tuple[re.Pattern[str], GPTQSettings | None], ...] = ()
-
-    @property
-    def name(self) -> str:
-        """As configurations call it."""
-        return NAME
+    name: str = NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises. A layer without packed weights was left alone."""

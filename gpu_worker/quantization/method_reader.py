@@ -6,24 +6,21 @@ To add a method, write a file with `NAME` and a function that reads its configur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from gpu_worker.quantization import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 
-METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = MappingProxyType(
-    {
-        gptq.NAME: gptq.read_gptq,
-        awq.NAME: awq.read_awq,
-        fp8.NAME: fp8.read_fp8,
-        compressed_tensors.NAME: compressed_tensors.read_compressed_tensors,
-        mxfp4.NAME: mxfp4.read_mxfp4,
-        modelopt.NAME: modelopt.read_modelopt,
-        auto_round.NAME: auto_round.read_auto_round,
-    }
-)
+METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = {
+    gptq.NAME: gptq.read_gptq,
+    awq.NAME: awq.read_awq,
+    fp8.NAME: fp8.read_fp8,
+    compressed_tensors.NAME: compressed_tensors.read_compressed_tensors,
+    mxfp4.NAME: mxfp4.read_mxfp4,
+    modelopt.NAME: modelopt.read_modelopt,
+    auto_round.NAME: auto_round.read_auto_round,
+}
 
 
 def read_method(config: Mapping[str, Any]) -> QuantizationMethod | None:

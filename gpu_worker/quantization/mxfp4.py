@@ -27,10 +27,7 @@ _NOT_A_NUMBER = 255
 class MXFP4:
     """Matrices of all experts are blocks and exponents; linear layers outside of experts are plain numbers."""
 
-    @property
-    def name(self) -> str:
-        """As configurations call it."""
-        return NAME
+    name: str = NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Do what `QuantizationMethod` promises."""

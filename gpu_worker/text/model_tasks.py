@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from gpu_worker.core.pooling import PoolingPlan, Rows
@@ -28,15 +27,13 @@ _ROWS: dict[str, Rows] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 _FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
 _GGUF_ROWS: dict[int, Rows] = {1: "mean", 2: "first", 3: "last"}
 # How clients of Cohere, Voyage and NVIDIA name it, and how model files do.
-_INPUT_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "query": ("query", "search_query"),
-        "search_query": ("search_query", "query"),
-        "document": ("document", "passage", "search_document"),
-        "passage": ("passage", "document", "search_document"),
-        "search_document": ("search_document", "document", "passage"),
-    }
-)
+_INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query", "search_query"),
+    "search_query": ("search_query", "query"),
+    "document": ("document", "passage", "search_document"),
+    "passage": ("passage", "document", "search_document"),
+    "search_document": ("search_document", "document", "passage"),
+}
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "jina_embeddings_v3", "eurobert")
 _YES, _NO = "yes", "no"
 _NO_VECTORS = "its head scores texts, and its vectors were not made to be compared"

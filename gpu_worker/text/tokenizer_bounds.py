@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -27,11 +26,18 @@ _MAX_MATCHED_CHARACTERS = 1 << 20
 _MAX_ADDED_TOKENS = 4096
 _MAX_SEQUENCES = 4
 # A compatibility form of U+FDFA has 18 characters, a decomposition has up to 4, a small letter up to 3.
-_GROWTHS: Mapping[str, int] = MappingProxyType(
-    {"NFKC": 18, "NFKD": 18, "NFC": 4, "NFD": 4, "Lowercase": 3, "BertNormalizer": 12, "ByteLevel": 4, "Metaspace": 2}
-)
+_GROWTHS: Mapping[str, int] = {
+    "NFKC": 18,
+    "NFKD": 18,
+    "NFC": 4,
+    "NFD": 4,
+    "Lowercase": 3,
+    "BertNormalizer": 12,
+    "ByteLevel": 4,
+    "Metaspace": 2,
+}
 # Those that put a space beside a token.
-_DECODER_GROWTHS: Mapping[str, int] = MappingProxyType({"WordPiece": 2, "BPEDecoder": 2, "CTC": 2})
+_DECODER_GROWTHS: Mapping[str, int] = {"WordPiece": 2, "BPEDecoder": 2, "CTC": 2}
 
 _Step = dict[str, Any]
 

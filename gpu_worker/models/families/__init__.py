@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 from gpu_worker.models.config import ModelConfig
@@ -29,13 +28,13 @@ class Family:
     """
 
     architecture: str
-    read: Callable[[JsonFile, str], ModelConfig]
+    read: Callable[[JsonFile], ModelConfig]
     sample: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
     def read_config(self, file: JsonFile) -> ModelConfig:
         """Read a configuration."""
-        return self.read(file, self.architecture)
+        return replace(self.read(file), architecture=self.architecture)
 
 
 def families() -> list[Family]:
@@ -47,4 +46,4 @@ def families() -> list[Family]:
 def find_families() -> Mapping[str, ReadConfig]:
     """Return how the configuration of each family is read, by the name that checkpoints give in `architectures`."""
     named = {name: family for family in families() for name in (family.architecture, *family.also)}
-    return MappingProxyType({name: family.read_config for name, family in sorted(named.items())})
+    return {name: family.read_config for name, family in sorted(named.items())}

@@ -21,10 +21,9 @@ from gpu_worker.models.mixture_config import later_layers, read_num_experts, rea
 from kernels.moe import RoutingRule
 
 
-def read_arcee(file: JsonFile, architecture: str) -> ModelConfig:
+def read_arcee(file: JsonFile) -> ModelConfig:
     """Read Arcee (AFM): Llama whose feed-forward blocks have squared ReLU and no gate."""
     traits = FamilyTraits(
-        architecture,
         attention=biased(file),
         is_gated=False,
         mlp_bias=file.boolean("mlp_bias", False),
@@ -43,7 +42,7 @@ _NAMES = TensorNames(
 _MIXTURE = MixtureNames(router=("mlp.router.gate",), choice_bias="mlp.expert_bias", shared="mlp.shared_experts")
 
 
-def read_afmoe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_afmoe(file: JsonFile) -> ModelConfig:
     """Read AFMoE: gated attention, rotated in its windows alone, norms around blocks, sigmoid routing."""
     _refuse(file)
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
@@ -58,7 +57,6 @@ def read_afmoe(file: JsonFile, architecture: str) -> ModelConfig:
         shared_size=inner_size * file.integer("num_shared_experts", 2),
     )
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=AttentionShape(head_norm=HeadNorm.HEADS, output_gate=True, has_gate_matrix=True),
         layer_windows=read_windows(file, all_but_every(file.integer("global_attn_every_n_layers", 4)), 1024),

@@ -14,7 +14,7 @@ from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile
 
 
-def read_encoder(file: JsonFile, architecture: str, *, skips_padding: bool) -> ModelConfig:
+def read_encoder(file: JsonFile, *, skips_padding: bool) -> ModelConfig:
     """Read BERT or a descendant; with `skips_padding`, positions begin behind the padding token's, as RoBERTa's do."""
     activation = read_activation(file, default="gelu")
     if (positions := file.text("position_embedding_type", "absolute")) != "absolute":
@@ -30,7 +30,6 @@ def read_encoder(file: JsonFile, architecture: str, *, skips_padding: bool) -> M
     num_segments = file.integer("type_vocab_size", 2)
     separator = _separator(file.path.parent) if num_segments > 1 else None
     return ModelConfig(
-        architecture=architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=size,
         intermediate_size=file.integer("intermediate_size"),

@@ -18,21 +18,20 @@ from gpu_worker.models.mixture_config import mixture_layers, read_num_experts, r
 from kernels.moe import RoutingRule
 
 
-def read_cohere(file: JsonFile, architecture: str) -> ModelConfig:
+def read_cohere(file: JsonFile) -> ModelConfig:
     """Read Command R (Cohere): blocks side by side, LayerNorm without bias, neighbouring dimensions turn together.
 
     Command R+ normalises each head of queries and keys besides.
     """
-    traits = replace(cohere_traits(file, architecture), rope_theta=500_000.0)
+    traits = replace(cohere_traits(file), rope_theta=500_000.0)
     if traits.attention is not None and file.boolean("use_qk_norm", False):
         traits = replace(traits, attention=replace(traits.attention, head_norm=HeadNorm.APART))
     return read_decoder(file, traits)
 
 
-def cohere_traits(file: JsonFile, architecture: str) -> FamilyTraits:
+def cohere_traits(file: JsonFile) -> FamilyTraits:
     """Return the traits that Cohere's first and second generation share."""
     return FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(interleaved=True)),
         block=BlockTraits(
             norm=NormKind(is_centered=True),
@@ -45,19 +44,19 @@ def cohere_traits(file: JsonFile, architecture: str) -> FamilyTraits:
     )
 
 
-def read_cohere2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_cohere2(file: JsonFile) -> ModelConfig:
     """Read Command R7B and Command A (Cohere 2): only layers with a window, three of four, rotate."""
     windows = read_windows(file, all_but_every(file.integer("sliding_window_pattern", 4)))
-    return rotate_windows_only(read_decoder(file, replace(cohere_traits(file, architecture), layer_windows=windows)))
+    return rotate_windows_only(read_decoder(file, replace(cohere_traits(file), layer_windows=windows)))
 
 
 _DENSE_PERIOD, _DENSE_SIZE = "prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size"
 _COMBINED, _CHOICE = "shared_expert_combination_strategy", "expert_selection_fn"
 
 
-def read_cohere2_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_cohere2_moe(file: JsonFile) -> ModelConfig:
     """Read Cohere 2 with experts: windows and parallel blocks; the first layers are dense and may all rotate."""
-    traits = replace(cohere_traits(file, architecture), head_dim=128, layer_windows=_windows(file))
+    traits = replace(cohere_traits(file), head_dim=128, layer_windows=_windows(file))
     if "rms_norm_eps" in file.names():
         traits = replace(traits, norm_eps=("rms_norm_eps", 1e-6), block=replace(traits.block, norm=NormKind()))
     config = read_decoder(file, traits)

@@ -62,7 +62,7 @@ def _check_sizes(file: JsonFile, shape: LatentShape) -> None:
         raise file.error("qk_rope_head_dim", problem)
 
 
-def read_deepseek_v2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_deepseek_v2(file: JsonFile) -> ModelConfig:
     """Read DeepSeek V2 and V2-Lite: attention by latent vectors, and mixtures behind the first layers."""
     num_experts = read_num_experts(file, "n_routed_experts", "num_experts")
     inner = file.integer("moe_intermediate_size")
@@ -73,7 +73,7 @@ def read_deepseek_v2(file: JsonFile, architecture: str) -> ModelConfig:
         MixtureNames(shared="mlp.shared_experts"),
         shared_size=inner * file.integer("n_shared_experts", 2, minimum=0),
     )
-    config = read_latent_decoder(file, FamilyTraits(architecture), is_interleaved=True)
+    config = read_latent_decoder(file, FamilyTraits(), is_interleaved=True)
     return with_silu_mixtures(file, config, shape, later_layers(file, 0))
 
 
@@ -95,18 +95,18 @@ def _read_rule(file: JsonFile, num_experts: int) -> RoutingRule:
 _RENAMED = ((r"^model\.blocks\.", "model.layers."),)
 
 
-def read_deepseek_v3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_deepseek_v3(file: JsonFile) -> ModelConfig:
     """Read DeepSeek V3 and its like: latent attention; behind the first layers, grouped routing with a bias."""
     names = TensorNames(renamed=_RENAMED, unused=nextn_tensors(file))
-    traits = FamilyTraits(architecture, block=BlockTraits(names=names))
+    traits = FamilyTraits(block=BlockTraits(names=names))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
     config = with_silu_mixtures(file, config, read_grouped_sigmoid(file), mixture_layers(file, 3))
     return replace(config, draft_head=read_nextn(file))
 
 
-def read_youtu(file: JsonFile, architecture: str) -> ModelConfig:
+def read_youtu(file: JsonFile) -> ModelConfig:
     """Read Youtu-LLM: DeepSeek V3's latent attention in a dense decoder."""
-    traits = FamilyTraits(architecture, is_tied=True)
+    traits = FamilyTraits(is_tied=True)
     return read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
 
 

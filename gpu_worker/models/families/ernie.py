@@ -15,15 +15,14 @@ from gpu_worker.models.mixture_config import all_layers, read_num_experts, read_
 from kernels.moe import RoutingRule
 
 
-def read_ernie4_5(file: JsonFile, architecture: str) -> ModelConfig:
+def read_ernie4_5(file: JsonFile) -> ModelConfig:
     """Read ERNIE 4.5 (dense): Llama with an interleaved rotation."""
-    return read_decoder(file, ernie_traits(file, architecture, head_dim=128))
+    return read_decoder(file, ernie_traits(file, head_dim=128))
 
 
-def ernie_traits(file: JsonFile, architecture: str, head_dim: int | None = None) -> FamilyTraits:
+def ernie_traits(file: JsonFile, head_dim: int | None = None) -> FamilyTraits:
     """Return the traits that ERNIE's models share."""
     return FamilyTraits(
-        architecture,
         head_dim=head_dim,
         attention=biased(file, AttentionShape(interleaved=True), field="use_bias"),
         mlp_bias=file.boolean("use_bias", False),
@@ -38,7 +37,7 @@ _MIXTURE = MixtureNames(
 )
 
 
-def read_ernie4_5_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_ernie4_5_moe(file: JsonFile) -> ModelConfig:
     """Read ERNIE 4.5 (mixtures): shared experts, and a bias for the choice alone, behind the first layer."""
     if file.boolean("use_bias", False):
         raise file.error("use_bias", "is true; supported: false, as in all published checkpoints")
@@ -52,7 +51,7 @@ def read_ernie4_5_moe(file: JsonFile, architecture: str) -> ModelConfig:
         has_choice_bias=True,
         shared_size=inner_size * file.integer("moe_num_shared_experts", 2, minimum=0),
     )
-    traits = ernie_traits(file, architecture)
+    traits = ernie_traits(file)
     names = TensorNames(unused=(r"model\.mtp_.*",))
     config = read_decoder(file, replace(traits, block=replace(traits.block, names=names)))
     return with_silu_mixtures(file, config, shape, _mixture_layers(file))

@@ -13,10 +13,9 @@ from gpu_worker.models.layer_types import all_but_every, read_windows
 from gpu_worker.models.mixture_config import mixture_layers, read_grouped_sigmoid, with_silu_mixtures
 
 
-def read_exaone4(file: JsonFile, architecture: str) -> ModelConfig:
+def read_exaone4(file: JsonFile) -> ModelConfig:
     """Read EXAONE 4: normalisations after blocks, and normalised heads; with windows, only layers with one rotate."""
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
         layer_windows=read_pattern(file),
         block=BlockTraits(names=olmo.NAMES),
@@ -43,13 +42,12 @@ _NAMES = TensorNames(
 )
 
 
-def read_exaone_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_exaone_moe(file: JsonFile) -> ModelConfig:
     """Read K-EXAONE: EXAONE 4's windows and heads, normalisation before the blocks, and DeepSeek V3's routing."""
     counts = ("num_experts", "num_local_experts")
     shape = read_grouped_sigmoid(file, 1024, counts=counts, shared="num_shared_experts")
     shape = replace(shape, rule=replace(shape.rule, scale=file.number("routed_scaling_factor", 2.5)))
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
         layer_windows=read_pattern(file),
         block=BlockTraits(names=_NAMES),

@@ -15,10 +15,10 @@ from gpu_worker.models.rope_config import has_ropes_by_type, read_rope
 from kernels.activation import Activation
 
 
-def read_gemma(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gemma(file: JsonFile) -> ModelConfig:
     """Read Gemma: GELU whatever the file says, scaled embeddings, and norm weights stored less one."""
     block = BlockTraits(norm=NormKind(is_offset=True), embedding_scale=file.integer("hidden_size") ** 0.5)
-    traits = FamilyTraits(architecture, head_dim=256, block=block, activation=Activation.GELU_TANH, is_tied=True)
+    traits = FamilyTraits(head_dim=256, block=block, activation=Activation.GELU_TANH, is_tied=True)
     return read_decoder(file, traits)
 
 
@@ -29,12 +29,12 @@ NAMES = TensorNames(
 )
 
 
-def read_gemma2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gemma2(file: JsonFile) -> ModelConfig:
     """Read Gemma 2: normalisations before and after each block, bounded scores, and a window in every other layer."""
-    return read_decoder(file, gemma2_traits(file, architecture, NAMES))
+    return read_decoder(file, gemma2_traits(file, NAMES))
 
 
-def gemma2_traits(file: JsonFile, architecture: str, names: TensorNames) -> FamilyTraits:
+def gemma2_traits(file: JsonFile, names: TensorNames) -> FamilyTraits:
     """Return the traits that Gemma 2 and VaultGemma share."""
     if file.boolean("use_bidirectional_attention", False):
         raise file.error("use_bidirectional_attention", "is true; supported: attention to earlier tokens only")
@@ -49,7 +49,6 @@ def gemma2_traits(file: JsonFile, architecture: str, names: TensorNames) -> Fami
         soft_cap=read_soft_cap(file, "attn_logit_softcapping", 50.0),
     )
     return FamilyTraits(
-        architecture,
         head_dim=256,
         attention=attention,
         layer_windows=read_windows(file, all_but_every(2)),
@@ -66,13 +65,13 @@ def read_soft_cap(file: JsonFile, name: str, default: float | None) -> float | N
     return file.number(name, default)
 
 
-def read_vaultgemma(file: JsonFile, architecture: str) -> ModelConfig:
+def read_vaultgemma(file: JsonFile) -> ModelConfig:
     """Read VaultGemma: Gemma 2 without normalisations behind the blocks."""
     names = TensorNames(before_feed_forward="pre_feedforward_layernorm")
-    return read_decoder(file, gemma2_traits(file, architecture, names))
+    return read_decoder(file, gemma2_traits(file, names))
 
 
-def read_gemma3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gemma3(file: JsonFile) -> ModelConfig:
     """Read Gemma 3 (text): Gemma 2 with normalised heads instead of bounds; windows have a rotation of their own.
 
     EmbeddingGemma is its layers alone, with attention in both directions.
@@ -89,7 +88,6 @@ def read_gemma3(file: JsonFile, architecture: str) -> ModelConfig:
     )
     attention = AttentionShape(scale=file.number("query_pre_attn_scalar", 256) ** -0.5, head_norm=HeadNorm.HEADS)
     traits = FamilyTraits(
-        architecture,
         head_dim=256,
         attention=replace(attention, sees_later=sees_later),
         layer_windows=_windows(file, sees_later),

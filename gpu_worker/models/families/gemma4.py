@@ -25,7 +25,7 @@ from kernels.moe import RoutingRule
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
-def read_gemma4(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gemma4(file: JsonFile) -> ModelConfig:
     """Read Gemma 4 (text): Gemma 3 with larger heads and shared projections where layers have no window.
 
     Its small models (E2B, E4B) give each layer a vector of the token, and their last layers read keys and values of
@@ -42,7 +42,6 @@ def read_gemma4(file: JsonFile, architecture: str) -> ModelConfig:
     full = RopeParameters(RopeType.PROPORTIONAL, 1e6, length, turning_share=0.25)
     sliding = RopeParameters(RopeType.DEFAULT, 1e4, length)
     traits = FamilyTraits(
-        architecture,
         head_dim=256,
         attention=AttentionShape(scale=1.0, head_norm=HeadNorm.HEADS, value_norm=True),
         layer_windows=_windows(file),

@@ -15,15 +15,14 @@ from gpu_worker.models.mixture_config import later_layers, read_grouped_sigmoid,
 _GLM_NAMES = TensorNames(gate_up=("gate_up_proj",))
 
 
-def read_glm(file: JsonFile, architecture: str) -> ModelConfig:
+def read_glm(file: JsonFile) -> ModelConfig:
     """Read GLM-4 of 2024 (GLM): Llama whose heads turn by half, neighbouring dimensions together."""
-    return read_decoder(file, glm_traits(file, architecture, _GLM_NAMES))
+    return read_decoder(file, glm_traits(file, _GLM_NAMES))
 
 
-def glm_traits(file: JsonFile, architecture: str, names: TensorNames) -> FamilyTraits:
+def glm_traits(file: JsonFile, names: TensorNames) -> FamilyTraits:
     """Return the traits that the dense models share."""
     return FamilyTraits(
-        architecture,
         head_dim=128,
         attention=AttentionShape(interleaved=True, qkv_bias=file.boolean("attention_bias", True)),
         block=BlockTraits(names=names),
@@ -39,15 +38,14 @@ _GLM4_NAMES = TensorNames(
 )
 
 
-def read_glm4(file: JsonFile, architecture: str) -> ModelConfig:
+def read_glm4(file: JsonFile) -> ModelConfig:
     """Read GLM-4-0414 (dense): GLM with normalisations after the blocks too."""
-    return read_decoder(file, glm_traits(file, architecture, _GLM4_NAMES))
+    return read_decoder(file, glm_traits(file, _GLM4_NAMES))
 
 
-def read_glm4_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_glm4_moe(file: JsonFile) -> ModelConfig:
     """Read GLM-4.5 and later mixtures: grouped routing with a bias, a shared expert, heads that rotate by half."""
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(
             qkv_bias=file.boolean("attention_bias", False),
             head_norm=HeadNorm.HEADS if file.boolean("use_qk_norm", False) else HeadNorm.NONE,

@@ -19,15 +19,14 @@ from gpu_worker.models.recurrent_config import read_mamba2, with_mixers
 from kernels.moe import RoutingRule
 
 
-def read_granite(file: JsonFile, architecture: str) -> ModelConfig:
+def read_granite(file: JsonFile) -> ModelConfig:
     """Read Granite (dense): Llama with factors on embeddings, attention scores, blocks and logits."""
-    return read_decoder(file, granite_traits(file, architecture))
+    return read_decoder(file, granite_traits(file))
 
 
-def granite_traits(file: JsonFile, architecture: str) -> FamilyTraits:
+def granite_traits(file: JsonFile) -> FamilyTraits:
     """Return the traits that all Granite models share."""
     return FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(scale=file.number("attention_multiplier", 1.0))),
         mlp_bias=file.boolean("mlp_bias", False),
         block=BlockTraits(
@@ -51,7 +50,7 @@ _MIXTURE = MixtureNames(
 )
 
 
-def read_granite_moe(file: JsonFile, architecture: str, shared_size: int = 0) -> ModelConfig:
+def read_granite_moe(file: JsonFile, shared_size: int = 0) -> ModelConfig:
     """Read Granite-MoE and PowerMoE: experts stored as one tensor; a `shared_size` of 0 is no shared expert."""
     num_experts = read_num_experts(file, "num_local_experts")
     shape = MixtureShape(
@@ -61,20 +60,20 @@ def read_granite_moe(file: JsonFile, architecture: str, shared_size: int = 0) ->
         _MIXTURE,
         shared_size=shared_size,
     )
-    return with_silu_mixtures(file, read_decoder(file, granite_traits(file, architecture)), shape, all_layers(file))
+    return with_silu_mixtures(file, read_decoder(file, granite_traits(file)), shape, all_layers(file))
 
 
-def read_granite_moe_shared(file: JsonFile, architecture: str) -> ModelConfig:
+def read_granite_moe_shared(file: JsonFile) -> ModelConfig:
     """Read Granite-MoE with an expert that all tokens get."""
-    return read_granite_moe(file, architecture, file.integer("shared_intermediate_size", 1024, minimum=0))
+    return read_granite_moe(file, file.integer("shared_intermediate_size", 1024, minimum=0))
 
 
 _THETAS = "layer_rope_theta"
 
 
-def read_granite_swa(file: JsonFile, architecture: str) -> ModelConfig:
+def read_granite_swa(file: JsonFile) -> ModelConfig:
     """Read Granite with windows in three layers of four, sinks in all, and a base of the rotation for each."""
-    return with_windows(file, read_decoder(file, replace(granite_traits(file, architecture), is_tied=True)))
+    return with_windows(file, read_decoder(file, replace(granite_traits(file), is_tied=True)))
 
 
 def with_windows(file: JsonFile, config: ModelConfig) -> ModelConfig:
@@ -106,10 +105,10 @@ def _thetas(file: JsonFile, rope: RopeParameters) -> list[float]:
     return [float(theta) for theta in thetas]
 
 
-def read_granitemoe_swa(file: JsonFile, architecture: str) -> ModelConfig:
+def read_granitemoe_swa(file: JsonFile) -> ModelConfig:
     """Read Granite-MoE with the windows, sinks and rotations of its dense sister."""
     shared_size = file.integer("shared_intermediate_size", 0, minimum=0)
-    return with_windows(file, read_granite_moe(file, architecture, shared_size))
+    return with_windows(file, read_granite_moe(file, shared_size))
 
 
 _RECURRENT = ("mamba", "linear_attention")
@@ -118,9 +117,9 @@ _KINDS = (*_RECURRENT, "attention", "full_attention")
 _DENSE_NAMES = TensorNames(gate_up=("input_linear",), down="output_linear", renamed=((r"\.shared_mlp\.", ".mlp."),))
 
 
-def read_granite_moe_hybrid(file: JsonFile, architecture: str) -> ModelConfig:
+def read_granite_moe_hybrid(file: JsonFile) -> ModelConfig:
     """Read Granite 4: Mamba-2 in most layers; experts beside one that all tokens get, or that one alone."""
-    config = _read_blocks(file, architecture, file.integer("shared_intermediate_size", 1024))
+    config = _read_blocks(file, file.integer("shared_intermediate_size", 1024))
     if file.fields.get("position_embedding_type") != "rope":
         config = map_attention(config, lambda shape: replace(shape, rotary=None))
     name = "layer_types" if "layer_types" in file.names() else "layers_block_type"
@@ -130,19 +129,19 @@ def read_granite_moe_hybrid(file: JsonFile, architecture: str) -> ModelConfig:
     return with_mixers(config, types, dict.fromkeys(_RECURRENT, read_mamba2(file)))
 
 
-def _read_blocks(file: JsonFile, architecture: str, shared_size: int) -> ModelConfig:
+def _read_blocks(file: JsonFile, shared_size: int) -> ModelConfig:
     if file.integer("num_local_experts", 8, minimum=0) > 0:
-        return read_granite_moe(file, architecture, shared_size)
-    config = read_decoder(file, replace(granite_traits(file, architecture), inner_size=shared_size))
+        return read_granite_moe(file, shared_size)
+    config = read_decoder(file, replace(granite_traits(file), inner_size=shared_size))
     return replace(config, block=replace(config.block, names=_DENSE_NAMES))
 
 
 _NAMES = TensorNames(after_mixer="post_norm1", after_feed_forward="post_norm2")
 
 
-def read_hyperclovax(file: JsonFile, architecture: str) -> ModelConfig:
+def read_hyperclovax(file: JsonFile) -> ModelConfig:
     """Read HyperCLOVA X: a normalisation behind each block too, and logits that are multiplied."""
-    traits = granite_traits(file, architecture)
+    traits = granite_traits(file)
     assert traits.attention is not None
     attention = traits.attention
     if "attention_multiplier" not in file.names():

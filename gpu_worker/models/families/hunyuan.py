@@ -29,16 +29,15 @@ _MAX_ALPHA = 1e6
 _NAMES = TensorNames(renamed=((r"\.query_layernorm\.", ".q_norm."), (r"\.key_layernorm\.", ".k_norm.")))
 
 
-def read_hunyuan_v1_dense(file: JsonFile, architecture: str) -> ModelConfig:
+def read_hunyuan_v1_dense(file: JsonFile) -> ModelConfig:
     """Read Hunyuan (dense): heads that are normalised behind the rotation, whose base a constant may stretch."""
-    return read_decoder(file, hunyuan_traits(file, architecture))
+    return read_decoder(file, hunyuan_traits(file))
 
 
-def hunyuan_traits(file: JsonFile, architecture: str) -> FamilyTraits:
+def hunyuan_traits(file: JsonFile) -> FamilyTraits:
     """Return the traits that Hunyuan's first models share."""
     rope = _read_rope(file)
     return FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.ROTATED)),
         block=BlockTraits(names=_NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
@@ -65,7 +64,7 @@ def _read_rope(file: JsonFile) -> RopeParameters:
 _MIXTURE = MixtureNames(router=("mlp.gate.wg",), shared="mlp.shared_mlp")
 
 
-def read_hunyuan_v1_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_hunyuan_v1_moe(file: JsonFile) -> ModelConfig:
     """Read Hunyuan (mixtures, A13B): experts beside a shared one in every layer, counted once or by layer."""
     if file.boolean("use_cla", False):
         raise file.error("use_cla", "is true; supported: false, layers with keys and values of their own")
@@ -73,7 +72,7 @@ def read_hunyuan_v1_moe(file: JsonFile, architecture: str) -> ModelConfig:
     inner_size = file.integer("intermediate_size")
     if set(read_by_layer(file, "moe_intermediate_size", inner_size)) != {inner_size}:
         raise file.error("moe_intermediate_size", "differs from intermediate_size; supported: the same for all experts")
-    config = read_decoder(file, hunyuan_traits(file, architecture))
+    config = read_decoder(file, hunyuan_traits(file))
     numbers = (
         read_by_layer(file, name, default)
         for name, default in (("num_experts", None), ("moe_topk", 1), ("num_shared_expert", 1))
@@ -100,7 +99,7 @@ _RENAMED = (
 )
 
 
-def read_hy_v3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_hy_v3(file: JsonFile) -> ModelConfig:
     """Read Hunyuan 3: Qwen3's attention; behind the first layer, sigmoid routing with a bias and a shared expert."""
     mlp_bias = file.boolean("mlp_bias", False)
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
@@ -116,7 +115,6 @@ def read_hy_v3(file: JsonFile, architecture: str) -> ModelConfig:
         has_shared_biases=mlp_bias,
     )
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
         mlp_bias=mlp_bias,

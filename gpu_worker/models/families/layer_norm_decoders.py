@@ -41,7 +41,7 @@ _GPT2_NAMES = TensorNames(
 )
 
 
-def read_gpt2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gpt2(file: JsonFile) -> ModelConfig:
     """Read GPT-2: learned positions, LayerNorm, biases throughout, and transposed matrices."""
     if not file.boolean("scale_attn_weights", True):
         raise file.error("scale_attn_weights", "is false; supported: true, scores over the square root of heads' size")
@@ -52,7 +52,6 @@ def read_gpt2(file: JsonFile, architecture: str) -> ModelConfig:
     renamed = {ours: file.fields.get(theirs) for theirs, ours in _FIELDS.items()}
     file = JsonFile(file.path, {**file.fields, **renamed, "head_dim": None, "max_position_embeddings": length})
     traits = FamilyTraits(
-        architecture,
         shares_kv_heads=False,
         attention=AttentionShape(qkv_bias=True, output_bias=True, rotary=None),
         is_gated=False,
@@ -86,10 +85,9 @@ _GPT_NEOX_NAMES = TensorNames(
 )
 
 
-def read_gpt_neox(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gpt_neox(file: JsonFile) -> ModelConfig:
     """Read GPT-NeoX, Pythia and their like: parallel blocks with a LayerNorm each, matrices that go by heads."""
     traits = FamilyTraits(
-        architecture,
         shares_kv_heads=False,
         attention=biased(file, AttentionShape(by_head=True), default=True),
         is_gated=False,
@@ -108,10 +106,9 @@ def read_gpt_neox(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_jais2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_jais2(file: JsonFile) -> ModelConfig:
     """Read Jais 2: LayerNorm, squared ReLU without a gate, and biases throughout."""
     traits = FamilyTraits(
-        architecture,
         attention=biased(file, default=True),
         is_gated=False,
         mlp_bias=file.boolean("mlp_bias", True),
@@ -122,10 +119,9 @@ def read_jais2(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_nemotron(file: JsonFile, architecture: str) -> ModelConfig:
+def read_nemotron(file: JsonFile) -> ModelConfig:
     """Read Nemotron and Minitron (dense): LayerNorm stored less one, heads that turn in part, squared ReLU."""
     traits = FamilyTraits(
-        architecture,
         attention=biased(file),
         is_gated=False,
         mlp_bias=file.boolean("mlp_bias", False),
@@ -152,7 +148,7 @@ _OPT_NAMES = TensorNames(
 )
 
 
-def read_opt(file: JsonFile, architecture: str) -> ModelConfig:
+def read_opt(file: JsonFile) -> ModelConfig:
     """Read OPT: learned positions, LayerNorm before blocks, ReLU, biases throughout."""
     if not file.boolean("do_layer_norm_before", True):
         raise file.error("do_layer_norm_before", "is false; supported: true, normalisation before blocks")
@@ -165,7 +161,6 @@ def read_opt(file: JsonFile, architecture: str) -> ModelConfig:
         raise file.error("word_embed_proj_dim", f"is {size}; it must be hidden_size ({hidden_size})")
     bias = file.boolean("enable_bias", True)
     traits = FamilyTraits(
-        architecture,
         shares_kv_heads=False,
         attention=AttentionShape(qkv_bias=bias, output_bias=bias, rotary=None),
         is_gated=False,
@@ -186,14 +181,13 @@ def read_opt(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_stablelm(file: JsonFile, architecture: str) -> ModelConfig:
+def read_stablelm(file: JsonFile) -> ModelConfig:
     """Read StableLM 2: heads that turn in part; in the 12B model, parallel blocks and normalised heads."""
     is_parallel = file.boolean("use_parallel_residual", False)
     names = TensorNames(renamed=((r"\.([qk])_layernorm\.norms\.", r".\1_norm."),))
     if is_parallel:
         names = replace(names, before_feed_forward=None)
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(
             qkv_bias=file.boolean("use_qkv_bias", False),
             head_norm=HeadNorm.APART if file.boolean("qk_layernorm", False) else HeadNorm.NONE,
@@ -205,10 +199,9 @@ def read_stablelm(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_starcoder2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_starcoder2(file: JsonFile) -> ModelConfig:
     """Read StarCoder2: LayerNorm, biases throughout, and a feed-forward block without a gate."""
     traits = FamilyTraits(
-        architecture,
         attention=biased(file, field="use_bias", default=True),
         layer_windows=read_uniform_windows(file),
         is_gated=False,

@@ -36,16 +36,15 @@ _NAMES = TensorNames(
 )
 
 
-def read_lfm2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_lfm2(file: JsonFile) -> ModelConfig:
     """Read LFM2: gated short convolutions in most layers, attention with normalised heads in the others."""
-    traits = replace(lfm2_traits(file, architecture), inner_size=_inner_size(file))
+    traits = replace(lfm2_traits(file), inner_size=_inner_size(file))
     return with_convolutions(file, read_decoder(file, traits))
 
 
-def lfm2_traits(file: JsonFile, architecture: str) -> FamilyTraits:
+def lfm2_traits(file: JsonFile) -> FamilyTraits:
     """Return the traits that LFM2's models share."""
     return FamilyTraits(
-        architecture,
         attention=AttentionShape(head_norm=HeadNorm.HEADS),
         block=BlockTraits(names=_NAMES),
         norm_eps=("norm_eps", 1e-5),
@@ -86,9 +85,9 @@ def _inner_size(file: JsonFile) -> int:
 _MIXTURE = MixtureNames(matrices=("w1", "w3", "w2"), choice_bias="mlp.expert_bias")
 
 
-def read_lfm2_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_lfm2_moe(file: JsonFile) -> ModelConfig:
     """Read LFM2-MoE: LFM2 with sigmoid routing behind the first layers."""
-    config = with_convolutions(file, read_decoder(file, lfm2_traits(file, architecture)))
+    config = with_convolutions(file, read_decoder(file, lfm2_traits(file)))
     num_experts = read_num_experts(file, "num_experts")
     rule = RoutingRule(
         read_top_k(file, num_experts, 4),

@@ -11,10 +11,9 @@ from gpu_worker.models.layer_types import read_rotating_layers, read_windows
 from kernels.activation import Activation
 
 
-def read_llama(file: JsonFile, architecture: str) -> ModelConfig:
+def read_llama(file: JsonFile) -> ModelConfig:
     """Read Llama 2 and 3 and the many models that share their form: the plain decoder, every bias optional."""
     traits = FamilyTraits(
-        architecture,
         attention=biased(file),
         mlp_bias=file.boolean("mlp_bias", False),
     )
@@ -25,11 +24,10 @@ _NAMES = TensorNames(before_mixer="attention_layernorm", before_feed_forward="fe
 _LEARNED = "xielu"
 
 
-def read_apertus(file: JsonFile, architecture: str) -> ModelConfig:
+def read_apertus(file: JsonFile) -> ModelConfig:
     """Read Apertus: normalised heads, and a block without a gate whose function (xIELU) each layer has learned."""
     is_learned = file.text("hidden_act", _LEARNED) == _LEARNED
     traits = FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
         is_gated=False,
         block=BlockTraits(names=_NAMES),
@@ -40,10 +38,9 @@ def read_apertus(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_cwm(file: JsonFile, architecture: str) -> ModelConfig:
+def read_cwm(file: JsonFile) -> ModelConfig:
     """Read CWM (Meta's Code World Model): a window in all layers but the first and every fourth after it."""
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         mlp_bias=file.boolean("mlp_bias", False),
         layer_windows=read_windows(file, lambda layer: layer % 4 != 0, 8192),
@@ -53,10 +50,9 @@ def read_cwm(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_helium(file: JsonFile, architecture: str) -> ModelConfig:
+def read_helium(file: JsonFile) -> ModelConfig:
     """Read Helium: Llama whose neighbouring dimensions turn together."""
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=AttentionShape(interleaved=True, qkv_bias=file.boolean("attention_bias", False)),
         mlp_bias=file.boolean("mlp_bias", False),
@@ -66,11 +62,10 @@ def read_helium(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_internlm3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_internlm3(file: JsonFile) -> ModelConfig:
     """Read InternLM 3; published configurations have other names for its biases."""
     field = "attention_bias" if "attention_bias" in file.names() else "qkv_bias"
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=biased(file, field=field),
         mlp_bias=file.boolean("mlp_bias" if "mlp_bias" in file.names() else "bias", False),
@@ -79,14 +74,13 @@ def read_internlm3(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_iquestcoder(file: JsonFile, architecture: str) -> ModelConfig:
+def read_iquestcoder(file: JsonFile) -> ModelConfig:
     """Read IQuest-Coder: Llama, without the clipping and windows that its configuration has fields for."""
     if "clip_qkv" in file.names():
         raise file.error("clip_qkv", "is set; supported: null, as in all published checkpoints")
     if file.boolean("use_sliding_window", False):
         raise file.error("use_sliding_window", "is true; supported: false, as in all published checkpoints")
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=biased(file),
         mlp_bias=file.boolean("mlp_bias", False),
@@ -95,23 +89,22 @@ def read_iquestcoder(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_seed_oss(file: JsonFile, architecture: str) -> ModelConfig:
+def read_seed_oss(file: JsonFile) -> ModelConfig:
     """Read Seed-OSS: Llama with biases on queries, keys and values."""
     attention = AttentionShape(
         qkv_bias=file.boolean("attention_bias", True), output_bias=file.boolean("attention_out_bias", False)
     )
     mlp_bias = file.boolean("mlp_bias", False)
-    return read_decoder(file, FamilyTraits(architecture, head_dim=128, attention=attention, mlp_bias=mlp_bias))
+    return read_decoder(file, FamilyTraits(head_dim=128, attention=attention, mlp_bias=mlp_bias))
 
 
-def read_smollm3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_smollm3(file: JsonFile) -> ModelConfig:
     """Read SmolLM3: Llama whose every fourth layer does not rotate."""
     rotates = read_rotating_layers(file)
     windows = None
     if file.boolean("use_sliding_window", False):
         windows = read_windows(file, lambda layer: not rotates[layer])
     traits = FamilyTraits(
-        architecture,
         attention=biased(file),
         mlp_bias=file.boolean("mlp_bias", False),
         layer_windows=windows,

@@ -23,13 +23,12 @@ _NAMES = TensorNames(renamed=((r"\.feed_forward\.", ".mlp."),))
 _MIXTURE = MixtureNames(router=("mlp.router",), is_transposed=True)
 
 
-def read_llama4(file: JsonFile, architecture: str) -> ModelConfig:
+def read_llama4(file: JsonFile) -> ModelConfig:
     """Read Llama 4: chunks in layers that rotate, growing queries in those that do not, and one expert a token."""
     # Lengths of queries and keys are made one behind the rotation, which also undoes what it multiplies them by.
     is_normalised = file.boolean("use_qk_norm", True)
     rope = read_rope(file)
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=biased(file, AttentionShape(interleaved=True)),
         block=BlockTraits(names=_NAMES),

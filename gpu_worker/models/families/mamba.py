@@ -25,11 +25,10 @@ _BAMBA_NAMES = TensorNames(
 )
 
 
-def read_bamba(file: JsonFile, architecture: str) -> ModelConfig:
+def read_bamba(file: JsonFile) -> ModelConfig:
     """Read Bamba: Mamba-2 in most layers, attention whose heads turn by half in the others."""
     has_bias = file.boolean("attention_bias", False)
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(qkv_bias=has_bias, output_bias=has_bias),
         mlp_bias=file.boolean("mlp_bias", False),
         norm_eps=("rms_norm_eps", 1e-5),
@@ -48,7 +47,7 @@ _FALCON_H1_NAMES = TensorNames(
 _NORM, _NORM_FIRST = "mamba_rms_norm", "mamba_norm_before_gate"
 
 
-def read_falcon_h1(file: JsonFile, architecture: str) -> ModelConfig:
+def read_falcon_h1(file: JsonFile) -> ModelConfig:
     """Read Falcon-H1: attention and Mamba-2 side by side in every layer, and factors nearly everywhere."""
     block = BlockTraits(
         names=_FALCON_H1_NAMES,
@@ -57,7 +56,6 @@ def read_falcon_h1(file: JsonFile, architecture: str) -> ModelConfig:
     )
     has_bias = file.boolean("attention_bias", False)
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(qkv_bias=has_bias, output_bias=has_bias),
         mlp_bias=file.boolean("mlp_bias", False),
         norm_eps=("rms_norm_eps", 1e-5),
@@ -144,13 +142,12 @@ _NEMOTRON_H_FIELDS = Mamba2Fields(
 )
 
 
-def read_nemotron_h(file: JsonFile, architecture: str) -> ModelConfig:
+def read_nemotron_h(file: JsonFile) -> ModelConfig:
     """Read Nemotron-H and Nemotron 3: a layer is Mamba-2, unrotated attention, squared ReLU, or experts."""
     pattern = _read_pattern(file)
     if file.boolean("attention_bias", False):
         raise file.error("attention_bias", "is true; attention of this family is served without biases")
     traits = FamilyTraits(
-        architecture,
         num_layers=len(pattern),
         head_dim=file.integer("attention_head_dim", 128, minimum=4, maximum=1024),
         attention=AttentionShape(rotary=None),
@@ -229,10 +226,9 @@ _MAMBA2_FIELDS = Mamba2Fields(
 )
 
 
-def read_mamba2_model(file: JsonFile, architecture: str) -> ModelConfig:
+def read_mamba2_model(file: JsonFile) -> ModelConfig:
     """Read Mamba-2 itself: one block a layer, no attention anywhere."""
     traits = FamilyTraits(
-        architecture,
         attention=None,
         has_feed_forward=False,
         norm_eps=("layer_norm_epsilon", 1e-5),

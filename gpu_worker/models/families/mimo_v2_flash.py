@@ -24,7 +24,7 @@ _NAMES = TensorNames(
 )
 
 
-def read_mimo_v2_flash(file: JsonFile, architecture: str) -> ModelConfig:
+def read_mimo_v2_flash(file: JsonFile) -> ModelConfig:
     """Read MiMo V2 Flash: windows with sinks and more key heads; value heads have another size."""
     _refuse(file)
     kinds = _kinds(file)
@@ -37,7 +37,6 @@ def read_mimo_v2_flash(file: JsonFile, architecture: str) -> ModelConfig:
         has_choice_bias=True,
     )
     traits = FamilyTraits(
-        architecture,
         head_dim=192,
         attention=AttentionShape(
             qkv_bias=file.boolean("attention_bias", False),

@@ -22,21 +22,20 @@ from gpu_worker.models.rope_config import read_query_growth, read_rope
 from kernels.moe import RoutingRule
 
 
-def read_mistral(file: JsonFile, architecture: str) -> ModelConfig:
+def read_mistral(file: JsonFile) -> ModelConfig:
     """Read Mistral: one sliding window for all layers, 4096 if the field is absent, none if it is null."""
-    return read_decoder(file, FamilyTraits(architecture, layer_windows=read_uniform_windows(file, 4096)))
+    return read_decoder(file, FamilyTraits(layer_windows=read_uniform_windows(file, 4096)))
 
 
-def read_ministral(file: JsonFile, architecture: str) -> ModelConfig:
+def read_ministral(file: JsonFile) -> ModelConfig:
     """Read Ministral (2024, 8B): Mistral with a window in some layers."""
     windows = read_windows(file, lambda _layer: True)
-    return read_decoder(file, FamilyTraits(architecture, layer_windows=windows))
+    return read_decoder(file, FamilyTraits(layer_windows=windows))
 
 
-def read_ministral3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_ministral3(file: JsonFile) -> ModelConfig:
     """Read Ministral 3: Mistral whose queries grow with their position, beyond the length of the first training."""
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=AttentionShape(query_growth=read_query_growth(file)),
         layer_windows=read_uniform_windows(file),
@@ -46,7 +45,7 @@ def read_ministral3(file: JsonFile, architecture: str) -> ModelConfig:
     return read_decoder(file, traits)
 
 
-def read_mistral4(file: JsonFile, architecture: str) -> ModelConfig:
+def read_mistral4(file: JsonFile) -> ModelConfig:
     """Read Mistral 4: DeepSeek's latent attention and experts by softmax, and queries that grow with their position."""
     num_experts = read_num_experts(file, "n_routed_experts", "num_local_experts")
     top_k, inner = read_top_k(file, num_experts, 4), file.integer("moe_intermediate_size")
@@ -66,7 +65,7 @@ def read_mistral4(file: JsonFile, architecture: str) -> ModelConfig:
         MixtureNames(shared="mlp.shared_experts"),
         shared_size=inner * file.integer("n_shared_experts", 1, minimum=0),
     )
-    traits = FamilyTraits(architecture, rope=read_rope(file), max_model_len=file.integer("max_position_embeddings"))
+    traits = FamilyTraits(rope=read_rope(file), max_model_len=file.integer("max_position_embeddings"))
     config = read_latent_decoder(file, traits, is_interleaved=file.boolean("rope_interleave", True))
     return with_silu_mixtures(file, config, shape, later_layers(file, 0))
 
@@ -78,7 +77,7 @@ NAMES = MixtureNames(
 )
 
 
-def read_mixtral(file: JsonFile, architecture: str) -> ModelConfig:
+def read_mixtral(file: JsonFile) -> ModelConfig:
     """Read Mixtral: experts in every layer, two of eight for a token, whose weights add up to one."""
     num_experts = read_num_experts(file, "num_local_experts")
     shape = MixtureShape(
@@ -87,7 +86,7 @@ def read_mixtral(file: JsonFile, architecture: str) -> ModelConfig:
         RoutingRule(read_top_k(file, num_experts, 2), renormalize=True),
         NAMES,
     )
-    traits = FamilyTraits(architecture, layer_windows=read_uniform_windows(file), rope_theta=1e6)
+    traits = FamilyTraits(layer_windows=read_uniform_windows(file), rope_theta=1e6)
     config = read_decoder(file, traits)
     return with_silu_mixtures(file, config, shape, all_layers(file))
 

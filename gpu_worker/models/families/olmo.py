@@ -24,28 +24,28 @@ NAMES = TensorNames(
 )
 
 
-def read_olmo2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_olmo2(file: JsonFile) -> ModelConfig:
     """Read OLMo 2: normalisations after the blocks instead of before, and of all queries and keys as one vector."""
-    return read_decoder(file, olmo_traits(file, architecture))
+    return read_decoder(file, olmo_traits(file))
 
 
-def olmo_traits(file: JsonFile, architecture: str) -> FamilyTraits:
+def olmo_traits(file: JsonFile) -> FamilyTraits:
     """Return the traits that OLMo 2 and 3 share."""
     attention = biased(file, AttentionShape(head_norm=HeadNorm.WHOLE))
     eps = ("rms_norm_eps", 1e-5)
-    return FamilyTraits(architecture, attention=attention, block=BlockTraits(names=NAMES), norm_eps=eps)
+    return FamilyTraits(attention=attention, block=BlockTraits(names=NAMES), norm_eps=eps)
 
 
 _THETA = 500_000.0
 
 
-def read_olmo3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_olmo3(file: JsonFile) -> ModelConfig:
     """Read OLMo 3: OLMo 2 with a window in three layers of four, whose rotation is not scaled."""
     by_type = has_ropes_by_type(file)
     full = read_rope(file, "full_attention" if by_type else None, default_theta=_THETA)
     sliding = read_rope(file, "sliding_attention", default_theta=_THETA) if by_type else _unscaled(full, file)
     traits = replace(
-        olmo_traits(file, architecture),
+        olmo_traits(file),
         layer_windows=read_windows(file, all_but_every(4)),
         rope=full,
         max_model_len=file.integer("max_position_embeddings"),
@@ -57,7 +57,7 @@ def _unscaled(rope: RopeParameters, file: JsonFile) -> RopeParameters:
     return RopeParameters(RopeType.DEFAULT, rope.theta, file.integer("max_position_embeddings"))
 
 
-def read_olmoe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_olmoe(file: JsonFile) -> ModelConfig:
     """Read OLMoE: many small experts, and queries and keys normalised over all heads at once."""
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     shape = MixtureShape(
@@ -66,14 +66,13 @@ def read_olmoe(file: JsonFile, architecture: str) -> ModelConfig:
         RoutingRule(read_top_k(file, num_experts, 8), renormalize=file.boolean("norm_topk_prob", False)),
     )
     traits = FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.WHOLE, qkv_clip=file.optional_number("clip_qkv"))),
         norm_eps=("rms_norm_eps", 1e-5),
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))
 
 
-def read_flex_olmo(file: JsonFile, architecture: str) -> ModelConfig:
+def read_flex_olmo(file: JsonFile) -> ModelConfig:
     """Read FlexOlmo: OLMo 2's layers with experts in place of its feed-forward blocks."""
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     shape = MixtureShape(
@@ -81,7 +80,7 @@ def read_flex_olmo(file: JsonFile, architecture: str) -> ModelConfig:
         file.integer("intermediate_size"),
         RoutingRule(read_top_k(file, num_experts, 5), renormalize=file.boolean("norm_topk_prob", False)),
     )
-    traits = replace(olmo_traits(file, architecture), norm_eps=("rms_norm_eps", 1e-6), rope_theta=500_000.0)
+    traits = replace(olmo_traits(file), norm_eps=("rms_norm_eps", 1e-6), rope_theta=500_000.0)
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))
 
 

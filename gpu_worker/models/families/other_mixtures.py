@@ -27,13 +27,12 @@ from kernels.activation.experts import clamped_swiglu
 from kernels.moe import RoutingRule
 
 
-def read_dots1(file: JsonFile, architecture: str) -> ModelConfig:
+def read_dots1(file: JsonFile) -> ModelConfig:
     """Read dots.llm1: Qwen3's attention, and DeepSeek V3's routing behind the first layers."""
     first_window = file.integer("max_window_layers", 62, minimum=0)
     shape = read_grouped_sigmoid(file, 1408, counts=("n_routed_experts",))
     shape = replace(shape, rule=replace(shape.rule, renormalize=file.boolean("norm_topk_prob", False)))
     traits = FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
         layer_windows=read_windows(file, lambda layer: layer >= first_window),
     )
@@ -43,7 +42,7 @@ def read_dots1(file: JsonFile, architecture: str) -> ModelConfig:
 NAMES = MixtureNames(router=("mlp.router",), is_transposed=True, is_interleaved=True)
 
 
-def read_gpt_oss(file: JsonFile, architecture: str) -> ModelConfig:
+def read_gpt_oss(file: JsonFile) -> ModelConfig:
     """Read gpt-oss: sinks, sliding windows in every other layer, and experts of clamped numbers in MXFP4."""
     num_experts = read_num_experts(file, "num_local_experts", "num_experts")
     shape = MixtureShape(
@@ -56,7 +55,6 @@ def read_gpt_oss(file: JsonFile, architecture: str) -> ModelConfig:
         has_expert_biases=True,
     )
     traits = FamilyTraits(
-        architecture,
         head_dim=64,
         attention=biased(file, AttentionShape(has_sinks=True), default=True),
         layer_windows=read_windows(file, all_but_every(2), 128),
@@ -70,7 +68,7 @@ def read_gpt_oss(file: JsonFile, architecture: str) -> ModelConfig:
 _MELLUM_NAMES = TensorNames(unused=(r"mtp\..*",))
 
 
-def read_mellum(file: JsonFile, architecture: str) -> ModelConfig:
+def read_mellum(file: JsonFile) -> ModelConfig:
     """Read Mellum 2: Qwen3-MoE with windows in some layers, which rotate by another base, and dense blocks in some."""
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
     shape = MixtureShape(
@@ -80,7 +78,6 @@ def read_mellum(file: JsonFile, architecture: str) -> ModelConfig:
     )
     full, sliding = read_rope(file, "full_attention", default_theta=5e5), read_rope(file, "sliding_attention")
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
         layer_windows=read_windows(file, lambda _layer: False, default=1024),
@@ -102,7 +99,7 @@ _MIXTURE = MixtureNames(
 _MINIMAX_M2_NAMES = TensorNames(renamed=((r"\.mlp\.e_score_correction_bias$", f".{_BLOCK}.e_score_correction_bias"),))
 
 
-def read_minimax_m2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_minimax_m2(file: JsonFile) -> ModelConfig:
     """Read MiniMax M2: sigmoid routing with a bias, normalised queries and keys; `rotary_dim` dimensions rotate."""
     num_experts = read_num_experts(file, "num_local_experts")
     head_dim = file.integer("head_dim", 128)
@@ -114,7 +111,6 @@ def read_minimax_m2(file: JsonFile, architecture: str) -> ModelConfig:
         has_choice_bias=True,
     )
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=AttentionShape(head_norm=HeadNorm.WHOLE),
         block=BlockTraits(names=_MINIMAX_M2_NAMES),
@@ -124,11 +120,10 @@ def read_minimax_m2(file: JsonFile, architecture: str) -> ModelConfig:
     return with_silu_mixtures(file, read_decoder(file, traits), shape, all_layers(file))
 
 
-def read_solar_open(file: JsonFile, architecture: str) -> ModelConfig:
+def read_solar_open(file: JsonFile) -> ModelConfig:
     """Read Solar Open: Llama's attention, and GLM's routing and shared expert in every layer."""
     shape = read_grouped_sigmoid(file, 1280)
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=AttentionShape(qkv_bias=file.boolean("attention_bias", False)),
         inner_size=shape.expert_size,

@@ -26,12 +26,11 @@ _PHI_NAMES = TensorNames(
 )
 
 
-def read_phi(file: JsonFile, architecture: str) -> ModelConfig:
+def read_phi(file: JsonFile) -> ModelConfig:
     """Read Phi 1, 1.5 and 2: parallel blocks behind one LayerNorm, heads that turn in part, and biases everywhere."""
     if file.boolean("qk_layernorm", False):
         raise file.error("qk_layernorm", "is true; supported: false, as in all published checkpoints")
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(qkv_bias=True, output_bias=True),
         is_gated=False,
         mlp_bias=True,
@@ -48,10 +47,9 @@ def read_phi(file: JsonFile, architecture: str) -> ModelConfig:
 _PHI3_NAMES = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
 
-def read_phi3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_phi3(file: JsonFile) -> ModelConfig:
     """Read Phi-3 and Phi-4: Llama with matrices that are stored as one, heads that turn in part, and LongRoPE."""
     traits = FamilyTraits(
-        architecture,
         layer_windows=read_uniform_windows(file),
         block=BlockTraits(names=_PHI3_NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
@@ -66,7 +64,7 @@ _MIXTURE = MixtureNames(
 )
 
 
-def read_phimoe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_phimoe(file: JsonFile) -> ModelConfig:
     """Read Phi-3.5-MoE: two experts a token by a sparse mixer, LayerNorm, LongRoPE, and biases."""
     num_experts = read_num_experts(file, "num_local_experts")
     top_k = read_top_k(file, num_experts, 2)
@@ -81,7 +79,6 @@ def read_phimoe(file: JsonFile, architecture: str) -> ModelConfig:
     )
     rope = _read_rope(file)
     traits = FamilyTraits(
-        architecture,
         attention=biased(file),
         layer_windows=read_uniform_windows(file),
         block=BlockTraits(

@@ -20,31 +20,28 @@ from kernels.gated_delta import DeltaSizes
 from kernels.moe import RoutingRule
 
 
-def read_qwen2(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen2(file: JsonFile) -> ModelConfig:
     """Read Qwen2 and Qwen2.5: query, key and value biases, and an optional sliding window in some layers."""
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(qkv_bias=True),
         layer_windows=read_optional_windows(file),
     )
     return read_decoder(file, traits)
 
 
-def read_qwen2_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen2_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen1.5-MoE and Qwen2-MoE: small experts, and one that all tokens get, weighed by a score of its own."""
     shape = _read_shared_mixture(file, top_k=4, renormalize=file.boolean("norm_topk_prob", False))
     traits = FamilyTraits(
-        architecture,
         attention=AttentionShape(qkv_bias=file.boolean("qkv_bias", True)),
         layer_windows=read_optional_windows(file),
     )
     return with_silu_mixtures(file, read_decoder(file, traits), shape, sparse_layers(file))
 
 
-def read_qwen3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen3(file: JsonFile) -> ModelConfig:
     """Read Qwen3 (dense): normalised query and key heads, and an optional sliding window in some layers."""
     traits = FamilyTraits(
-        architecture,
         head_dim=128,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
         layer_windows=read_optional_windows(file),
@@ -56,7 +53,7 @@ SEEING = "qwen3_vl_moe_text"
 """The text part of Qwen3-VL-MoE, whose published experts are stored transposed."""
 
 
-def read_qwen3_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen3_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen3-MoE: Qwen3 with small experts in place of its feed-forward blocks; a window is one of all layers."""
     windows = read_uniform_windows(file) if file.boolean("use_sliding_window", False) else None
     num_experts = read_num_experts(file, "num_experts", "num_local_experts")
@@ -67,7 +64,6 @@ def read_qwen3_moe(file: JsonFile, architecture: str) -> ModelConfig:
         MixtureNames(is_transposed=None if file.text("model_type", "") == SEEING else False),
     )
     traits = FamilyTraits(
-        architecture,
         attention=biased(file, AttentionShape(head_norm=HeadNorm.HEADS)),
         layer_windows=windows,
     )
@@ -77,16 +73,13 @@ def read_qwen3_moe(file: JsonFile, architecture: str) -> ModelConfig:
 _LINEAR = "linear_attention"
 
 
-def _read_hybrid(
-    file: JsonFile, architecture: str, *, by_key_head: bool, inner_size: str = "intermediate_size"
-) -> ModelConfig:
+def _read_hybrid(file: JsonFile, *, by_key_head: bool, inner_size: str = "intermediate_size") -> ModelConfig:
     """Read a hybrid of gated delta nets and gated attention, by default three to one; `inner_size` is a field."""
     attention = biased(file, AttentionShape(head_norm=HeadNorm.HEADS, output_gate=True))
     # The head that predicts further tokens is no part of the model.
     names = TensorNames(unused=(r"mtp\..*",))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     traits = FamilyTraits(
-        architecture,
         head_dim=256,
         attention=attention,
         block=block,
@@ -133,21 +126,21 @@ def _read_gated_delta(file: JsonFile, *, by_key_head: bool) -> GatedDeltaShape:
     return GatedDeltaShape(sizes, width, by_key_head)
 
 
-def read_qwen3_next(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen3_next(file: JsonFile) -> ModelConfig:
     """Read Qwen3-Next: gated delta nets, gated attention, and small experts with one that all tokens get."""
-    config = _read_hybrid(file, architecture, by_key_head=True)
+    config = _read_hybrid(file, by_key_head=True)
     mixture = _read_shared_mixture(file, top_k=10, renormalize=file.boolean("norm_topk_prob", True))
     return with_silu_mixtures(file, config, mixture, sparse_layers(file))
 
 
-def read_qwen3_5(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen3_5(file: JsonFile) -> ModelConfig:
     """Read Qwen3.5 and 3.6 (dense): three gated delta nets to each layer of gated attention with partial rotation."""
-    return _read_hybrid(file, architecture, by_key_head=False)
+    return _read_hybrid(file, by_key_head=False)
 
 
-def read_qwen3_5_moe(file: JsonFile, architecture: str) -> ModelConfig:
+def read_qwen3_5_moe(file: JsonFile) -> ModelConfig:
     """Read Qwen3.5-MoE and 3.6: Qwen3.5 with small experts, and one that all tokens get, in all layers."""
-    config = _read_hybrid(file, architecture, by_key_head=False, inner_size="moe_intermediate_size")
+    config = _read_hybrid(file, by_key_head=False, inner_size="moe_intermediate_size")
     return with_silu_mixtures(file, config, _read_shared_mixture(file, top_k=8, renormalize=True), all_layers(file))
 
 

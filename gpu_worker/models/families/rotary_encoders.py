@@ -45,11 +45,11 @@ _POST_NORM_NAMES = TensorNames(
 )
 
 
-def _read_rotary_encoder(file: JsonFile, traits: FamilyTraits, *, scores_classes: bool = False) -> ModelConfig:
-    """Read an encoder without a vocabulary head; with `scores_classes`, one that scores classes is served too."""
+def _read_rotary_encoder(file: JsonFile, traits: FamilyTraits, only_vectors: str | None = None) -> ModelConfig:
+    """Read an encoder without a vocabulary head; of the class `only_vectors`, one that scores classes is not served."""
     named = next((name for name in file.texts("architectures") if name.endswith(_CLASSES)), None)
-    if named is not None and not scores_classes:
-        problem = f"is {named[:80]!r}; supported of this family: {traits.architecture}, which makes vectors"
+    if named is not None and only_vectors is not None:
+        problem = f"is {named[:80]!r}; supported of this family: {only_vectors}, which makes vectors"
         raise file.error("architectures", problem)
     traits = replace(traits, attention=replace(traits.attention or AttentionShape(), sees_later=True))
     return replace(read_decoder(file, traits), tie_word_embeddings=True)
@@ -68,25 +68,23 @@ def _post_norm_block(names: TensorNames, num_segments: int) -> BlockTraits:
 _EUROBERT_NAMES = TensorNames(unused=(r"lm_head\..*",))
 
 
-def read_eurobert(file: JsonFile, architecture: str) -> ModelConfig:
+def read_eurobert(file: JsonFile) -> ModelConfig:
     """Read EuroBERT: Llama's layers with attention in both directions."""
     traits = FamilyTraits(
-        architecture,
         attention=biased(file),
         mlp_bias=file.boolean("mlp_bias", False),
         block=BlockTraits(names=_EUROBERT_NAMES),
         norm_eps=("rms_norm_eps", 1e-5),
     )
-    return _read_rotary_encoder(file, traits)
+    return _read_rotary_encoder(file, traits, "EuroBertModel")
 
 
 _JINA_EMBEDDINGS_V3_NAMES = replace(_POST_NORM_NAMES, up="fc1", down="fc2")
 
 
-def read_jina_embeddings_v3(file: JsonFile, architecture: str) -> ModelConfig:
+def read_jina_embeddings_v3(file: JsonFile) -> ModelConfig:
     """Read Jina Embeddings v3: XLM-RoBERTa whose tokens turn. Its adapters for tasks are not part of the model."""
     traits = FamilyTraits(
-        architecture,
         shares_kv_heads=False,
         attention=AttentionShape(qkv_bias=True, output_bias=True),
         is_gated=False,
@@ -96,7 +94,7 @@ def read_jina_embeddings_v3(file: JsonFile, architecture: str) -> ModelConfig:
         norm_eps=("layer_norm_eps", 1e-5),
         rope_theta=20_000.0,
     )
-    return _read_rotary_encoder(file, traits)
+    return _read_rotary_encoder(file, traits, "JinaEmbeddingsV3Model")
 
 
 # Fields of published configurations, by the names that most families have for them.
@@ -124,18 +122,17 @@ _NOMIC_BERT_NAMES = replace(
 )
 
 
-def read_nomic_bert(file: JsonFile, architecture: str) -> ModelConfig:
+def read_nomic_bert(file: JsonFile) -> ModelConfig:
     """Read Nomic Embed (1 and 1.5), in published names or those of `transformers`: BERT's blocks, gated and rotated."""
     if "n_embd" in file.names():
         file = _translated(file)
     traits = FamilyTraits(
-        architecture,
         shares_kv_heads=False,
         block=_post_norm_block(_NOMIC_BERT_NAMES, file.integer("type_vocab_size", 2)),
         norm_eps=("layer_norm_eps", 1e-12),
         rope_theta=1000.0,
     )
-    return _read_rotary_encoder(file, traits)
+    return _read_rotary_encoder(file, traits, "NomicBertModel")
 
 
 def _translated(file: JsonFile) -> JsonFile:
@@ -174,7 +171,7 @@ _MODERNBERT_NAMES = TensorNames(
 )
 
 
-def read_modernbert(file: JsonFile, architecture: str) -> ModelConfig:
+def read_modernbert(file: JsonFile) -> ModelConfig:
     """Read ModernBERT: gates, rotation, and windows in all but every third layer."""
     if (kind := file.text("classifier_activation", "gelu")) != "gelu":
         raise file.error("classifier_activation", f"is {kind[:80]!r}; supported: 'gelu'")
@@ -183,7 +180,6 @@ def read_modernbert(file: JsonFile, architecture: str) -> ModelConfig:
         read_rope_of(file, SLIDING, "local_rope_theta", 1e4),
     )
     traits = FamilyTraits(
-        architecture,
         shares_kv_heads=False,
         attention=biased(file),
         layer_windows=_windows(file),
@@ -199,7 +195,7 @@ def read_modernbert(file: JsonFile, architecture: str) -> ModelConfig:
         rope=full,
         max_model_len=file.integer("max_position_embeddings", 8192),
     )
-    return with_window_rope(_read_rotary_encoder(file, traits, scores_classes=True), sliding)
+    return with_window_rope(_read_rotary_encoder(file, traits), sliding)
 
 
 def _windows(file: JsonFile) -> tuple[int | None, ...]:

@@ -8,40 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from gpu_worker.core.media import MediaSpan, PreparedImage
+from gpu_worker.models.vision.pixels import Pixels
 from shared.errors import BadRequestError
-
-Detail = Literal["auto", "low", "high"]
-Pixels = npt.NDArray[np.uint8]
-
-
-class ImageReference(Protocol):
-    """What is known of an image before its bytes are: `shared.messages.MediaRef` is one."""
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of its bytes."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """In pixels, turned as it is shown."""
-        ...
-
-    @property
-    def height(self) -> int:
-        """In pixels, turned as it is shown."""
-        ...
-
-    @property
-    def detail(self) -> Detail:
-        """How closely to look; `auto` is `high`."""
-        ...
+from shared.media import Detail, MediaRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +80,16 @@ class MediaProcessor:
         """
         return text if self._form.around is None else text.replace(*self._form.around)
 
-    def num_tokens(self, ref: ImageReference) -> int:
+    def num_tokens(self, ref: MediaRef) -> int:
         """Return how many prompt tokens stand for an image; `BadRequestError` if the model cannot read this size."""
         return len(self._plan(ref.width, ref.height, ref.detail).token_ids)
 
-    def digest(self, ref: ImageReference) -> bytes:
+    def digest(self, ref: MediaRef) -> bytes:
         """Return what names the image as this model reads it, 32 bytes."""
         detail = "low" if ref.detail == "low" else "high"
         return sha256(ref.digest + self._fingerprint + detail.encode()).digest()
 
-    def prepare(self, ref: ImageReference, pixels: Pixels) -> PreparedImage:
+    def prepare(self, ref: MediaRef, pixels: Pixels) -> PreparedImage:
         """Resize an image, RGB `[height, width, 3]`, for the tower; takes milliseconds, without the interpreter's lock.
 
         Raises:
@@ -127,7 +101,7 @@ class MediaProcessor:
         plan = self._plan(width, height, ref.detail)
         return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.grid, plan.num_rows)
 
-    def expand(self, token_ids: Sequence[int], refs: Sequence[ImageReference]) -> tuple[list[int], list[MediaSpan]]:
+    def expand(self, token_ids: Sequence[int], refs: Sequence[MediaRef]) -> tuple[list[int], list[MediaSpan]]:
         """Replace each placeholder by the tokens of its image, in order; also return where each image is.
 
         Raises:

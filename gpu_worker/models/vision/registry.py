@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 import torch
@@ -37,7 +36,7 @@ def find_vision_families() -> Mapping[str, VisionFamily]:
     """Return all families, by the names of their checkpoints in `architectures`."""
     modules = [import_module(f"{families.__name__}.{found.name}") for found in pkgutil.iter_modules(families.__path__)]
     found: list[VisionFamily] = [family for module in modules for family in module.FAMILIES]
-    return MappingProxyType({name: family for family in found for name in family.architectures})
+    return {name: family for family in found for name in family.architectures}
 
 
 FAMILIES = find_vision_families()

@@ -22,11 +22,7 @@ class GGUFMethod:
     """Linear layers of a GGUF file, whose tensors' `types` are by the names that checkpoints give them."""
 
     types: Mapping[str, TensorType]
-
-    @property
-    def name(self) -> str:
-        """As messages call it."""
-        return NAME
+    name: str = NAME
 
     def take(self, source: TensorSource, name: str, out_features: int, in_features: int) -> WeightForm:
         """Take a linear layer's weights: groups of 32 or 16 columns, or dense; raises what `source.error` makes."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +48,26 @@ IQ4_NL = TensorType("IQ4_NL", 20, 32, 18, bits=8, group_size=32)
 IQ4_XS = TensorType("IQ4_XS", 23, 256, 136, bits=8, group_size=32)
 MXFP4 = TensorType("MXFP4", 39, 32, 17, bits=4, group_size=32)
 
-TENSOR_TYPES: Mapping[int, TensorType] = MappingProxyType(
-    {
-        kind.number: kind
-        for kind in (
-            *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K),
-            *(IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, MXFP4),
-        )
-    }
-)
-_OTHER_NAMES: Mapping[int, str] = MappingProxyType(
-    {
-        9: "Q8_1",
-        15: "Q8_K",
-        19: "IQ1_S",
-        24: "I8",
-        25: "I16",
-        26: "I32",
-        27: "I64",
-        28: "F64",
-        29: "IQ1_M",
-        34: "TQ1_0",
-        35: "TQ2_0",
-    }
-)
+TENSOR_TYPES: Mapping[int, TensorType] = {
+    kind.number: kind
+    for kind in (
+        *(F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K),
+        *(IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, MXFP4),
+    )
+}
+_OTHER_NAMES: Mapping[int, str] = {
+    9: "Q8_1",
+    15: "Q8_K",
+    19: "IQ1_S",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+}
 
 
 def type_name(number: int) -> str:

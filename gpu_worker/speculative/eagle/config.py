@@ -46,7 +46,7 @@ def read_eagle_config(file: JsonFile, model: ModelConfig) -> EagleConfig:
     """Read a layer's configuration; `CheckpointError` if a field is missing, not supported, or of another model."""
     nested = file.nested(_NESTED)
     fields = file if nested is None else nested
-    layer = read_llama(fields, "LlamaForCausalLM")
+    layer = read_llama(fields)
     for name, found, needed in (
         ("num_hidden_layers", layer.num_layers, 1),
         ("hidden_size", layer.hidden_size, model.hidden_size),

@@ -20,10 +20,11 @@ from gpu_worker.models.vision.parts import (
     WeightTaker,
 )
 from gpu_worker.models.vision.pixels import Pixels, normalised, patches_of, resize
-from gpu_worker.models.vision.processor import Detail, ImagePlan
+from gpu_worker.models.vision.processor import ImagePlan
 from gpu_worker.models.vision.tower import VisionTower
 from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles, read_colours, read_side
 from kernels.activation import Activation
+from shared.media import Detail
 
 _RENAMED = (
     (r"^(model\.)?vision_tower\.(vision_model\.)?", "vision_tower."),

@@ -20,7 +20,7 @@ from gpu_worker.models.vision.parts import (
     WeightTaker,
 )
 from gpu_worker.models.vision.pixels import Pixels, normalised, patches_of, places_of, resize
-from gpu_worker.models.vision.processor import Detail, ImagePlan
+from gpu_worker.models.vision.processor import ImagePlan
 from gpu_worker.models.vision.tower import VisionTower
 from gpu_worker.models.vision.vision_config import (
     CLIP_COLOURS,
@@ -33,6 +33,7 @@ from gpu_worker.models.vision.vision_config import (
     read_side,
 )
 from kernels.activation import Activation, activate
+from shared.media import Detail
 
 _EPS = 1e-5
 _RENAMED = ((r"^model\.(vision_tower|multi_modal_projector)\.", r"\1."),)

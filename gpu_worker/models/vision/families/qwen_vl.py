@@ -27,7 +27,7 @@ from gpu_worker.models.vision.parts import (
     WeightTaker,
 )
 from gpu_worker.models.vision.pixels import Pixels, normalised, patches_of, places_of, resize
-from gpu_worker.models.vision.processor import Detail, ImagePlan
+from gpu_worker.models.vision.processor import ImagePlan
 from gpu_worker.models.vision.tower import Project, VisionTower
 from gpu_worker.models.vision.vision_config import (
     CLIP_COLOURS,
@@ -39,6 +39,7 @@ from gpu_worker.models.vision.vision_config import (
 )
 from kernels.activation import Activation
 from shared.errors import BadRequestError
+from shared.media import Detail
 
 MAX_ASPECT = 200
 _EPS = 1e-6

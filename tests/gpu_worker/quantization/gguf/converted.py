@@ -80,6 +80,10 @@ class Converted:
         model: Beginning of the model's class, where it is not that of the configuration's.
         published: Fields that published checkpoints have in `config.json`, and the converter reads, beyond what
             `transformers` writes there.
+        kind: What matrices are stored as; vectors, routers and convolutions are F32.
+        whole_up: What makes keys and values of latent vectors is one matrix, as older converters wrote it.
+        num_drafting: Layers behind the last one, which the file has and the model does not use.
+        fuses_inputs: Queries, keys, values and gates of states are one matrix, as the first converters left them.
     """
 
     architecture: str
@@ -87,6 +91,15 @@ class Converted:
     options: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     published: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "F32"
+    whole_up: bool = False
+    num_drafting: int = 0
+    fuses_inputs: bool = False
+
+
+def is_less_one(case: Converted, name: str) -> bool:
+    """Whether a checkpoint holds this weight less one."""
+    return case.family in _LESS_ONE and "norm" in name and "linear_attn" not in name and name.endswith("weight")
 
 
 def random_model(case: Converted, seed: int | None = None) -> Any:
@@ -102,6 +115,6 @@ def random_model(case: Converted, seed: int | None = None) -> Any:
             elif name == "lm_head.weight":
                 # Rounding grows with the logits, which need not be large.
                 parameter.mul_(0.35)
-            elif case.family in _LESS_ONE and "norm" in name and "linear_attn" not in name:
-                parameter.sub_(1 if name.endswith("weight") else 0)
+            elif is_less_one(case, name):
+                parameter.sub_(1)
     return model

@@ -187,15 +187,15 @@ def write_oracle(path: Path, oracle: Any, variant: Variant, vocabulary: Callable
     return oracle
 
 
-def plain_vocabulary(writer: Any) -> None:
+def plain_vocabulary(writer: Any, size: int = VOCAB_SIZE) -> None:
     """Tokens without a meaning; the last two begin and end sequences."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{index}" for index in range(VOCAB_SIZE)])
-    writer.add_token_types([1] * (VOCAB_SIZE - 2) + [3, 3])
+    writer.add_token_list([f"t{index}" for index in range(size)])
+    writer.add_token_types([1] * (size - 2) + [3, 3])
     writer.add_token_merges([])
-    writer.add_bos_token_id(VOCAB_SIZE - 2)
-    writer.add_eos_token_id(VOCAB_SIZE - 1)
+    writer.add_bos_token_id(size - 2)
+    writer.add_eos_token_id(size - 1)
 
 
 def _add_rope(writer: Any, rope: dict[str, Any], head_dim: int) -> None:

@@ -1,15 +1,26 @@
-"""Logits of GGUF files of more families against `transformers` with the numbers that the files hold."""
+"""Logits of GGUF files of all families against `transformers` with the numbers that the files hold."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+import torch
 
-from tests.gpu_worker.quantization.gguf.converted import GEMMA3, GRANITE, HALF, PLAIN, WINDOW, YARN
-from tests.gpu_worker.quantization.gguf.family_files import FamilyFile, write_family
-from tests.gpu_worker.quantization.gguf.layout_files import CASES, write_layout
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.errors import GGUFError
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
+from tests.gpu_worker.models.variants import oracle_logits
+from tests.gpu_worker.quantization.gguf.converted import YARN, Converted
+from tests.gpu_worker.quantization.gguf.family_files import CASES, WHOLE_BLOCKS, write_family
+from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE
+from tests.gpu_worker.quantization.gguf.test_defects import Parts
 from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals
 
 _LONG = {
@@ -19,65 +30,48 @@ _LONG = {
     "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.2],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
 }
-_LATENT = {
-    "num_key_value_heads": 4,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "kv_lora_rank": 64,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
-}
-_V2 = {**_LATENT, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
-_V3 = {**_LATENT, "q_lora_rank": 64, "n_group": 4, "topk_group": 2}
-_GLM_MOE = {
-    "head_dim": 16,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "use_qk_norm": True,
-    "attention_bias": True,
-    "rope_parameters": HALF,
-}
-_GRANITE = {**GRANITE, "rope_parameters": PLAIN}
-_LAYERS = {"num_hidden_layers": 5}
+_EXPERTS = {"moe_intermediate_size": 32}
+_LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
+_DELTA = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+_DELTA_EXPERTS = {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 64}
+_FALCON = {"mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 16}
+
+
+def whole(name: str, **options: Any) -> Converted:
+    """Return a case of the converter with rows of whole blocks, which can be quantized."""
+    return replace(CASES[name], options={**WHOLE_BLOCKS, **CASES[name].options, **options})
+
 
 FILES = {
-    "gemma": FamilyFile("Gemma", "gemma", {"head_dim": 16}),
-    "gemma2": FamilyFile("Gemma2", "gemma2", {**WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 3}),
-    "gemma3": FamilyFile("Gemma3Text", "gemma3", GEMMA3),
-    "phi3": FamilyFile("Phi3", "phi3", {"rope_parameters": PLAIN}),
-    "phi3-window": FamilyFile("Phi3", "phi3", {"sliding_window": 8, "rope_parameters": PLAIN}),
-    "phi3-longrope": FamilyFile("Phi3", "phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 32}),
-    "glm4moe": FamilyFile("Glm4Moe", "glm4moe", _GLM_MOE, num_drafting=1),
-    "deepseek2": FamilyFile("DeepseekV2", "deepseek2", _V2),
-    "deepseek2-whole": FamilyFile("DeepseekV2", "deepseek2", {**_V2, "q_lora_rank": 64}, whole_up=True),
-    "deepseek2-v3": FamilyFile("DeepseekV3", "deepseek2", _V3),
-    "olmo2": FamilyFile("Olmo2", "olmo2"),
-    "olmo3": FamilyFile("Olmo3", "olmo2", {**_LAYERS, "sliding_window": 8, "rope_parameters": YARN}),
-    "exaone4": FamilyFile("Exaone4", "exaone4", {**_LAYERS, **WINDOW, "sliding_window_pattern": 4}),
-    "cohere2": FamilyFile("Cohere2", "cohere2", {**_LAYERS, **WINDOW, "logit_scale": 0.5}),
-    "granite": FamilyFile("Granite", "granite", _GRANITE),
-    "granitemoe": FamilyFile("GraniteMoe", "granitemoe", {**_GRANITE, "num_local_experts": 4}),
-    "granitemoe-shared": FamilyFile(
-        "GraniteMoeShared",
-        "granitemoe",
-        {**_GRANITE, "num_local_experts": 4, "shared_intermediate_size": 32},
+    **{name: whole(name) for name in ("gemma2", "gemma3", "phi3", "olmo2", "olmo3", "exaone4", "cohere2")},
+    **{name: whole(name) for name in ("granite", "granitemoe", "smollm3", "starcoder2", "glm4", "seed_oss", "gemma4")},
+    "gemma": whole("gemma", head_dim=16),
+    "phi3-window": whole("phi3", sliding_window=8),
+    "phi3-longrope": whole("phi3-longrope", rope_parameters=_LONG),
+    "glm4moe": replace(whole("glm4moe", **_EXPERTS), num_drafting=1),
+    "deepseek2": whole("deepseek2-yarn", **_EXPERTS, q_lora_rank=None),
+    "deepseek2-whole": replace(whole("deepseek2-yarn", **_EXPERTS, q_lora_rank=64), whole_up=True),
+    "deepseek2-v3": whole("deepseek-v3", **_EXPERTS, q_lora_rank=64, rope_parameters=_LATENT_YARN),
+    "granitemoe-shared": whole("granitemoe-shared", shared_intermediate_size=32),
+    "qwen3next": whole("qwen3next", **_DELTA_EXPERTS),
+    "qwen3next-fused": replace(whole("qwen3next", **_DELTA_EXPERTS), fuses_inputs=True),
+    "qwen35": whole("qwen35", **_DELTA),
+    "qwen35-equal": whole("qwen35", **_DELTA, linear_num_value_heads=2),
+    "qwen35moe": whole("qwen35moe", **_DELTA_EXPERTS),
+    "gemma4-shared": whole("gemma4-shared", hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB_SIZE),
+    "gemma4-experts": whole("gemma4-experts", **_EXPERTS),
+    "falcon-h1": whole("falcon-h1", **_FALCON),
+    "falcon-h1-plain": whole(
+        "falcon-h1", **_FALCON, mamba_rms_norm=False, mamba_conv_bias=False, projectors_bias=True, mlp_bias=True
     ),
-    "smollm3": FamilyFile("SmolLM3", "smollm3", _LAYERS),
-    "starcoder2": FamilyFile("Starcoder2", "starcoder2", {"sliding_window": None}),
-    "glm4": FamilyFile("Glm4", "glm4", {"head_dim": 16, "rope_parameters": HALF, "attention_bias": True}),
-    "seed_oss": FamilyFile("SeedOss", "seed_oss", {"head_dim": 16}),
+    "lfm2": whole("lfm2"),
+    "lfm2moe": whole("lfm2moe", **_EXPERTS),
 }
-
-# Cases of llama.cpp's converter, in its layouts.
+_SLOW = (
+    *("qwen3next", "qwen3next-fused", "qwen35-equal", "qwen35moe", "gemma4-shared", "gemma4-experts", "lfm2moe"),
+    *("falcon-h1", "falcon-h1-plain", "lfm2"),
+)
+# Cases of llama.cpp's converter as they are.
 LAYOUTS = (
     *("arcee", "ministral3", "ernie4_5-moe", "dots1", "hunyuan-dense", "hunyuan-moe", "minimax-m2", "command-r"),
     "command-r-plus",
@@ -89,7 +83,11 @@ MORE_LAYOUTS = (
 )
 
 
-@pytest.mark.parametrize("name", FILES)
+def slow(names: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", [*(name for name in FILES if name not in _SLOW), *slow(_SLOW)])
 def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.gguf"
     assert_file_equals(path, write_family(path, FILES[name]))
@@ -98,13 +96,70 @@ def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_logits_of_quantized_files_equal_transformers(tmp_path: Path, name: str) -> None:
-    case = FILES[name]
-    options = {**case.options, "hidden_size": 128} if name == "gemma" else case.options
+    options = {"hidden_size": 128} if name == "gemma" else {}
+    case = replace(FILES[name], kind="Q8_0", options={**FILES[name].options, **options})
     path = tmp_path / "model.gguf"
-    assert_file_equals(path, write_family(path, replace(case, kind="Q8_0", options=options)))
+    assert_file_equals(path, write_family(path, case))
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_LAYOUTS)])
+@pytest.mark.parametrize("name", [*LAYOUTS, *slow(MORE_LAYOUTS)])
 def test_logits_of_converted_layouts_equal_transformers(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.gguf"
-    assert_file_equals(path, write_layout(path, CASES[name]), (23, 16, 1))
+    assert_file_equals(path, write_family(path, CASES[name]), (23, 16, 1))
+
+
+@pytest.mark.slow
+def test_value_heads_smaller_than_blocks_are_put_in_order(tmp_path: Path) -> None:
+    case = whole("qwen35", linear_num_value_heads=8, linear_value_head_dim=16, linear_key_head_dim=32)
+    path = tmp_path / "model.gguf"
+    assert_file_equals(path, write_family(path, case))
+    mixer = read_model_config(path).layers[0].mixer
+    assert isinstance(mixer, GatedDeltaShape)
+    assert mixer.values_by_turns
+
+
+def test_rotation_by_other_divisors_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_family(path, FILES["gemma4"])
+    stored = gguf.GGUFReader(path, "r+")
+    divisors = next(tensor for tensor in stored.tensors if tensor.name == "rope_freqs.weight")
+    divisors.data[:] = np.array([2.0] * len(divisors.data), np.float32)
+    del stored, divisors
+    with pytest.raises(GGUFError, match=r"'rope_freqs\.weight'.* other numbers than ones"):
+        read_model_config(path)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "falcon-h1"])
+def test_states_that_make_no_whole_heads_are_refused_by_field(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_family(path, FILES[name])
+    stored = gguf.GGUFReader(path, "r+")
+    size = stored.fields[f"{name}.ssm.inner_size"]
+    size.parts[-1][0] += 1
+    inner = int(size.parts[-1][0])
+    del stored, size
+    with pytest.raises(GGUFError, match=rf"'{name}\.ssm\.inner_size' is {inner}; it must be a multiple of {name}\.ssm"):
+        read_model_config(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen35", "gemma4-shared", "lfm2moe"])
+def test_files_are_served(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.gguf"
+    oracle = write_family(path, FILES[name])
+    prompt = list(range(3, 24))
+    runner = make_runner(path, max_model_len=48, dtype="float32")
+    answer = run(runner, [make_sequence("0", prompt, Sampling(temperature=0.0, max_tokens=9))]).tokens["0"]
+    expected = oracle_logits(oracle, torch.tensor([*prompt, *answer]))[len(prompt) - 1 : -1]
+    assert answer == expected.argmax(1).tolist()
+
+
+@pytest.mark.slow
+def test_file_of_which_no_layer_attends_is_refused_by_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_family(path, FILES["lfm2"])
+    parts = Parts(path)
+    parts.fields["lfm2.block_count"] = 1
+    parts.write(path)
+    with pytest.raises(GGUFError, match=r"'lfm2.block_count' is 1, and none of these layers attends"):
+        read_model_config(path)

@@ -10,8 +10,7 @@ import pytest
 
 from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.quantization.gguf.errors import GGUFError
-from tests.gpu_worker.quantization.gguf.family_files import write_family
-from tests.gpu_worker.quantization.gguf.layout_files import CASES, write_layout
+from tests.gpu_worker.quantization.gguf.family_files import CASES, write_family
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.test_families import FILES
 from tests.gpu_worker.quantization.gguf.written_file import once_each
@@ -119,13 +118,7 @@ DEFECTS: dict[str, tuple[str, Change, str]] = {
 
 @pytest.fixture(scope="module")
 def family_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    def write(path: Path, name: str) -> None:
-        if name in FILES:
-            write_family(path, FILES[name])
-        else:
-            write_layout(path, CASES[name])
-
-    return once_each(tmp_path_factory, write)
+    return once_each(tmp_path_factory, lambda path, name: write_family(path, {**CASES, **FILES}[name]))
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

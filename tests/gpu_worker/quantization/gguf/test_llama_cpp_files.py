@@ -27,7 +27,7 @@ from tests.gpu_worker.execution.test_encoders import answer, prompt_of, saved, s
 from tests.gpu_worker.execution.test_rotary_encoders import saved as saved_rotary
 from tests.gpu_worker.models.families.random_models import SIZES
 from tests.gpu_worker.quantization.gguf.converted import Converted
-from tests.gpu_worker.quantization.gguf.layout_files import CASES
+from tests.gpu_worker.quantization.gguf.family_files import CASES
 from tests.gpu_worker.quantization.gguf.llama_cpp import (
     VARIABLE,
     Job,
