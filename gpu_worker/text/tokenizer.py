@@ -176,11 +176,6 @@ class ModelTokenizer:
             raise BadRequestError("The model's chat template makes an empty prompt of these messages.", "messages")
         return EncodedPrompt(token_ids, self._is_in_reasoning(conversation, text.replace(shield.mark, "")))
 
-    def render_chat(self, conversation: Conversation) -> str:
-        """Return the text of a conversation's prompt; `BadRequestError` if there is no template or it refuses."""
-        shield = self._spelled.shield()
-        return conversation_text(self._template_of(conversation.options), conversation, shield).replace(shield.mark, "")
-
     def _is_in_reasoning(self, conversation: Conversation, text: str) -> bool:
         options = conversation.options
         name = self.chat_format if options.template is None else detect_format(options.template)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-Pixels = npt.NDArray[np.uint8]
+from gpu_worker.models.vision.processor import Pixels
+
 Resampling = Literal["bilinear", "bicubic"]
 
 

@@ -11,11 +11,13 @@ from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from gpu_worker.core.media import MediaSpan, PreparedImage
-from gpu_worker.models.vision.pixels import Pixels
 from shared.errors import BadRequestError
 from shared.media import Detail, MediaRef
+
+Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
