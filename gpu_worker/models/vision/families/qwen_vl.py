@@ -26,8 +26,8 @@ from gpu_worker.models.vision.parts import (
     VisionLayer,
     WeightTaker,
 )
-from gpu_worker.models.vision.pixels import Pixels, normalised, patches_of, places_of, resize
-from gpu_worker.models.vision.processor import ImagePlan
+from gpu_worker.models.vision.pixels import normalised, patches_of, places_of, resize
+from gpu_worker.models.vision.processor import ImagePlan, Pixels
 from gpu_worker.models.vision.tower import Project, VisionTower
 from gpu_worker.models.vision.vision_config import (
     CLIP_COLOURS,
