@@ -166,10 +166,7 @@ def refused_end(event: SequenceEvent, sampling: Sampling) -> BadRequestError | N
 
 
 def _contradiction(sampling: Sampling) -> BadRequestError | None:
-    """Return which parameters together leave no token. A single one leaves some wherever it is accepted.
-
-    That logits are no numbers for one prompt alone looks the same, and is far less likely with such parameters.
-    """
+    """Return which parameters together leave no token; a single one leaves some wherever it is accepted."""
     forbidding = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words),

@@ -1,9 +1,8 @@
 """Jobs that wait for too long, for instance because no worker serves their model, get the result `expired`.
 
-Every worker looks at the oldest job of every tenant's queue, whatever its model. A job counts as waiting from the time
-at which NATS stored it until now by NATS's own clock, so a worker whose clock is wrong expires nothing. One that has
-been given to a worker may take as long again. The result is written where there is none, so a job that has just been
-finished keeps its result.
+Every worker looks at the oldest job of every tenant's queue. A job waits from the time at which NATS stored it until
+now by NATS's own clock; one that was given to a worker may take as long again. The result is written where there is
+none.
 """
 
 from __future__ import annotations

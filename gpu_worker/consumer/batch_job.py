@@ -14,11 +14,7 @@ from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
 
 class NotAJobError(Exception):
-    """A message is no job of a tenant, so no result is waited for; the text is for the log.
-
-    Attributes:
-        cause: What is wrong with it.
-    """
+    """A message is no job of a tenant, so no result is waited for; the text is for the log."""
 
     def __init__(self, text: str, cause: Exception) -> None:
         super().__init__(text)
@@ -26,11 +22,7 @@ class NotAJobError(Exception):
 
 
 class RefusedJobError(Exception):
-    """A job can never run; the text says why.
-
-    Attributes:
-        request: What is known of it, under the names of its subject.
-    """
+    """A job can never run; the text says why."""
 
     def __init__(self, problem: str, request: Request) -> None:
         super().__init__(problem)
@@ -39,10 +31,6 @@ class RefusedJobError(Exception):
 
 def read_job(message: QueuedMessage, defaults: SamplingDefaults | None) -> Request:
     """Return the request of a job, with the names of its subject and with what its publisher has left out.
-
-    Args:
-        message: From a queue of batch jobs.
-        defaults: What the model advises for the sampling parameters that the job leaves out.
 
     Raises:
         NotAJobError: The subject or the message is none of a job.
@@ -79,11 +67,7 @@ def read_job(message: QueuedMessage, defaults: SamplingDefaults | None) -> Reque
 
 
 def _queue_names(subject: str) -> tuple[str, str]:
-    """Return the model and the tenant of a queue's subject, `hr.req.<model>.<batch or background>.<tenant>`.
-
-    Raises:
-        InvalidNameError: One of them is not the encoding of a name.
-    """
+    """Return the model and the tenant of a queue's subject, `hr.req.<model>.<batch or background>.<tenant>`."""
     _, _, model, _, tenant = subject.split(".")
     return decode_name(model), decode_name(tenant)
 

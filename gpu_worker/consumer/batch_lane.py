@@ -1,9 +1,8 @@
 """Batch requests: from the batch queue to one stored result each.
 
-The result is written only if there is none yet, then the message is acknowledged (`ResultStore`). So a request that two
-workers have computed, because one was believed dead, still has one result. A request that is delivered again continues
-from what is recorded of it (`ProgressRecords`). The tenant is the one in the subject, which permissions protect: a job
-that names another tenant, or another tenant's subject for its reply, fails.
+The result is written only if there is none, then the message is acknowledged (`ResultStore`), so a request that two
+workers compute has one result. One that is delivered again continues from its record (`ProgressRecords`). The tenant is
+the one in the subject, which permissions protect: a job that names another, or another's reply subject, fails.
 """
 
 from __future__ import annotations
@@ -53,12 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class BatchLane:
-    """Takes and ends batch requests.
-
-    Attributes:
-        trials: Those that may kill workers.
-        results: Writes the results.
-    """
+    """Takes and ends batch requests."""
 
     def __init__(
         self,

@@ -1,15 +1,9 @@
 """Progress records of batch requests, from which the next worker continues.
 
-A record is written from time to time while the request runs, several times a second if a client follows it, and when it
-is given back; it is read when the request is delivered again. A worker continues after the recorded tokens. Deliveries
-up to the recorded one are no failed attempts: a drain is none, and progress resets the count. The delivery of a suspect
-counts once its trial has begun. A record belongs to one message and one revision of the model; others are ignored.
-
-A request that lost a worker is recorded more often: if a late token kills workers, each attempt would otherwise start
-again from far before it.
-
-A tenant's periodic records are bounded in bytes a second, so that the records of one tenant do not push out those of
-others while they are needed. Records that decide about attempts are always written.
+A record is written from time to time while the request runs, and when it is given back; it belongs to one message and
+one revision of the model. Deliveries up to the recorded one are no failed attempts. A request that lost a worker is
+recorded more often, since a late token may kill workers. Periodic records of a tenant are bounded in bytes a second;
+those that decide about attempts are always written.
 """
 
 from __future__ import annotations

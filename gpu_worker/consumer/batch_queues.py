@@ -1,14 +1,9 @@
 """The batch queues of all tenants, as one worker pulls from them.
 
-Each tenant has a stream of its own, and new ones are looked for while the worker runs. The room that there is for batch
-requests is shared equally among the tenants known to have jobs waiting. At the others' queues a pull for one message
-waits, so that their next job is noticed: so up to one request a tenant may be held beyond the room.
-
-Background responses have a queue of their own in the same stream, because a person waits for each: they are pulled with
-the room that there is for people's requests, a few of each tenant. More of them share the room of jobs.
-
-Jobs come many at once, and encoding the prompts of all would hold up the frames of people: one job is taken in each
-turn of the event loop.
+Tenants known to have jobs waiting share the room equally. At the others' queues a pull for one message waits, so one
+request a tenant may be held beyond the room. Background responses have a queue of their own in the same stream, since a
+person waits for each: a few of each tenant are pulled with the room for people. One job is taken in each turn of the
+event loop: encoding the prompts of many would hold up the frames of people.
 """
 
 from __future__ import annotations
@@ -39,7 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 class BatchQueues:
-    """Owns the pull queues of each tenant."""
+    """Owns the pull queues of each tenant.
+
+    `capacity` counts what was pulled for; `take` is called on the event loop and must not raise.
+    """
 
     def __init__(
         self,
@@ -52,18 +50,6 @@ class BatchQueues:
         tasks: TaskSupervisor,
         kept: KeptResults,
     ) -> None:
-        """Pull jobs of `model`; nothing happens before `start`.
-
-        Args:
-            nats: Connection.
-            model: Whose jobs.
-            limits: Of consumers that are made.
-            capacity: How many batch requests there is room for now, those pulled for included.
-            background_capacity: How many of them a tenant may have beside people, as background responses.
-            take: Receives each message, on the event loop; must not raise.
-            tasks: Runs the loops of the queues.
-            kept: Where the results of expired jobs are stored.
-        """
         self._nats = nats
         self._js = nats.jetstream()
         self._model = model

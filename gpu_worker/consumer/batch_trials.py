@@ -1,9 +1,8 @@
 """Trials of batch requests whose workers have died: each begins alone, which shows the one that is to blame.
 
-When a request kills its worker, all requests of that worker are delivered again. A request that has lost a worker since
-its last progress is a suspect. It waits here until everything else in the batch lane has produced output, and begins
-while no other suspect does. So a request that kills workers fails its own trials, and its neighbours rarely share these
-often enough to be given up. Suspects with the fewest losses are tried first.
+All requests of a dead worker are delivered again. One that lost a worker since its last progress is a suspect: it waits
+here until everything else in the batch lane has produced output, and begins while no other suspect does. So a request
+that kills workers fails its own trials. Suspects with the fewest losses are tried first.
 """
 
 from __future__ import annotations
@@ -28,18 +27,13 @@ MAX_WAIT_S = 5.0
 class BatchTrials:
     """Owns which suspects wait and which one is tried.
 
+    `make_way` is called when a trial has waited for long enough: what has produced nothing yet is to go.
+
     Attributes:
         num_coming: Requests that were delivered again, of which it is being looked up whether they are suspects.
     """
 
     def __init__(self, held: HeldRequests, begin: Callable[[HeldRequest], None], make_way: Callable[[], None]) -> None:
-        """Try requests of `held`.
-
-        Args:
-            held: All that the worker holds.
-            begin: Takes a suspect to the engine.
-            make_way: Called when a trial has waited for long enough: what has produced nothing yet is to go.
-        """
         self._held = held
         self._begin = begin
         self._make_way = make_way

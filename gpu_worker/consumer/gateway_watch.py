@@ -1,11 +1,7 @@
 """Requests whose clients no longer wait: those of gateways that are silent, and those that were cancelled.
 
-A dead gateway needs no answers, and a frozen one sends its requests again. A cancellation is remembered, because it may
-arrive before its request, which is still in the queue.
-
-Who is silent is decided by the periodic review alone, which knows whether this worker was paused. A message that is
-handled between two reviews may be the first thing that the worker reads after a pause of its own: heartbeats that came
-meanwhile lie unread behind it.
+A cancellation is remembered, because it may arrive before its request. Who is silent is decided by the periodic review
+alone, which knows whether this worker was paused: heartbeats that came meanwhile may lie unread.
 """
 
 from __future__ import annotations

@@ -20,11 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class GpuMonitor:
-    """Reads one GPU.
-
-    Attributes:
-        readings: The last ones; empty where there is nothing to read.
-    """
+    """Reads one GPU."""
 
     def __init__(self, uuid: str | None) -> None:
         """Read the GPU with this UUID, as NVML spells it; None for none."""

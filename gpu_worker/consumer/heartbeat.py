@@ -38,7 +38,6 @@ class HeartbeatSource:
     """Makes heartbeats from the state of engine and lanes.
 
     Attributes:
-        is_draining: Say that no new requests are taken.
         is_withdrawn: Say so too, for as long as the engine cannot compute.
         num_reconnects: How often the connection to NATS was made again.
         started: When this worker began, or came back to life last, in Unix seconds.
@@ -76,12 +75,7 @@ class HeartbeatSource:
         return is_earlier and not (other.pid == os.getpid() and other.started in self.earlier_lives)
 
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
-        """Return the state of this moment.
-
-        Args:
-            queues: Where interactive requests come from.
-            metrics: What the worker counts of itself.
-        """
+        """Return the state of this moment."""
         stats = self.engine.stats
         # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
         num_encoding = sum(held.sequence is None for held in self.held)

@@ -33,10 +33,8 @@ class HeldRequest:
     """One request between its pull and its acknowledgement.
 
     Attributes:
-        key: Names the request among all that the worker holds.
         message: Its latest delivery; acknowledged after the last delta has been published.
         sequence: Set when the prompt has been encoded and given to the engine.
-        output: The text so far.
         prelude: What is still to be sent with the first token.
         chain: Digests of the beginnings of its prompt, by which other workers know that they hold one.
         in_reasoning: Its prompt has opened the model's reasoning, and the answer begins inside of it.
@@ -45,7 +43,6 @@ class HeldRequest:
         parts: Text so far, of a request whose answer is delivered as a whole.
         total_logprob: Sum of the log probabilities of the tokens so far, if they are asked for, of a request whose
             answer is delivered as a whole.
-        vector: Its answer, when that is numbers and is delivered as a whole.
         num_output_tokens: Generated tokens delivered, to the outbox or to `parts`, those of earlier attempts included.
             The engine may know more already.
         num_earlier_tokens: Those of earlier attempts.

@@ -1,10 +1,8 @@
 """Interactive requests: from the interactive queue to frames, with the epoch as the fence.
 
-A message is acknowledged when nothing more will be said about its request here: after the last delta, or when the
-attempt has been cancelled, replaced by a newer one, or can be seen to be of no use. Until then it belongs to the queue,
-which delivers it again when this worker dies. A request that is suspected of killing workers begins here only when
-everything else has produced a token, and nothing new begins beside it, so that its gateway knows which request killed
-the worker.
+A message is acknowledged when nothing more will be said about its request here; until then the queue delivers it again
+if this worker dies. A request that is suspected of killing workers begins only when everything else has produced a
+token, and nothing new begins beside it, so that its gateway knows which request killed the worker.
 """
 
 from __future__ import annotations
@@ -45,12 +43,7 @@ _FRAME_SUBJECT = re.compile(r"hr\.tok\.[A-Za-z0-9_-]+")
 
 
 class InteractiveLane:
-    """Takes, cancels, hands over and ends interactive requests.
-
-    Attributes:
-        gateways: Which gateways still send heartbeats; the consumer feeds it.
-        outbox: Sends the answers.
-    """
+    """Takes, cancels, hands over and ends interactive requests."""
 
     def __init__(
         self,

@@ -1,12 +1,8 @@
 """The two queues of people's requests, as one worker pulls from them.
 
-A request that had its turn does not wait again behind those who came later: a worker had begun it, or nobody has
-claimed it. So there is a queue of its own for what is published again, from which is pulled first. What a tenant asks
-that has less than its share of a busy fleet comes by it, too: others give way to it. And so do suspects: while one is
-here, or about to come, nothing new may begin, and nothing new is pulled.
-
-The pulls of both wait at the server while there is room, and the room of one pull is not taken from the other: what
-comes over it in the moment until they expire waits in the engine.
+What is published again had its turn, and does not wait behind those who came later: it has a queue of its own, from
+which is pulled first. So have a tenant's requests that has less than its share of a busy fleet, and suspects: while one
+is here or about to come, nothing new is pulled. Pulls of both wait at the server while there is room.
 """
 
 from __future__ import annotations
@@ -27,9 +23,7 @@ from shared.task_supervisor import TaskSupervisor
 class InteractiveQueues:
     """Owns a pull queue for each.
 
-    Attributes:
-        resumed: What goes first.
-        new: Requests that are published for the first time.
+    `is_reserved` says that nothing new may begin, because of a suspect.
     """
 
     def __init__(
@@ -42,17 +36,6 @@ class InteractiveQueues:
         is_reserved: Callable[[], bool],
         tasks: TaskSupervisor,
     ) -> None:
-        """Pull requests for `model`; nothing happens before `start`.
-
-        Args:
-            nats: Connection.
-            model: Whose requests.
-            limits: Of the stream and the consumers, if they are made.
-            capacity: How many requests there is room for now, those pulled for included.
-            take: Receives each message, on the event loop, and says whether it gave it back; must not raise.
-            is_reserved: Says whether nothing new may begin, because of a suspect.
-            tasks: Runs the loops of the queues.
-        """
         self._js = nats.jetstream()
         self._model = model
         self._resumed_subject = request_subject(model, "resumed", "")

@@ -1,9 +1,8 @@
 """Sends deltas: one frame per reply subject with all deltas that were put in since the last round.
 
-Producers on the event loop put deltas in. The next turn of the loop is a round: it takes them out, encodes and sends
-them. Usually a round holds one engine step. When the loop or NATS falls behind it holds several, which costs less than
-to send them one by one. Messages whose last delta is in a frame are acknowledged after that frame. Deltas for a subject
-without a subscriber are kept until there is one.
+Each turn of the loop is a round. Usually it holds one engine step; when the loop or NATS falls behind, several.
+Messages whose last delta is in a frame are acknowledged after it. Deltas for a subject without a subscriber are kept
+until there is one.
 """
 
 from __future__ import annotations
@@ -61,11 +60,7 @@ class Undelivered(Protocol):
 
 
 class Outbox:
-    """Owns what waits to be sent.
-
-    Attributes:
-        step: Engine step that frames are marked with.
-    """
+    """Owns what waits to be sent."""
 
     def __init__(
         self,

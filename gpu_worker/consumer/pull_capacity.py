@@ -1,11 +1,8 @@
-"""How many requests a worker should pull: what its free slots and blocks can hold, and no more.
+"""How many requests a worker should pull: what its free slots and blocks can hold, and a few ahead of need.
 
 What is left in the queue can go to any worker; what has been pulled can only run here. Blocks are estimated from the
-requests seen lately, as the size of a request is not known before it is here. While the queue is known to have more,
-a few requests are taken ahead of need, so that a slot that becomes free is filled without a round trip.
-
-Where tenants hold more than their share, a request of another one begins at once, because they give way to it
-(`Admission`). So a worker that is full still pulls a few from the queue of what goes first, where such requests are.
+requests seen lately. Where tenants hold more than their share a full worker still pulls a few from the queue of what
+goes first: they begin at once, because others give way (`Admission`).
 """
 
 from __future__ import annotations
@@ -63,21 +60,13 @@ class PullCapacity:
         return expected
 
     def interactive(self, backlog: int) -> int:
-        """Return how many interactive requests there is room for. Batch work does not count: it gives way.
-
-        Args:
-            backlog: Requests known to be left in the queue.
-        """
+        """Return how many interactive requests there is room for. Batch work does not count: it gives way."""
         held = self._held
         look_ahead = min(backlog, self._look_ahead)
         return max(0, self._room(self.num_interactive, held.num_blocks("interactive")) + look_ahead)
 
     def first(self, backlog: int) -> int:
-        """Return how many interactive requests there is room for that go before others.
-
-        Args:
-            backlog: Requests known to be left in the queues.
-        """
+        """Return how many interactive requests there is room for that go before others."""
         config, held = self._config, self._held
         room = self.interactive(backlog)
         if room >= self._look_ahead or held.is_withdrawn:
@@ -87,12 +76,7 @@ class PullCapacity:
         return max(room, min(self._look_ahead, math.floor(free)))
 
     def batch(self, interactive_backlog: int, max_batch_seqs: int) -> int:
-        """Return how many batch requests there is room for: none while interactive ones wait.
-
-        Args:
-            interactive_backlog: Interactive requests known to be left in the queue.
-            max_batch_seqs: Batch sequences that the engine's longest step can hold at present, beside people or alone.
-        """
+        """Return how many batch requests there is room for: none while interactive ones wait."""
         if interactive_backlog:
             return 0
         held = self._held

@@ -1,10 +1,8 @@
 """Pulls from a shared JetStream consumer so that a request in the queue is here as soon as there is room for it.
 
-While there is room, a pull for that many messages waits at the server, so a new request arrives without a round trip.
-Pulls are short and made again when they end: what the server sends for the pull of a worker that is frozen is held up
-until somebody notices. Room that appears later is pulled for on top. The library's own `fetch` costs a task per message
-and gives up its place between calls; this speaks the pull protocol directly: one inbox, one callback, a count of what
-is still to come.
+While there is room, a pull for that many messages waits at the server. Pulls are short and made again: what the server
+sends for the pull of a frozen worker is held up until somebody notices. The library's `fetch` costs a task per message
+and gives up its place between calls; this speaks the protocol directly: one inbox, one callback, a count.
 """
 
 from __future__ import annotations
@@ -35,6 +33,9 @@ _log = logging.getLogger(__name__)
 class PullQueue:
     """One worker's end of one lane's queue. Owns the inbox and the count of messages pulled for and not here yet.
 
+    `capacity` counts messages that were pulled for and are not here yet; `take` says whether it gave one back, and must
+    not raise. `ensure_consumer` makes what is missing, and returns the consumer's name.
+
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
         last_pulled: Highest stream sequence received since the queue was lost, if it was.
@@ -51,16 +52,6 @@ class PullQueue:
         take: Callable[[QueuedMessage], bool | None],
         tasks: TaskSupervisor,
     ) -> None:
-        """Pull from a consumer of `stream`; nothing happens before `start`.
-
-        Args:
-            nats: Connection.
-            stream: Stream of the consumer.
-            ensure_consumer: Makes stream and consumer if they are missing and returns the consumer's name.
-            capacity: How many messages there is room for now, those outstanding included.
-            take: Receives each message, on the event loop, and says whether it gave it back; must not raise.
-            tasks: Runs the loop that pulls.
-        """
         self._nats = nats
         self._stream = stream
         self._ensure_consumer = ensure_consumer

@@ -119,11 +119,7 @@ class RequestReader:
         return limit if asked is None or asked < 0 else min(limit, max(1, asked))
 
     def _pooled_prompt(self, request: Request, prompt_ids: list[int]) -> list[int]:
-        """Return the part that counts of a prompt that is embedded or scored: its first tokens.
-
-        Raises:
-            BadRequestError: It has more than the model reads, and the request does not say that it may be cut.
-        """
+        """Return the part that counts of a prompt that is embedded or scored: its first tokens."""
         limit = self._pooled_limit(request)
         if len(prompt_ids) <= limit:
             return prompt_ids
@@ -186,11 +182,7 @@ class RequestReader:
         return Prelude(text, logprobs, tuple(prompt_ids) if request.return_prompt_token_ids else None)
 
     def _bad_words(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """Return the runs of tokens that the output must not have.
-
-        Raises:
-            BadRequestError: No token is left.
-        """
+        """Return the runs of tokens that the output must not have."""
         sampling = request.sampling
         if not sampling.bad_words:
             return ()
@@ -218,12 +210,7 @@ class RequestReader:
 
 
 def cache_salt(request: Request, adapter: str | None = None) -> bytes:
-    """Return what the request's blocks in the prefix cache are shared by: adapter, tenant, and its own salt.
-
-    Args:
-        request: Its adapter counts where gateways have named it by its digest.
-        adapter: The digest that the name of an adapter means; a salt without one begins with a digit.
-    """
+    """Return what the request's blocks in the prefix cache are shared by: adapter, tenant, and its own salt."""
     digest = adapter or request.adapter or ""
     root = b"\0" + bytes.fromhex(digest) if is_digest(digest) else b""
     return root + _own_salt(request)

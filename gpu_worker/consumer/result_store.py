@@ -1,9 +1,7 @@
 """Writes batch results, each once, however long that takes.
 
 A result is written only if there is none yet; then it is sent to the reply subject and the message is acknowledged.
-While NATS does not take it (the disk is full, a server is away) it stays here, the message is kept in progress, and
-writing is tried again: the work is not lost and not done again, and the lane pulls nothing (`is_blocked`) until results
-can be written.
+While NATS does not take it, it stays here, is tried again, and the lane pulls nothing (`is_blocked`).
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ class ResultStore:
     """Owns the results that are not written yet.
 
     Attributes:
-        kept: Where they are stored.
         num_dead_letters: Requests put into quarantine since the start.
         usage: What tenants have had of the batch lane.
     """

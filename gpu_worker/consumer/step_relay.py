@@ -1,9 +1,7 @@
 """Carries step outcomes from the engine's thread to the event loop, and makes the engine wait where the loop is first.
 
-A loop that decodes and sends slower than the engine steps would fall behind without end, so the engine waits when more
-than a few outcomes lie here. It never waits for long, because the loop takes all of them at once. It also waits for a
-moment when answers begin: it would keep the interpreter, and on a CPU the cores, for the next step, and somebody is
-waiting for the first token. While the device is busy with a step that was submitted before, that costs nothing.
+The engine waits when more than a few outcomes lie here: a slow loop would fall behind without end. It also waits for a
+moment when answers begin: it would keep the interpreter, and on a CPU the cores, while somebody waits for a token.
 """
 
 from __future__ import annotations
@@ -30,13 +28,6 @@ class StepRelay:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, handle: Callable[[StepOutcome], None], send: Callable[[], None]
     ) -> None:
-        """Carry outcomes to `loop`.
-
-        Args:
-            loop: Where `handle` and `send` are called.
-            handle: Takes each outcome, in order.
-            send: Called when all outcomes that were here have been handled.
-        """
         self._loop = loop
         self._handle = handle
         self._send = send

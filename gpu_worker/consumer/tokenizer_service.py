@@ -82,12 +82,7 @@ class TokenizerService:
         await self._respond(message, payload)
 
     async def _run(self, call: TokenizerCall) -> bytes:
-        """Return the encoded answer of a call when it is its tenant's turn.
-
-        Raises:
-            LaneBusyError: Too much of all tenants, or of this one, waits already.
-            BadRequestError: It cannot be answered.
-        """
+        """Return the encoded answer of a call when it is its tenant's turn."""
         if self._calls[call.tenant] >= MAX_CALLS_OF_ONE:
             raise LaneBusyError(1.0)
         self._calls[call.tenant] += 1
@@ -112,11 +107,7 @@ class TokenizerService:
             _log.warning("tokenizer call not answered", extra={"error": repr(error)})
 
     def _checked_size(self, call: TokenizerCall) -> int:
-        """Return how much work a call is, after what can be checked without doing it.
-
-        Raises:
-            BadRequestError: It cannot be answered.
-        """
+        """Return how much work a call is, after what can be checked without doing it."""
         if isinstance(call, DetokenizeCall):
             if call.token_ids and max(call.token_ids) >= self._vocab_size:
                 limit = self._vocab_size - 1

@@ -1,15 +1,9 @@
 """Chooses how many drafts a step verifies: a bandit whose arms are depths, the mean number of drafts of a sequence.
 
-The value of a depth is the expected tokens of a step over its expected time. Tokens follow from each sequence's own
-share of accepted drafts, and from how that share holds at each place of a draft; times are measured (`StepCosts`). The
-best depth is exploited. Now and then a few steps explore another. Where no drafts are best the policy backs off: it is
-not asked for some steps, as long as the batch is the same.
-
-Drafts and explorations may lose time, but only out of a budget: `_LOST_SHARE` of the time of all steps, and what drafts
-have gained lately. Every step that drafts or explores pays what it took longer than its tokens would have taken
-otherwise: without drafts, or at the depth that was best while no drafts were explored. An exploration waits until the
-budget holds what the one before has lost. Drafts that turn out to lose are suspended when the budget is spent, so
-however wrong the estimates are, the time lost stays within the share.
+The value of a depth is the expected tokens of a step over its expected time: from each sequence's share of accepted
+drafts, and from measured times (`StepCosts`). Now and then a few steps explore another depth. Drafts and explorations
+may lose time only out of a budget: `_LOST_SHARE` of the time of all steps, and what drafts have gained lately. When it
+is spent, drafts that lose are suspended. So the time lost stays within the share, however wrong the estimates are.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Who starts, and who is preempted for that.
 
-A sequence starts when it fits the pools and there is a slot. The tenant goes first that was served least, and of its
-keys the one that was (`VirtualCounters`); sequences of a key go in order of arrival, which priority sets back.
-
-Service is measured over time, and slots and blocks are held: a tenant whose turn it is does not wait until others' long
-answers end. A sequence uses its share of the slots, or of the blocks where that is larger. A tenant that uses more than
-one whose sequence waits gives way: its latest sequences are preempted until both would use the same. A lone tenant may
-use everything. The first running sequence in order is never preempted for another tenant, so that whatever happens it
-ends.
-
-Batch sequences are admitted only while no interactive one waits, and are preempted at once when one needs their slot or
-their blocks. No sequence is preempted while a step is in flight.
+A sequence starts when it fits the pools and there is a slot; the tenant served least goes first (`VirtualCounters`). A
+tenant that uses more than its share of the slots, or of the blocks, gives way to one that uses less: its latest
+sequences are preempted, but never the first in order, so that one always ends. Batch sequences start only while no
+interactive one waits, and are preempted for any. No sequence is preempted while a step is in flight.
 """
 
 from __future__ import annotations

@@ -1,28 +1,12 @@
 """How much batch work the next step may hold: next to none that interactive sequences notice, else a full machine.
 
-Every step is in one of three situations:
-
-- It has interactive sequences. Batch work may lengthen it by the share `slowdown` of what `StepTimeModel` predicts
-  without, and what is left over, up to one more sequence, may lengthen the next one further, by `slowdown` again at
-  most. On a GPU that is room for many sequences. On a CPU, where one may take longer than that, there is often none. So
-  one step in `_STARVED_INTERVAL` there, and in `_LONG_STEP_INTERVAL` elsewhere, may take `_LONG_STEP` times as long:
-  batch work goes on, and what it takes is measured where it is most of a step. These steps are too few, and too short,
-  to move a 99th percentile. Beside one person who has been alone for `_ALONE_STEPS` steps, one in `_ALONE_INTERVAL` may
-  take `_ALONE_LONG_STEP` times as long: no other prompts make steps long, and no other request comes during one. It is
-  one in `_TRIAL_INTERVAL` while a batch sequence is on trial. Until the model is sure what batch work takes, the first
-  comes after `_FIRST_LONG_STEP` steps, and each after twice as many as the one before. Where every step has batch work,
-  one in `_PROBE_INTERVAL` goes without, so that the model keeps learning what interactive sequences take alone.
-- It has none, but there were some lately, and more are likely: requests come in bursts. One that arrives during a batch
-  step waits for its end. So batch steps are short compared with the time to a first token, and rare at first: `t`
-  seconds after the last interactive step, batch work gets the share `t / _INTERACTIVE_MEMORY_S` of the time. That lasts
-  for `_GAPS` times the longest of the latest times between two interactive steps, `_LEAST_QUIET_S` at least and
-  `_INTERACTIVE_MEMORY_S` at most: who has been away for longer than usual has left.
-- There were none for longer than that. A step is as long as it takes to reach `_FULL_SPEED` of the highest throughput:
-  with a fixed part `f`, a step of length `f / (1 - share)` reaches that share. The first interactive request to arrive
-  waits for one such step at most.
-
-Owns what it remembers of interactive work and of past plans. The planner tells it of every plan; it is asked for an
-allowance only while there is batch work.
+- A step with interactive sequences may get longer by the share `slowdown`. Where one batch sequence takes longer than
+  that, as on a CPU, one step in `_STARVED_INTERVAL` may take `_LONG_STEP` times as long: batch work goes on, and is
+  measured. Such steps are too few, and too short, to move a 99th percentile.
+- While more interactive requests are likely, `t` seconds after the last, batch steps are short, and get the share
+  `t / _INTERACTIVE_MEMORY_S` of the time. That lasts for `_GAPS` times the longest of the latest gaps.
+- Later a step is as long as it takes to reach `_FULL_SPEED` of the highest throughput: with a fixed part `f`, a step of
+  length `f / (1 - share)` reaches that share. The first interactive request waits for one such step at most.
 """
 
 from __future__ import annotations
@@ -101,11 +85,7 @@ class BatchThrottle:
     ) -> BatchAllowance:
         """Return what the next step may hold beside its interactive sequences.
 
-        Args:
-            now: Monotonic seconds.
-            num_interactive: Interactive sequences in the step.
-            num_more_tokens: Their tokens in the step, beyond the first of each.
-            is_trial: A batch sequence is on trial.
+        These have `num_more_tokens` tokens in the step beyond the first of each.
         """
         model = self._model
         if not model.is_known or self._is_unlimited:

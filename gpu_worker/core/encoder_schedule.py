@@ -1,12 +1,8 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
-An image has to pass all layers of the vision tower before a step computes one of its tokens. Its layers are charged to
-the step's token budget, at what they cost in tokens of the model: a step with images takes no longer than one with
-other prompts, and a large image passes its layers over several steps, beside decodes.
-
-Owns the table of images that the runner keeps, by digest: bounded by embeddings, the least recently used go first. An
-image that a running sequence still needs goes only for the sake of one that is before it in order, so there is always
-one that gets on.
+The layers of the vision tower are charged to the step's token budget, at what they cost in tokens, so a large image
+passes them over several steps. Embeddings are kept within a bound, the least recently used go first. An image that a
+running sequence needs goes only for one that is before it in order, so there is always one that gets on.
 """
 
 from __future__ import annotations

@@ -16,12 +16,10 @@ class WindowTable:
     Attributes:
         blocks: Ids of blocks, in the order of the sequence, as in `Sequence.block_table`. The first `num_released` ids
             are stale: those blocks were given back. A stale id is still one that may be read, but never used.
-        num_released: How many of the first blocks were given back.
         num_expected: Blocks that admission reserved; those that are not held yet are promised to the sequence.
         num_findable: Blocks from the first that were offered to the prefix cache.
         shared_ends: Lengths, in blocks, of prefixes that other sequences are likely to share. The window before such
             an end is evicted later than other blocks, because a prefix hit there needs all of it.
-        num_told: Blocks that plans have told the runner.
         last_shared_end: The largest of these.
     """
 
@@ -47,11 +45,9 @@ class StateSlot:
     """Where the recurrent state of a running sequence is. A checkpoint is named by the length of its prefix in blocks.
 
     Attributes:
-        slot: The sequence's own slot, which each step updates.
         source: Slot of the checkpoint that the sequence starts from; None starts from the zero state.
         known_end: Length, in blocks, of the longest prefix that another sequence has computed; 0 when this sequence
             starts there. Prefixes part there, so a checkpoint is made there.
-        is_loaded: The first step, which copies `source` into `slot`, was planned.
         reserved: Slots of the checkpoints that steps in flight will write, by checkpoint.
         checkpoints: The checkpoints that the sequence has made or started from, in order; evicted ones may be missing.
         output_checkpoint: The last checkpoint behind the prompt, which the next one replaces.

@@ -21,7 +21,6 @@ class Isolation:
     """The groups of one failed step that are still to be computed.
 
     Attributes:
-        is_active: Groups are left to compute; nothing else may be computed meanwhile.
         is_runner_proven: A group or a control step has succeeded since the step failed.
     """
 

@@ -128,12 +128,7 @@ class Landing:
 
 
 def set_limits(sequence: Sequence, max_num_tokens: int) -> None:
-    """Work out what ends a new sequence, and whether what may follow its last token depends on it.
-
-    Args:
-        sequence: Its request is known, its counters are those of a new one.
-        max_num_tokens: No sequence gets longer.
-    """
+    """Work out what ends a new sequence, and whether what may follow its last token depends on it."""
     sampling = sequence.sampling
     stop_ids = frozenset(sampling.stop_token_ids)
     sequence.stop_ids = stop_ids if sampling.ignore_eos else stop_ids | sequence.eos_token_ids

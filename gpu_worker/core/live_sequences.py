@@ -23,15 +23,12 @@ class LiveSequences:
     """Shared by all parts of the scheduler.
 
     Attributes:
-        waiting: By lane.
         num_of_tenants: Interactive sequences of each tenant that has any; kept beside `num_of_keys` because admission
             asks at each step.
         num_of_keys: Sequences of each lane, tenant and key that has any.
         running: Those that hold blocks and a slot.
         restores: Those that wait for their prefixes; None without lower tiers.
         in_flight: Plans that have not landed, oldest first.
-        num_planned: Number of the last step that was planned.
-        num_landed: Number of the last step that landed.
     """
 
     def __init__(
@@ -40,13 +37,6 @@ class LiveSequences:
         constraints: SharedConstraints | None = None,
         restores: Restores | None = None,
     ) -> None:
-        """Hold nothing.
-
-        Args:
-            blocks: Of sequences.
-            constraints: Through which they share their constraints.
-            restores: Brings prefixes back from lower tiers; None without any.
-        """
         self._blocks = blocks
         self.restores = restores
         self._constraints = constraints or SharedConstraints()

@@ -54,10 +54,8 @@ class PreparedImage:
     """Pixels in the size that a tower reads.
 
     Attributes:
-        digest: As of `MediaSpan`.
         values: NumPy array, `[num_tiles, height, width, 3]` uint8.
         grid: Rows and columns of tiles or patches, as the family counts them.
-        num_rows: As of `MediaSpan`.
     """
 
     digest: bytes

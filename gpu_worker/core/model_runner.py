@@ -15,7 +15,6 @@ class BrokenRunnerError(HeadraceError):
     """The runner can compute nothing any more.
 
     Attributes:
-        cause: What it raised for the last step.
         is_logged: Whether whoever raises this has logged the cause.
     """
 

@@ -39,7 +39,6 @@ class EncodeWork(Struct, frozen=True, gc=False, array_like=True):
     """Layers of the vision tower that an image passes in a step, before the model computes the step's tokens.
 
     Attributes:
-        digest: Of the image, as of `MediaSpan`.
         first: Layers that it has passed before; 0 begins anew.
         end: Layers that it has passed then.
     """
@@ -56,16 +55,9 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
         row: Its place in the batch, which it keeps until it departs. Whoever was there has departed.
         id: Unique among the sequences of the batch.
         token_ids: All known ones: the prompt, then what was generated.
-        num_prompt_tokens: Length of the prompt alone.
         sampling: How to sample. Its grammar is the one that the output follows.
-        stop_ids: Tokens that end the sequence.
-        bad_words: Runs of tokens that the output must not have.
-        prediction: Tokens that the client expects the output to resemble.
-        pooling: How its answer is made of its hidden vectors; None when it generates.
         num_windows: Groups of layers that keep the last tokens.
         state_slot: Where its state is, of a model with recurrent layers.
-        media: Images in its prompt, in order.
-        adapter: The slot of its adapter; None without.
     """
 
     row: int
@@ -104,11 +96,8 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     included.
 
     Attributes:
-        step: Step number, from 1.
-        rows: The row of each sequence.
         starts: How many of its tokens were computed before: the position of the first token to compute.
         num_tokens: Sum of the scheduled tokens, drafts not counted.
-        num_decodes: How many are decodes.
         token_ids: Of each decode, the token that became known since the plan before, `UNKNOWN_TOKEN` where there is
             none. It follows those of `tokens`.
         lengths: How many tokens each of the others computes.
@@ -117,11 +106,9 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
         forced: Places of decodes whose constraint forces tokens, and those tokens: they are verified as drafts.
         states: Of a model with recurrent layers: the places where the state does more than go on.
         departed: Rows that have left the batch; they are applied first. Some the runner may never have seen.
-        new: Sequences that enter the batch.
         tokens: Tokens that became known, and are not in `token_ids`.
         blocks: What was added to block tables.
         forgotten: Images whose embeddings are not kept any more; they are dropped first.
-        encodes: Images that are encoded.
     """
 
     step: int

@@ -45,16 +45,10 @@ class PlanWriter:
         *,
         has_drafts: bool,
     ) -> StepPlan:
-        """Return the plan of a step.
+        """Return the plan of these shares, decodes first, which alone may verify drafts.
 
-        Args:
-            step: Its number.
-            scheduled: All shares, at least one; decodes first.
-            num_tokens: Sum of the scheduled tokens, drafts not counted.
-            departed: Sequences that have left the batch since the plan before. One that was preempted may be scheduled
-                again at once, as if it were new.
-            num_decodes: How many of `scheduled` are decodes; only these have drafts.
-            has_drafts: They may verify drafts.
+        `departed` have left the batch since the plan before. One that was preempted may be scheduled again at once, as
+        if it were new.
         """
         left = self._release(departed) if departed else []
         new: list[NewSequence] = []

@@ -1,22 +1,15 @@
 """What the next step computes: who grows, and how the token budget is shared out.
 
-Who starts is the admission's decision, and who verifies drafts that of `DraftPlanner`. The rules of all three:
-
-- Interactive sequences go first: their decodes, one token each, then their prompts, those of the tenant and key first
-  that were served least. So a long prompt never delays a running stream by more than the token budget allows, nor
-  another tenant's prompt by more than a step.
-- Batch sequences get what is left of the budget, and no more than `BatchThrottle` allows: decodes, then running
-  prompts, then waiting ones. Those that get nothing are paused: they keep blocks and slot until others need these.
-- When running sequences outgrow the pool, the last in order is preempted. Its blocks go back, and can be found until
-  they are reused. It waits again at its old place, and is recomputed.
+- Interactive decodes go first, one token each, then interactive prompts, those of the tenant first that was served
+  least. So a long prompt delays a stream, or another tenant's prompt, by a step at most.
+- Batch sequences get what is left and `BatchThrottle` allows. Those that get nothing are paused: they keep their blocks
+  and their slot until others need these.
+- When running sequences outgrow the pool, the last in order is preempted, and computed again later. While a step is in
+  flight nobody is: planning stops until it has landed.
+- A sequence that needs its last token on the host is left out of steps behind one that samples for it.
 - Drafts get what is then left of the budget and of the blocks, for one step.
-- A sequence that needs its last token on the host is left out of steps behind one in flight that samples for it. Others
-  go on, but batch work does not go on alone while interactive sequences wait so.
-- No sequence is preempted while a step is in flight: it may be computing for the victim, and sequences that it ends may
-  free enough blocks. Planning stops until it has landed; sequences that got blocks or were admitted by then keep them.
 
-The host's work grows with the number of decodes. So a decode is looked at only when it fills a block or reaches its
-last token (`Sequence.next_boundary`); otherwise its share is made, and nothing else.
+A decode is looked at only when it fills a block or reaches its last token (`Sequence.next_boundary`).
 """
 
 from __future__ import annotations
@@ -43,13 +36,7 @@ from shared.messages import Lane
 
 
 class _BatchWork(Struct, frozen=True, gc=False):
-    """The batch lane's share of one step: a Struct, because every step makes one.
-
-    Attributes:
-        decodes: Sequences that decode.
-        chunks: Sequences that compute tokens of their prompts, and how many.
-        is_throttled: Interactive sequences limit it.
-    """
+    """The batch lane's share of one step: a Struct, because every step makes one."""
 
     decodes: list[Sequence] = []
     chunks: list[tuple[Sequence, int]] = []
@@ -57,11 +44,7 @@ class _BatchWork(Struct, frozen=True, gc=False):
 
 
 class Planner:
-    """Plans steps over the sequences, blocks and plans in flight that it shares with the scheduler.
-
-    Attributes:
-        encoder: Says which images a step encodes.
-    """
+    """Plans steps over the sequences, blocks and plans in flight that it shares with the scheduler."""
 
     def __init__(
         self,
@@ -326,15 +309,7 @@ class Planner:
         is_changing: bool,
         is_throttled: bool,
     ) -> tuple[bool, bool]:
-        """Let decodes verify forced tokens and drafts; say whether any are forced, and whether others may be drafted.
-
-        Args:
-            scheduled: All shares of the step, decodes first.
-            num_decodes: How many are decodes.
-            left: Tokens of the budget that are left.
-            is_changing: The batch is not that of the step before.
-            is_throttled: Drafts of batch sequences would delay interactive ones.
-        """
+        """Let decodes verify forced tokens and drafts; say whether any are forced, and whether others may come."""
         num_forced = 0
         if self._running.num_needing_last_token and not self._live.in_flight:
             num_forced = self._drafts.add_forced(scheduled, num_decodes, left, is_throttled=is_throttled)

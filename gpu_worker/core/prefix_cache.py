@@ -39,10 +39,6 @@ class PrefixCache:
     def __init__(
         self, pool: BlockPool, block_size: int, rules: Values[HitRule] = (), tiers: KvTiers | None = None
     ) -> None:
-        """Look up blocks of `block_size` tokens in `pool`; the groups of `rules` must be able to go on there too.
-
-        What is published is stored in `tiers` too.
-        """
         self._pool = pool
         self._tiers = tiers
         self._rules = rules

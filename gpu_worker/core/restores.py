@@ -28,8 +28,6 @@ class _Restore:
 
     Attributes:
         held: By group, blocks in the order of the prefix: those found on the device, and those that are written to.
-        wanted: What is loaded.
-        ends_at: Seconds after which the rest is computed.
         progressed_at: When the last content arrived, as far as was seen.
     """
 

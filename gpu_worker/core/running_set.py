@@ -25,7 +25,6 @@ class RunningSet:
     Attributes:
         due: By lane and id, the decoding sequences that need a block before their next step, or may: they have just
             begun to decode, or have filled a block. The planner looks at no others.
-        num_batch: Sequences of the batch lane.
         num_needing_last_token: Sequences whose sampling or constraint needs the last token on the host
             (`Sequence.needs_last_token`).
         departed: Sequences that the runner must forget with the next plan: they have left, or a step was rolled back.
@@ -111,11 +110,8 @@ class RunningSet:
     def decodes(self, lane: Lane, *, is_behind: bool, num_groups: int = 1) -> Collection[Sequence]:
         """Return the sequences of a lane that decode in a step.
 
-        Args:
-            lane: Of the sequences.
-            is_behind: The step is planned behind one in flight. Sequences whose last token that one samples, and that
-                need it on the host, are left out.
-            num_groups: As `SchedulerConfig` has it.
+        A step `is_behind` one in flight leaves out sequences whose last token that one samples, and that need it on the
+        host.
         """
         decodes = self.decoding[lane].values()
         if num_groups > 1:

@@ -1,14 +1,8 @@
-"""Decides what every step computes, and applies what it computed.
-
-Takes sequences in and ends those that are no longer wanted. What a step computes is the planner's decision, and what
-it computed is applied by `Landing`; all of them share `LiveSequences` and, through `SequenceBlocks`, the KV blocks. A
-step is `schedule` → (the runner executes the plan) → `settle`.
+"""Decides what every step computes, and applies what it computed: `schedule`, then the runner, then `settle`.
 
 Several steps may be in flight, planned one behind the other and landing in that order. Counters advance when a step is
-planned: `schedule` gives a decode its next block before its token is known.
-
-A step that verifies drafts is in flight alone, since only its result says how many tokens the next starts from, and so
-is one that may draft: drafts follow known tokens. While the policy backs off, steps follow one another as without it.
+planned: `schedule` gives a decode its next block before its token is known. A step that verifies drafts, or may draft,
+is in flight alone, since only its result says how many tokens the next one starts from.
 """
 
 from __future__ import annotations
@@ -83,15 +77,6 @@ class Scheduler:
         tiers: KvTiers | None = None,
         images: SharedImages | None = None,
     ) -> None:
-        """Schedule nothing yet.
-
-        Args:
-            config: Sizes.
-            speculation: Who drafts, if anybody does.
-            constraints: Where a runner in this process has the constraints of sequences from.
-            tiers: Where contents of the prefix cache are kept below the device's memory, if anywhere.
-            images: Where a runner in this process has the pixels of sequences from.
-        """
         self.config = config
         self.speculation = speculation
         self.tiers = tiers if config.enable_prefix_caching else None

@@ -13,7 +13,6 @@ class WindowConfig:
 
     Attributes:
         window: Tokens that one sees, itself included.
-        num_blocks: Blocks of these layers.
     """
 
     window: int
@@ -42,7 +41,6 @@ class MediaConfig:
     """A vision tower beside the model.
 
     Attributes:
-        num_layers: Of the tower.
         max_rows: Embeddings of images that the runner keeps.
         whole_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
     """
@@ -57,7 +55,6 @@ class SchedulerConfig:
     """Sizes that do not change while the engine runs.
 
     Attributes:
-        max_num_seqs: Sequences that may run at once.
         max_num_batched_tokens: Token budget of a step; at least `max_num_seqs`, so that every decode fits.
         max_model_len: Prompt and output tokens of a sequence at most.
         headroom_tokens: Output tokens that blocks are counted for, at admission and before a request is pulled. The
@@ -65,11 +62,9 @@ class SchedulerConfig:
             does not empty the batch.
         batch_slowdown: How much longer batch work may make a step of interactive sequences, as a share of it.
         windows: Groups of layers that keep the last tokens, besides the group that keeps all: that of `num_blocks`.
-        state: The group of recurrent layers, if there are any.
         num_groups: Groups into which plans divide the running sequences. Of one group, a plan may compute the token
             that a step in flight samples; of several, sequences wait for that step to land, while the other groups are
             computed.
-        media: The vision tower, if there is one.
     """
 
     block_size: int

@@ -1,12 +1,8 @@
 """One request while the engine works on it.
 
-Only the scheduler writes a sequence's counters, block table and status; the model runner sees plans alone. The one rule
-of the engine: `num_computed_tokens` (tokens whose KV is in blocks) catches up with `num_tokens`. Prefill, chunked
-prefill, prefix hits, resumption after preemption or from another worker, and verification of drafts are all this rule.
-
-Both counters run ahead of the device: what a step will have computed and sampled counts from the moment it is planned,
-so that the next step can be planned behind it. `token_ids` holds what is known. Only `num_computed_tokens` is kept: a
-token is being sampled where all known ones are computed, or about to be.
+Only the scheduler writes its counters, block table and status. The one rule of the engine: `num_computed_tokens`
+(tokens whose KV is in blocks) catches up with `num_tokens`. Prefill, prefix hits, resumption and verification of drafts
+are all this rule. Both run ahead of the device: what a step will have computed counts from when it is planned.
 """
 
 from __future__ import annotations
@@ -38,8 +34,6 @@ class Sequence:
     Attributes:
         id: Request id, unique in the engine.
         token_ids: Prompt, then tokens emitted by earlier attempts, then tokens generated here.
-        num_prompt_tokens: Length of the prompt alone.
-        sampling: How to sample and when to stop.
         arrival: Monotonic seconds; orders sequences of equal lane and priority.
         deadline: Monotonic seconds after which the sequence is expired, or None.
         tenant: Who shares slots and blocks with others, in the interactive lane, and tokens in both.
@@ -47,8 +41,6 @@ class Sequence:
         weight: Tokens count by this much less for its tenant and key.
         salt: What roots the digests of its blocks: tenant, salt of the request, and content of the adapter.
         adapter: The slot of its adapter, which is its own until the sequence has left the engine; None without.
-        trace: Names the request in log lines.
-        eos_token_ids: Tokens that end the sequence, unless `sampling.ignore_eos`.
         max_tokens: Generated tokens at most, over all attempts.
         num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
         next_boundary: Computed tokens from which the planner looks at a decode again: it fills a block, or its next
@@ -56,14 +48,12 @@ class Sequence:
         next_publish: Known tokens from which the scheduler looks at a landed decode again: blocks are published or
             given back, or the next token is the last.
         last_chunk_step: Number of the last step that was planned with more than a decode of it.
-        num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
         block_table: Ids of the blocks that hold the KV, in order, of the layers that keep all tokens.
         window_tables: Its blocks in each group of layers that keeps the last tokens.
         state_slot: Where its state is, of a model with recurrent layers.
         row: Its place in the batch from the plan that tells it to the runner until it departs, else None.
         num_told_tokens: Tokens that plans have told since then.
         num_told_blocks: Blocks of `block_table` that plans have told.
-        stop_ids: Tokens that end the sequence: `stop_token_ids`, and the end-of-sequence tokens unless ignored.
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
         num_input_tokens: Tokens that were known when it came: its prompt, and what earlier attempts have emitted.
         num_charged_tokens: Computed tokens that its tenant and key were charged with; see `VirtualCounters`.
@@ -73,21 +63,14 @@ class Sequence:
         block_digests: Chained digests of its full blocks, as far as they were needed yet.
         num_findable_blocks: Blocks of `block_table` that are in the prefix cache or were considered for it.
         num_prompt_logprobs: Prompt log probabilities reported so far; recomputing the prompt does not repeat them.
-        prediction: Tokens that the client expects the output to resemble; drafts may be taken from them.
-        bad_words: Runs of tokens that the output must not have.
         needs_last_token: A step can be planned for it only when the host knows its last token, which says what may
             follow. So no step is planned behind one in flight that samples for it.
-        num_drafted_tokens: Drafts that were verified for the sequence.
-        num_accepted_tokens: Those of them that were accepted.
-        constraint: What the output must look like; None for anything.
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
-        pooling: How its answer is made of its hidden vectors; None when it generates.
         scheduled_at: Monotonic seconds of the first step that was planned with it; None before.
         trial_end: Known tokens up to which a batch sequence is on trial: it may end the worker, and others wait for
             what comes of it. It goes before all other batch sequences.
         was_restored: Lower tiers were asked for its prefix since it began to wait.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
-        media: Images in the prompt, in order; text follows the last.
         images: Their pixels, which may be needed as long as it lives.
     """
 

@@ -1,10 +1,8 @@
 """Gives sequences their blocks: at admission, as they grow, and back when they stop.
 
-Owns the pool of the blocks that keep all tokens, the prefix cache, the count of promised blocks, and the further groups
-of layers: those that keep the last tokens, and the states of recurrent layers. Admission counts the blocks of all known
-tokens, which are taken at once, so that an admitted prompt is never stuck half-way, plus a bounded headroom for output,
-which is only promised: later admissions leave it alone, and the sequence takes it block by block as it grows. Blocks of
-the last tokens are counted alike, and taken as steps need them.
+Admission takes the blocks of all known tokens at once, so that an admitted prompt is never stuck half-way, and promises
+a bounded headroom for output, which later admissions leave alone. Blocks of layers that keep the last tokens are
+counted alike, and taken as steps need them.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ class SequenceBlocks:
 
     Attributes:
         pool: Blocks that keep all tokens.
-        windows: Groups that keep the last tokens.
-        states: Slots of recurrent layers, None where there are none.
         num_evicted: Blocks of `pool` whose content could be found, and was overwritten.
         rules: What the further groups say of a prefix, by number of the group from 1 on.
     """

@@ -1,18 +1,9 @@
 """Slots of recurrent state: one for each running sequence, and checkpoints that others start from.
 
-Owns which slot is whose, and the index from a prefix's digest to its checkpoint. A checkpoint is made where a later
-sequence is likely to start:
-
-- at the end of the prompt;
-- at the end of the longest prefix that was known when the sequence started;
-- every `interval_blocks` blocks;
-- at the last full block of the output, where it replaces the checkpoint of the full block before.
-
-Others can find it when its step has landed.
-
-When no slot is free, the checkpoint of least priority is evicted. All have the same size, so the priority is the cost
-of computing it again (the tokens since the nearest checkpoint before it) plus the priority of the checkpoint that was
-evicted last before this one was used. The second term ages checkpoints: those that are used later get a larger one.
+A checkpoint is made where a later sequence is likely to start: at the end of the prompt, at the end of the longest
+prefix that was known, every `interval_blocks` blocks, and at the last full block of the output. Where no slot is free
+the one of least priority goes: what it costs to compute it again, in tokens since the checkpoint before it, plus the
+priority of the last one that was evicted before this one was used, which ages those that are not.
 Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
 """
 
@@ -40,7 +31,6 @@ class _Checkpoint:
         ancestors: Earlier checkpoints of the same text when this one was made, in order: lengths in blocks and digests.
         base: Priority of the last eviction when this checkpoint was made or last used (`L` in GreedyDual-Size).
         num_pins: Sequences that will start from it, so that its slot must not be reused.
-        num_uses: Sequences that have started from it.
         entry: Number of its current entry in the heap; its entries of other numbers are stale.
     """
 
@@ -128,10 +118,7 @@ class StateSlots:
     def open(self, digests: Values[bytes], num_hits: int, num_known: int) -> StateSlot:
         """Give a sequence a slot; it starts from the checkpoint behind `num_hits` blocks, or from nothing.
 
-        Args:
-            digests: Of its blocks.
-            num_hits: What `resumable` returned.
-            num_known: Blocks of its prefix that somebody has computed before.
+        Of its prefix somebody has computed `num_known` blocks before.
         """
         known_end = num_known if num_known > num_hits else 0
         if num_hits == 0:

@@ -20,7 +20,6 @@ class ScheduledSequence(Struct, frozen=True, gc=False):
 
     Attributes:
         start: `num_computed_tokens` when the step was planned.
-        num_tokens: Tokens to compute in this step (`num_scheduled_tokens`), at least one.
         samples: True when the step reaches the sequence's last token and another one is wanted.
         num_draft_tokens: Draft tokens after these that the runner may compute and verify in this step; the
             block table covers them too. Only of decodes.
@@ -41,15 +40,11 @@ class ScheduledStep(Struct, frozen=True, gc=False):
     """All work of one step. `scheduled` lists decodes first.
 
     Attributes:
-        step: Step number, from 1.
         num_tokens: Sum of the scheduled tokens, drafts not counted.
         departed: Sequences that held a place in the batch and left it since the step before: they ended or were
             preempted. One that was preempted may be scheduled again at once.
-        num_decodes: How many of `scheduled` are decodes.
         is_throttled: Batch work was limited for the sake of interactive sequences.
         is_alone: It verifies tokens that constraints force: no step may be planned behind it.
-        num_batch: How many of `scheduled` are of the batch lane.
-        plan: What the runner is told.
     """
 
     step: int
@@ -85,7 +80,6 @@ class SampledTokens(Struct, frozen=True, gc=False):
             step names the sequence.
         logprobs: One entry per new token when the request asked for them, else empty.
         prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
-        num_drafted: Drafts that were computed.
         accepted: The numbers of those that are the first of `token_ids`; their KV is in the blocks, in its place.
         error: Why no token follows `token_ids`, although the sequence samples: it ends with this.
         pooled: What the step contributes to the answer of a sequence with `pooling`: float64 numbers.

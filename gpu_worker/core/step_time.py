@@ -1,13 +1,9 @@
 """How long a step takes, learned from the steps that have landed.
 
-The model is a sum: a fixed part, a part for each interactive sequence, one for each batch sequence, and one for each
-token of a sequence beyond its first (chunks of prompts, drafts). Lanes have costs of their own because their contexts
-may differ in length. All parts stay positive.
-
-An extended Kalman filter estimates the logarithms of the parts: they drift slowly, and what is measured is the
-logarithm of a step's duration, with noise. Its covariance knows which parts the steps so far have told apart.
-Corrections by the parts' shares alone (Kaczmarz' method) need thousands of steps to tell a small part from a large one.
-The parts themselves instead of their logarithms become zero where two of them cannot be told apart.
+A sum of a fixed part, one for each interactive and each batch sequence, and one for each token beyond the first. An
+extended Kalman filter estimates their logarithms, so that all stay positive; its covariance knows which parts the steps
+so far have told apart. Corrections by the parts' shares alone (Kaczmarz' method) need thousands of steps for that, and
+the parts themselves instead of their logarithms become zero where two of them cannot be told apart.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Virtual token counters: how much service each tenant has had, and each key of a tenant.
 
-A counter grows by the tokens computed for its client, each divided by the weight of the key that asked for it. A token
-of a prompt counts 1, a generated one 2. Tokens found in the prefix cache are free, and so is what is computed a second
-time after a preemption. Whose counter is lowest goes first, so clients that always wait get equal service.
-
-A client that returns after an absence does not claim the service that it did not ask for: its counter is lifted to the
-lowest of the clients that wait or, if none does, to that of the client that waited last.
-
-Source: Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588), algorithm 2. It charges a prompt
-when its request is admitted; here admitted tokens are `pending`, and move to the counter as they are computed. Their
-sum decides who starts, as there, and the counter alone whose prompt goes on first in a step. So one long prompt that
-has begun delays other clients by a step, not by all of its steps.
+A counter grows by the tokens computed for its client, over the weight of the key: 1 for a token of a prompt, 2 for a
+generated one. The lowest goes first. Who returns after an absence is lifted to the lowest of those that wait, or else
+to the client that waited last. Source: Sheng et al. (arXiv 2401.00588), algorithm 2. It charges a prompt at admission;
+here admitted tokens are `pending` until they are computed, so one long prompt delays other clients by a step.
 """
 
 from __future__ import annotations
@@ -39,11 +32,7 @@ class Account:
 
 
 class Clients:
-    """The accounts of clients that compete with each other, and which of them have something waiting.
-
-    Attributes:
-        accounts: By name; the least served are forgotten when there are too many.
-    """
+    """The accounts of clients that compete with each other, and which of them have something waiting."""
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}

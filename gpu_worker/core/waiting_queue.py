@@ -63,11 +63,7 @@ class WaitingQueue:
 
 
 class FairQueue:
-    """A queue for each key that has sequences waiting. The tenant goes first, and of its keys, that was served least.
-
-    Attributes:
-        counters: What each was served; `LiveSequences` keeps them up to date.
-    """
+    """A queue for each key that has sequences waiting. The tenant served least goes first, then its key."""
 
     def __init__(self) -> None:
         self._queues: dict[tuple[str, str], WaitingQueue] = {}

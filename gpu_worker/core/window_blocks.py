@@ -20,13 +20,7 @@ from gpu_worker.core.tiers import KvTiers
 
 
 class WindowBlocks:
-    """One group.
-
-    Attributes:
-        pool: Its blocks.
-        window: Tokens that a token sees, itself included.
-        most_blocks: Blocks that a window may lie in.
-    """
+    """One group."""
 
     def __init__(self, config: WindowConfig, block_size: int) -> None:
         self.pool = BlockPool(config.num_blocks)
@@ -211,12 +205,9 @@ class WindowGroups:
         ]
 
     def open(self, sequence: Sequence, num_hits: int, num_known: int) -> None:
-        """Give a sequence its tables.
+        """Give a sequence that goes on behind `num_hits` known blocks its tables.
 
-        Args:
-            sequence: What is expected of it is known.
-            num_hits: Known blocks behind which it goes on.
-            num_known: Blocks of its prefix that somebody has computed before.
+        Of its prefix somebody has computed `num_known` blocks before.
         """
         if not self._groups:
             return
@@ -256,10 +247,7 @@ class WindowGroups:
     def publish(self, sequence: Sequence, num_written: int, *, is_findable: bool) -> None:
         """Publish the blocks that the first `num_written` tokens fill; give back those that no later token reads.
 
-        Args:
-            sequence: The digests of its blocks are known up to there if others may find them.
-            num_written: Tokens.
-            is_findable: Others may find the blocks that they fill.
+        If they are findable, the digests of the sequence's blocks are known up to there.
         """
         for number, (group, table) in enumerate(self._of(sequence), start=1):
             if is_findable:
@@ -287,12 +275,7 @@ class WindowGroups:
         sequence.window_tables = ()
 
     def check_integrity(self, holders: Values[Sequence], others: Values[Values[int]] = ()) -> None:
-        """Assert that exactly these sequences hold blocks, each block as often as it is counted.
-
-        Args:
-            holders: Running sequences.
-            others: Of each group, blocks that are held besides.
-        """
+        """Assert that these sequences, and `others` by group, hold each block as often as it is counted."""
         for number, group in enumerate(self._groups):
             tables = ((s.window_tables[number], s.num_computed_tokens) for s in holders)
             group.check_integrity(tables, others[number] if others else ())

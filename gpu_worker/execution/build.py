@@ -82,11 +82,6 @@ def build_runner(
 def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> TorchModelRunner:
     """Build the runner of a rank that takes the place of one that is gone: nothing is measured, and nobody is met.
 
-    Args:
-        config: The settings.
-        num_blocks: As the other ranks have.
-        ranks: The rank. It may meet the others afterwards, and all of them call the runners' `restart` then.
-
     Raises:
         HeadraceError: The model cannot be loaded.
         ConfigError: A setting cannot be used.

@@ -36,11 +36,6 @@ class BuildPlan:
     """What follows from the settings and the model's files alone.
 
     Attributes:
-        config: The settings.
-        model_config: The model's configuration.
-        dtype: What the model computes in.
-        kv_cache_dtype: Of keys and values.
-        device: Where it runs.
         shares: How the cache's memory is divided among groups of layers.
         demand: What the cache takes for a block, and at least.
         fixed: The setting that fixes the size of the cache and the blocks that it means; None sizes it by memory.
@@ -141,11 +136,7 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
 
 
 def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
-    """Return the model with the heads that a rank has.
-
-    Raises:
-        ConfigError: It cannot be divided so.
-    """
+    """Return the model with the heads that a rank has."""
     size, layers = config.tensor_parallel_size, model.layers
     if size == 1:
         return model
@@ -162,11 +153,7 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
 
 
 def _of_stage(model: ModelConfig, config: RunnerConfig, stage: int) -> ModelConfig:
-    """Return the model with the layers of a stage; all stages keep the same kinds of things of a sequence.
-
-    Raises:
-        ConfigError: It cannot be divided so.
-    """
+    """Return the model with the layers of a stage; all stages keep the same kinds of things of a sequence."""
     count = config.pipeline_parallel_size
     if count == 1:
         return model

@@ -42,15 +42,6 @@ class ImageEncoder:
         axes: Values[int],
         device: torch.device,
     ) -> None:
-        """Encode with `tower`.
-
-        Args:
-            tower: On the model's device.
-            images: Where pixels come from.
-            image_token: Tokens of an image that embeddings replace are these.
-            axes: As `VisionConfig` has them.
-            device: Of the model.
-        """
         self._tower = tower
         self._images = images
         self._image_token = image_token

@@ -28,7 +28,6 @@ class PooledChunk:
         place: Of its sequence in the plan.
         first_row: The first of them among those of the step.
         num_rows: How many there are; of several, the sum counts, the same to the bit however steps divide the tokens.
-        plan: What is computed from them.
     """
 
     place: int

@@ -1,13 +1,8 @@
 """Executes step plans with torch: assembles the inputs, runs the model, samples.
 
-Owns the KV cache's contents and, by row of the batch, everything that the device keeps for a sequence: block table,
-last token, what is asked of the sampler. A step crosses to the device in one copy, its launches wait for nothing, and
-its results come back on their own.
-
-A GPU runs behind: a step is submitted while the one before it is computed, and all but large ones are graphs. On a
-CPU a step is computed where it is submitted, so there is one in flight, nothing is copied, and the host knows all
-tokens. A step that verifies drafts is in flight alone, since the next begins where those of its drafts end that were
-right.
+A step crosses to the device in one copy, its launches wait for nothing, and its results come back on their own. A GPU
+runs behind: a step is submitted while the one before it is computed, and all but large ones are graphs. On a CPU there
+is one in flight, nothing is copied, and the host knows all tokens. A step that verifies drafts is in flight alone.
 """
 
 from __future__ import annotations
@@ -69,8 +64,6 @@ class TorchModelRunner:
     """Runs one model on one device. Not thread safe: one thread submits steps.
 
     Attributes:
-        is_asynchronous: Whether the device runs behind the host.
-        max_model_len: Tokens of a sequence at most.
         max_steps_in_flight: Steps that may be submitted before the first of them has a result.
         num_state_slots: Slots of recurrent layers to schedule with.
         share_drafts: Called with each plan and the drafts that were made for it, one a share; the step verifies what
@@ -93,22 +86,6 @@ class TorchModelRunner:
         ranks: Ranks = ALONE,
         encoder: ImageEncoder | None = None,
     ) -> None:
-        """Run `model` with the blocks of `cache`.
-
-        Args:
-            model: The model, on its device.
-            cache: On the same device.
-            max_num_seqs: Sequences in a step at most.
-            max_model_len: Tokens of a sequence at most.
-            max_num_batched_tokens: Tokens in a step at most.
-            max_draft_tokens: Drafts that a sequence verifies in a step at most.
-            is_asynchronous: Whether the device runs behind the host; None says so of all but CPUs.
-            captured: What `capture_graphs` captures.
-            num_state_slots: Of recurrent layers, if more than sequences: one the scheduler gave none has its row's.
-            constraints: Where sequences with a grammar have their constraints from.
-            ranks: Among which the model is divided.
-            encoder: Of images, of a model that sees.
-        """
         self._encoder = encoder
         self._captured = captured
         self._ranks = ranks
@@ -261,13 +238,7 @@ class TorchModelRunner:
         logger.info("warmed up in %.1f s", time.monotonic() - started)
 
     def capture_graphs(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture steps; from then on they are replayed.
-
-        Call it before the first step, and after `warm_up()`.
-
-        Args:
-            progress: Called with the number of graphs captured and in all.
-        """
+        """Capture steps, which are replayed from then on; call it before the first step, and after `warm_up()`."""
         limits = (self._rows.spare, self._max_num_batched_tokens, self._max_draft_tokens)
         shapes = graph_shapes(self._captured, *limits, has_many_launches=self._model.config.has_many_launches)
         if not shapes:

@@ -22,16 +22,12 @@ class RunnerConfig:
 
     Attributes:
         model: Hugging Face directory.
-        dtype: `float32`, `bfloat16`, `float16`, or `auto`.
-        device: `cpu` or a CUDA device.
-        kv_cache_dtype: `fp8`, `int8`, or `auto`.
         num_blocks: KV blocks; None sizes the cache by memory.
         kv_cache_bytes: Memory for the KV cache; None takes a share of what is free.
         gpu_memory_utilization: Share of a GPU's memory that this process may use in all.
         max_num_seqs: Sequences in a step at most.
         max_num_batched_tokens: Tokens in a step at most; no fewer than `max_num_seqs`.
         max_model_len: Tokens of a sequence at most; None is what the model was made for.
-        num_threads: Threads of CPU operations; None chooses.
         max_draft_tokens: Drafts that a sequence verifies in a step at most; 0 where there is no proposer.
         proposer_bytes: Of the KV cache's memory, what the proposer of drafts will take, however large the cache is.
         proposer_block_bytes: What it will take for each block of the KV cache.

@@ -31,10 +31,7 @@ class StepOutputs:
 
     Attributes:
         samples: For each scheduled sequence, whether it samples.
-        drawn: What was drawn for the rows of logits, in order.
-        chunks: Parts of prompts whose log probabilities are wanted, with them.
         drafts: Of each sequence that samples; None when the step verifies none.
-        pooled: What it contributes to the answers of sequences with pooling.
     """
 
     samples: list[bool]

@@ -46,14 +46,6 @@ class StepHead:
     """
 
     def __init__(self, model: CausalLM, sampler: Sampler, rows: BatchRows, *, keeps_last_tokens: bool) -> None:
-        """Compute with the model's own head.
-
-        Args:
-            model: What the hidden vectors come from.
-            sampler: Draws tokens.
-            rows: Of the batch.
-            keeps_last_tokens: Whether the next step may be launched before the host knows the tokens of this one.
-        """
         self._model = model
         self._sampler = sampler
         # With drafts there are more rows than sequences; what their logits take must not grow with it.

@@ -105,13 +105,7 @@ class PrefixAffinity:
         give_back: Callable[[QueuedMessage], None],
         wake: Callable[[], None],
     ) -> None:
-        """Listen to the other workers.
-
-        Args:
-            begin: Called with what need not wait any more, and with what was granted.
-            give_back: Called with what shall go back to the queue.
-            wake: Called when there is room again.
-        """
+        """Listen to the other workers."""
         self._waiting.start(begin, give_back, wake)
         self._claims.start(begin)
         if self._max_wait_s:

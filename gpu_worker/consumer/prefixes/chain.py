@@ -1,11 +1,8 @@
 """A prompt's chain of digests, by which workers recognize what they have computed before.
 
-A worker knows the blocks of a prompt when it has tokenized it, which is too late to decide who should do that. So the
-chain is one of the text, as it is in the message: a link for each full kibibyte, a digest of everything up to there.
-The next turn of a conversation extends the text of the turn before, and so the chain. It is made by the worker that has
-pulled the message, from the message: no publisher can state another one, and none has to state any.
-
-The root is the salt of the prefix cache: tenants have no links in common.
+It is one of the text, as it is in the message, since tokens are known too late to decide who computes it: a link for
+each full kibibyte, a digest of everything up to there, so the next turn of a conversation extends it. The worker that
+pulls a message makes it. The root is the salt of the prefix cache: tenants have no links in common.
 """
 
 from __future__ import annotations

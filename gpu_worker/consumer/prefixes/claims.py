@@ -1,11 +1,9 @@
 """Claims of requests that other workers have pulled, and whose prefix this worker holds.
 
-An offer is claimed when the request could begin here at once: it has a slot and free blocks, and no more prompt tokens
-wait before it than the prefix saves. Others are remembered until there is room, as long as their time is not over.
-
-The beginning of several conversations, such as a system prompt, draws new conversations to the workers that have it,
-which would leave the others' memory empty. So what only has such a beginning in common is claimed by a worker that has
-no more requests than the one that offers it, and whose memory is not fuller by more than that beginning.
+An offer is claimed when the request could begin here at once, with fewer prompt tokens before it than the prefix saves.
+Others are remembered until there is room. What only has the beginning of several conversations in common, such as a
+system prompt, is claimed by a worker that has no more requests than the one that offers it, and whose memory is not
+fuller by more than that beginning: else new conversations would leave the others' memory empty.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ class HeldPrefix:
 
     Attributes:
         block: Digest of the block in which it ends.
-        num_tokens: Up to there.
         follower: The link that came next.
         is_shared: Different links came next: it is the beginning of several conversations.
     """
@@ -55,13 +54,7 @@ class HeldPrefixes:
         self.bytes_per_token = _FIRST_BYTES_PER_TOKEN
 
     def note(self, chain: PrefixChain, num_tokens: int, blocks: Sequence[bytes]) -> None:
-        """Take note of a prompt that is computed.
-
-        Args:
-            chain: Of its text.
-            num_tokens: Of all of it.
-            blocks: Digests of its full blocks.
-        """
+        """Take note of a prompt that is computed."""
         self.bytes_per_token += (chain.num_bytes / max(1, num_tokens) - self.bytes_per_token) * _MEMORY
         links = chain.links
         # From the end, so that beginnings, which more prompts have, are forgotten last.

@@ -30,7 +30,6 @@ class Offer(Struct, frozen=True, array_like=True, tag="offer"):
         num_tokens: About its length.
         num_held: Tokens of it that are cached here.
         backlog: Prompt tokens to be computed here before it.
-        num_requests: Requests here.
         num_blank: Blocks here that nothing is cached in.
         expires_s: For how long it waits.
     """

@@ -73,12 +73,7 @@ class PeerPrefixes:
             peer.distrusted_until = now + DISTRUST_S
 
     def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
-        """Return the workers that announce most of a chain, the best first, each with its last link's place.
-
-        Args:
-            places: The place of each link in the chain.
-            now: Monotonic seconds.
-        """
+        """Return the workers that announce most of a chain, the best first, each with its last link's place."""
         found = []
         for worker, peer in self._peers.items():
             if not peer.may_be_asked(now):

@@ -1,9 +1,8 @@
 """Requests that were pulled here and wait, for a bounded time, for a worker that holds more of their prefix.
 
-A request waits for at most the time that the prefix saves, from the moment at which the queue has stored it, and no
-longer than its deadline leaves. Until the holders have answered, its place here is kept. If one of them will have room
-later, the place is free for other work meanwhile; a request whose time is over begins here, or, without room, goes back
-to the queue, where whoever has room takes it at once. What has had a turn before, or is suspected, never waits.
+A request waits for at most the time that the prefix saves, and no longer than its deadline leaves. Its place here is
+kept until the holders have answered. If one of them will have room later, the place is free meanwhile; a request whose
+time is over begins here, or, without room, goes back to the queue. What has had a turn, or is suspected, never waits.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ class _Waiting:
     """A request that waits.
 
     Attributes:
-        asked: Workers that have not answered.
         later: Workers that will have room later.
         ends_at: Monotonic seconds at which its time is over.
-        granted: The worker that it was sent to.
         keeps_place: Its place here is kept.
     """
 

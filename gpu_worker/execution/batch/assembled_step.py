@@ -43,14 +43,7 @@ class SampledRows(Struct, frozen=True, gc=False):
 
 
 def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Values[Draft]) -> SampledRows:
-    """Return the rows of sequences that verify drafts: the one behind the last known token, then one behind each draft.
-
-    Args:
-        last: The last token of each sequence in the step, drafts included.
-        rows: The row of each sequence in the batch.
-        positions: Place in its output of the token that follows each sequence's last known one.
-        drafts: Of each sequence.
-    """
+    """Return the rows of sequences that verify drafts: one behind the last known token, then one behind each draft."""
     depths = [depth for draft in drafts for depth in (0, *draft.depths())]
     paths = [path for draft in drafts for path in draft.paths()]
     counts = np.array([len(draft) + 1 for draft in drafts], dtype=np.int64)
@@ -65,9 +58,6 @@ class AssembledStep:
 
     Attributes:
         layout: Of its tokens, drafts included.
-        drafts: Of each sequence; None when there are none at all.
-        samples: For each sequence, whether it samples.
-        sequences: Those that the plan schedules.
         shares: Of each sequence; of a step that only decodes, made only where they are wanted.
         departed: Sequences that have left the batch since the step was submitted.
         adapters: Which tokens have an adapter; None where none has.

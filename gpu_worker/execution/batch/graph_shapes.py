@@ -1,9 +1,8 @@
 """The sizes at which steps are captured: decodes of any batch, decodes with drafts, and small steps with prompt tokens.
 
-Each graph costs time at the start and a little memory, so steps with drafts have few: batches in powers of two, and
-as many tokens as are still bound by reading the weights. Steps with prompt tokens, whose launches take the host longer
-than small ones take the GPU, have few too: up to 512 tokens, of batches in powers of four, and up to 2,048 of models
-whose layers are many small kernels. Larger steps are launched one kernel after the other, which their length hides.
+Each graph costs time at the start and a little memory. So steps with drafts have few: batches in powers of two, and as
+many tokens as are still bound by reading the weights. So have steps with prompt tokens: up to 512 tokens, of batches in
+powers of four, and up to 2,048 of models whose layers are many small kernels. Larger steps hide their launches.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ class GraphShape:
     """Room for a step.
 
     Attributes:
-        num_tokens: Tokens of all sequences.
-        num_seqs: Sequences.
         query_len: Tokens of one sequence at most.
         has_masks: Whether sequences may verify trees of drafts.
         has_logits: Whether all tokens are sampled behind. Else the graph ends with hidden vectors: what becomes of them
@@ -81,15 +78,7 @@ def graph_shapes(
     *,
     has_many_launches: bool = False,
 ) -> list[GraphShape]:
-    """Return what to capture.
-
-    Args:
-        captured: Which kinds.
-        max_num_seqs: Sequences in a step at most.
-        max_num_batched_tokens: Tokens in a step at most.
-        max_draft_tokens: Drafts that a sequence verifies at most.
-        has_many_launches: Whether a layer is so many kernels that larger steps wait for the host too.
-    """
+    """Return what to capture."""
     if captured is CapturedSteps.OFF:
         return []
     shapes = [decode_shape(size) for size in bucket_sizes(max_num_seqs)]

@@ -47,16 +47,6 @@ class StepGraphs:
         num_windows: int = 0,
         spare_slot: int | None = None,
     ) -> None:
-        """Use `body` to compute steps; nothing is captured yet.
-
-        Args:
-            body: Launches a step of a shape.
-            shapes: What to capture, at least one.
-            spare_row: The row of sequences that are only padding.
-            device: Where it runs.
-            num_windows: Groups of layers that keep the last tokens.
-            spare_slot: Where the states of padding are, of a model with recurrent layers.
-        """
         self._spare_row, self._spare_slot = spare_row, spare_slot
         self._body = body
         self._device = device
@@ -69,11 +59,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Capture all shapes, the largest first: the others fit into its memory.
-
-        Args:
-            progress: Called with the number of shapes captured and in all.
-        """
+        """Capture all shapes, the largest first: the others fit into its memory."""
         pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
         for num_captured, shape in enumerate(reversed(self._shapes), start=1):
             upload = Upload(self._device, is_copied=True)
@@ -86,12 +72,7 @@ class StepGraphs:
                 progress(num_captured, len(self._shapes))
 
     def shape_for(self, layout: HostStep, *, is_decode: bool) -> GraphShape | None:
-        """Return the smallest shape that a step fits into, None where there is none.
-
-        Args:
-            layout: Of the step.
-            is_decode: Whether all of its tokens are sampled behind.
-        """
+        """Return the smallest shape that a step fits into, None where there is none."""
         first = bisect_left(self._sizes, len(layout.token_ids))
         size = (len(layout.token_ids), len(layout.rows), layout.max_query_len)
         has_trees = layout.tree_masks is not None

@@ -68,7 +68,6 @@ class BatchRows:
     """The rows.
 
     Attributes:
-        spare: The row of padding.
         windows: Block tables of the groups of layers that keep the last tokens.
         prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence.
         adapters: `[max_num_seqs + 1]`, the slot of each row's adapter; below zero without.
@@ -134,15 +133,6 @@ class RowTable:
     def __init__(
         self, num_rows: int, dtype: npt.DTypeLike, device: torch.device, entry: tuple[int, ...] = (), fill: float = 0
     ) -> None:
-        """Allocate it.
-
-        Args:
-            num_rows: Rows of the batch.
-            dtype: int32, int64 or float32.
-            device: Where it is read.
-            entry: Shape of an entry.
-            fill: What rows hold before they are written.
-        """
         shape = (num_rows, *entry)
         self._host: npt.NDArray[np.generic] | None = None
         self._dtype = np.dtype(dtype)
@@ -154,13 +144,7 @@ class RowTable:
             self.values = torch.full(shape, fill, dtype=DTYPES[self._dtype], device=device)
 
     def write(self, rows: Values[int], entries: npt.ArrayLike, upload: Upload) -> None:
-        """Set the entries of some rows when the upload arrives.
-
-        Args:
-            rows: Each at most once.
-            entries: One for each of them.
-            upload: Carries them.
-        """
+        """Set the entries of some rows when the upload arrives."""
         array = np.asarray(entries, dtype=self._dtype)
         if self._host is not None:
             self._host[rows] = array

@@ -41,7 +41,6 @@ class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
         token_rows: `[num_tokens]`, the row of each token's sequence.
         positions: `[num_tokens]`, in the sequence; draft tokens that exclude each other share one.
         slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
-        rows: `[num_seqs]`, the row of each sequence.
         query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
         context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
         tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
@@ -51,8 +50,6 @@ class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
         save_tokens: `[num_saves]`, behind how many of the sequence's tokens.
         save_slots: `[num_saves]`, where they go.
         window_slots: Like `slots`, in each group of layers that keeps the last tokens.
-        max_query_len: Most tokens of a sequence.
-        max_context_len: Largest of `context_lens`.
     """
 
     token_ids: Array
@@ -96,8 +93,6 @@ class Field(Struct, frozen=True):
     """An array of a step.
 
     Attributes:
-        name: Of the attribute of `StepArrays`.
-        dtype: Of its numbers.
         size: How many there are: one a token, one a sequence, or one a sequence and one more, which says where the
             entries of each begin and the last ones end.
         fill: What padding has: a number, or the `spare_row` or `spare_slot`. Of an array of beginnings, how much each

@@ -26,11 +26,7 @@ DTYPES = MappingProxyType(
 
 
 class StagedArray:
-    """An array on its way to the device.
-
-    Attributes:
-        tensor: It, on the device, once the upload was sent.
-    """
+    """An array on its way to the device."""
 
     __slots__ = ("array", "offset", "tensor")
     tensor: torch.Tensor
@@ -54,12 +50,6 @@ class Upload:
     """
 
     def __init__(self, device: torch.device, *, is_copied: bool | None = None) -> None:
-        """Collect nothing yet.
-
-        Args:
-            device: Where arrays go.
-            is_copied: Whether they are copied; None says so of all devices but CPUs.
-        """
         self._device = device
         self.is_copied = device.type != "cpu" if is_copied is None else is_copied
         self._staged: list[StagedArray] = []

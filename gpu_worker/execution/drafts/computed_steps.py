@@ -31,8 +31,6 @@ class ComputedStep:
     """What a landed step computed of each sequence that goes on. Iterate to work it out.
 
     Attributes:
-        shares: Of the step's sequences.
-        sampled: What it sampled for each.
         hidden: `[num_tokens, hidden_size]`, of all tokens of the layout.
         departed: Sequences that have left the batch since the step was submitted; they are not shown.
         is_whole_decode: The step was a decode of all its sequences, without drafts, and all of them go on.

@@ -15,11 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Drafting:
-    """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before.
-
-    Attributes:
-        wants_hidden: Whether `observe` has a purpose.
-    """
+    """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before."""
 
     def __init__(
         self,

@@ -29,13 +29,7 @@ Entries = dict[int, tuple[LogprobEntry, ...]]
 
 
 def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entries) -> list[SampledTokens]:
-    """Return the tokens of each sequence: those sampled behind accepted draft tokens, and at the end one more.
-
-    Args:
-        drafts: Of each sequence.
-        token_ids: What was sampled in the rows of these drafts.
-        entries: Of these rows.
-    """
+    """Return the tokens of each sequence: those sampled behind accepted draft tokens, and at the end one more."""
     sampled, first = [], 0
     for draft in drafts:
         path = draft.accepted(token_ids[first : first + len(draft) + 1])

@@ -37,8 +37,6 @@ class BlockBytes(Protocol):
     """The blocks of one group, or the slots of states.
 
     Attributes:
-        num_blocks: How many there are.
-        row_bytes: Of a block.
         layout: What a row consists of, in words: rows of equal layouts can be exchanged.
     """
 

@@ -87,11 +87,8 @@ class MemoryBudget:
     """Divides a device.
 
     Attributes:
-        device_bytes: Memory of the device.
         used_before: Of that, in use when this process began, its own driver context included.
         utilization: Share of `device_bytes` that this process may use.
-        max_num_seqs: Of a step, which the measured use is for.
-        max_num_batched_tokens: Likewise.
     """
 
     device_bytes: int

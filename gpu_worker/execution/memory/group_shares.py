@@ -30,11 +30,6 @@ class GroupShares:
     """Blocks of the groups of one layout, by the number of those that keep all tokens.
 
     Attributes:
-        layout: The groups.
-        block_size: Tokens of a block.
-        max_model_len: Tokens of the longest sequence.
-        max_num_batched_tokens: Tokens of the largest step.
-        dtype: Of keys.
         slot_bytes: Of a state of the recurrent layers.
         checkpoint_ratio: Bytes of checkpoints of states for each byte of blocks.
     """

@@ -86,7 +86,6 @@ class MemoryProbe:
     """Takes readings from the start of the process to the end of loading and of the largest step.
 
     Attributes:
-        device_bytes: Memory of the device.
         used_before: Of that, in use when the probe was made.
     """
 
@@ -104,11 +103,6 @@ class MemoryProbe:
         """Run the largest step and capture all graphs, for once, after the weights have been loaded.
 
         All graphs are captured, not the largest alone: what each of the others adds differs by driver and kernel.
-
-        Args:
-            make_runner: Makes the runner and its small cache.
-            cache_bytes: Memory of that cache.
-            progress: Called as by `capture_graphs`.
         """
         memory = self._memory
         memory.release_cached()

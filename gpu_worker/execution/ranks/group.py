@@ -63,6 +63,8 @@ _log = logging.getLogger(__name__)
 class RankGroup:
     """All ranks of this worker.
 
+    With `exits_when_stuck` this process ends when it does not leave a step in time in which a rank was lost.
+
     Attributes:
         on_lost: Called on a thread of the group's own when a rank is gone.
         on_formed: Called when the group serves again after that, on the thread that calls `reform`.
@@ -79,13 +81,6 @@ class RankGroup:
         remote: Remote | None = None,
     ) -> None:
         """Start the other ranks, and wait until all have met.
-
-        Args:
-            config: Settings of every rank's runner.
-            log_level: As this process has it.
-            log_format: As this process has it.
-            remote: The other hosts, where there are any.
-            exits_when_stuck: End this process when it does not leave a step in time in which a rank was lost.
 
         Raises:
             ConfigError: A rank does not come, or is not what this one is.
@@ -318,12 +313,7 @@ class RankGroup:
             self.end(f"{process.name} failed within a step: {problem}")
 
     def _greet(self, processes: list[RankProcess]) -> None:
-        """Wait for what new ranks say of themselves, which must be the same as this one's.
-
-        Raises:
-            ConfigError: One is another.
-            RankLostError: One ends, or says nothing in time.
-        """
+        """Wait for what new ranks say of themselves, which must be the same as this one's."""
         own = identity(self._config)
         for rank, said in self._replies.wait(processes, Hello, _MEETING_S).items():
             assert isinstance(said, Hello)

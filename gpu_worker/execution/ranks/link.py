@@ -132,17 +132,13 @@ def connect(address: str, port: int, token: str, node: int, timeout_s: float) ->
 
 
 class LinkListener:
-    """Where the other hosts connect to."""
+    """Where the other hosts connect to.
+
+    `admit` is called with a host's number and the link to it, on a thread of its own; it says whether it is wanted.
+    """
 
     def __init__(self, address: str, port: int, token: str, admit: Callable[[int, Link], bool]) -> None:
         """Listen at one address, and at no other.
-
-        Args:
-            address: Of this host.
-            port: 0 takes a free one.
-            token: Of the group.
-            admit: Called with the number of a host and the link to it, on a thread of its own; says whether it is
-                wanted.
 
         Raises:
             OSError: The port cannot be used.
@@ -217,11 +213,7 @@ def _code(key: bytes, number: int, message: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
-    """Return exactly so many bytes.
-
-    Raises:
-        LinkError: The connection ends before.
-    """
+    """Return exactly so many bytes."""
     data = b""
     while len(data) < count:
         if not (piece := connection.recv(count - len(data))):

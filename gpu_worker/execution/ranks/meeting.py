@@ -52,15 +52,7 @@ class GroupRanks(Ranks, Protocol):
 
 
 def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
-    """Return a rank that has not met the others yet.
-
-    Args:
-        rank: Number of this process.
-        board: Of the group.
-        config: Settings of all ranks.
-        is_shared: All of them sum through the board; rank 0 has chosen so.
-        interface: Where ranks of other hosts are reached; empty where there are none.
-    """
+    """Return a rank that has not met the others yet."""
     size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
     if not is_shared:
         device, num_stages = torch.device(device_of(config, rank)), config.pipeline_parallel_size
@@ -122,16 +114,6 @@ class ProcessGroupRanks:
         num_stages: int = 1,
         interface: str = "",
     ) -> None:
-        """Prepare to join.
-
-        Args:
-            number: Of this process: the ranks of the first stage come first.
-            size: How many ranks a stage has.
-            device: Where this rank computes.
-            has_whole_experts: As `Ranks` has it.
-            num_stages: As `Ranks` has it.
-            interface: Where ranks of other hosts are reached; empty where there are none.
-        """
         self.stage, self.rank = divmod(number, size)
         self.num_stages = num_stages
         self.size = size

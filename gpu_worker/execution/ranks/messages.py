@@ -21,12 +21,9 @@ class Start(msgspec.Struct, frozen=True):
     """The first thing that a rank is told.
 
     Attributes:
-        rank: Its number.
-        runner: Settings of the model's runner.
         board_fd: Descriptor of the board of its host.
         is_shared: Ranks sum through the board.
         interface: Where ranks of other hosts are reached; empty where there are none.
-        log_level, log_format: As those of rank 0.
     """
 
     rank: int

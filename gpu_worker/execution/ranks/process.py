@@ -30,7 +30,6 @@ class RankProcess(ABC):
     """The process of a rank, on this host or another.
 
     Attributes:
-        rank: Its number.
         pid: Of the process, on its host.
         name: Of rank and process, for people.
         freeze_s: Time without a tick after which it counts as standing still; the group sets it.
@@ -156,7 +155,6 @@ class LocalHost:
     """Does what `Host` promises, here.
 
     Attributes:
-        board: What the ranks share.
         processes: Those that were started last, by rank.
     """
 

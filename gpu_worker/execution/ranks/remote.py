@@ -206,7 +206,6 @@ class Remote:
     """All other hosts, and what ranks meet by.
 
     Attributes:
-        hosts: By their numbers, from 1.
         address: Where they find this one.
         port: Where they connect.
     """

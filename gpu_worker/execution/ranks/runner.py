@@ -30,10 +30,6 @@ class GroupRunner:
 
     A step that fails before the others were told of it fails as it does alone. One that fails later leaves them in
     the middle of a step that this rank has left: then, as when a rank is gone, they forget all sequences and meet anew.
-
-    Attributes:
-        own: This rank's runner.
-        group: The other ranks.
     """
 
     def __init__(self, runner: TorchModelRunner, group: RankGroup) -> None:

@@ -35,13 +35,6 @@ class Watch:
         ticks: Callable[[int], int],
         on_frozen: Callable[[RankProcess, float], None],
     ) -> None:
-        """Begin.
-
-        Args:
-            processes: Returns those to look at.
-            ticks: Returns how often a rank has shown that it lives.
-            on_frozen: Called with one that stands still, and for how long it has shown nothing.
-        """
         self._processes = processes
         self._ticks = ticks
         self._on_frozen = on_frozen

@@ -42,13 +42,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StagedAllowedTokens:
-    """What is allowed in a step.
-
-    Attributes:
-        bits: Of all rows of the batch.
-        places: Rows of logits.
-        rows: The row in the batch of each of them.
-    """
+    """What is allowed in a step."""
 
     bits: torch.Tensor
     places: StagedArray

@@ -53,12 +53,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class StagedBias:
-    """The biases of a step.
-
-    Attributes:
-        indices: Places in the logits, laid end to end.
-        values: What is added there.
-    """
+    """The biases of a step."""
 
     indices: StagedArray
     values: StagedArray

@@ -59,7 +59,6 @@ class StagedDraw(Struct, frozen=True, gc=False):
     """The draws of a step.
 
     Attributes:
-        parameters: Of all rows of the batch.
         positions: Place in its output of what each row of logits draws.
         may_truncate: Whether any row draws from a part of its distribution.
     """

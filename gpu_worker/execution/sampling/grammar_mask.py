@@ -86,12 +86,8 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
     """The masks of a step, not filled yet.
 
     Attributes:
-        places: Rows of logits with a mask.
         constraints: The constraint of each; None where another rank has it.
         paths: The drafts that each takes for granted; None where there are no drafts.
-        masks: Where they are filled.
-        device: Where the logits are.
-        vocabulary: Of the logits.
     """
 
     places: StagedArray

@@ -17,13 +17,7 @@ from kernels.sampling import TokenScores
 
 
 def entries(scores: TokenScores, token_ids: Values[int], num_top: Values[int]) -> list[LogprobEntry]:
-    """Return one entry a row of scores, which are on the host.
-
-    Args:
-        scores: Of all rows.
-        token_ids: The token of each row.
-        num_top: How many alternatives each row reports.
-    """
+    """Return one entry a row of scores, which are on the host."""
     columns = (scores.chosen.tolist(), scores.top_ids.tolist(), scores.top_values.tolist())
     return [
         LogprobEntry(token_id, chosen, tuple(zip(ids[:count], values[:count], strict=True)))
@@ -110,12 +104,7 @@ def _widened(scores: torch.Tensor, width: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StagedLogprobs:
-    """The reports of a step.
-
-    Attributes:
-        places: Rows of logits that report.
-        num_top: How many of the most likely tokens each of these reports.
-    """
+    """The reports of a step."""
 
     places: list[int]
     num_top: list[int]

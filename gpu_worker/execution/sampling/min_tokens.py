@@ -55,7 +55,6 @@ class ForbiddenEnds:
     """The ends that are forbidden in a step.
 
     Attributes:
-        places: Rows of logits.
         indices: Tokens that end their sequences: places in the logits, laid end to end.
         owners: The entry of `places` that each index belongs to.
     """

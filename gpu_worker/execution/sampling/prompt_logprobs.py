@@ -29,8 +29,6 @@ class PromptChunk:
     Attributes:
         place: Of its sequence in the plan.
         first_row: The row of hidden vectors that predicts the first target.
-        targets: Tokens of the prompt.
-        num_top: Alternatives to report.
     """
 
     place: int

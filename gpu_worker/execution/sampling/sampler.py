@@ -50,14 +50,7 @@ def _features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: 
 
 @dataclass(slots=True)
 class StagedSampling:
-    """What the rows of a step ask of the sampler, on its way to the device.
-
-    Attributes:
-        slots: The row in the batch of each row of logits.
-        draw: How tokens are drawn.
-        features: What changes the logits before.
-        logprobs: Log probabilities to report; None without.
-    """
+    """What the rows of a step ask of the sampler, on its way to the device."""
 
     slots: StagedArray
     draw: StagedDraw
@@ -83,7 +76,6 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
     """What the rows of a step ask of the sampler; a step of the same rows asks for the same.
 
     Attributes:
-        rows: Their numbers, as bytes.
         may_truncate: Whether any draws from a part of its distribution.
         logprobs: Places of those that report log probabilities; None without.
         features: Those that are asked for, each with the places of the rows that do.

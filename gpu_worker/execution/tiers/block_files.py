@@ -53,6 +53,9 @@ class Rows(Protocol):
 class BlockFiles:
     """Does what `gpu_worker.execution.tiers.block_tiers.Files` says.
 
+    `tokens` says, by group, how many tokens are computed to have a content again; `make_maker` reads all weights, in a
+    thread.
+
     Attributes:
         name: Of the tier, in metrics.
         is_ready: Set when files can be used: the weights' digest is known, and what there is.
@@ -67,16 +70,6 @@ class BlockFiles:
         rows: Rows,
         make_maker: Callable[[], Maker],
     ) -> None:
-        """Use a store.
-
-        Args:
-            store: Where files are.
-            groups: Whose contents they have.
-            tokens: By group, how many tokens are computed to have a content again.
-            max_bytes: Of all files in the store, those of others included.
-            rows: Where contents are that are to be written.
-            make_maker: Reads all weights: called in a thread.
-        """
         self.name = store.name
         self.is_ready = threading.Event()
         self._store = store

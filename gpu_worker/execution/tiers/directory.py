@@ -44,7 +44,6 @@ class FileStore(Protocol):
     """Where files of blocks are. All calls may take as long as a disk or a network takes, and raise `OSError`.
 
     Attributes:
-        name: What kind it is, in metrics.
         place: How messages name it.
         refresh_s: How often to look for what others have added.
     """

@@ -63,13 +63,7 @@ class FileIndex:
             self._remove(key)
 
     def renew(self, folder: str, files: Mapping[str, StoredFile], listed_at: float) -> None:
-        """Take over what a folder was seen to have.
-
-        Args:
-            folder: Its name.
-            files: By key.
-            listed_at: Monotonic seconds before the listing: what was added since may be missing in it.
-        """
+        """Take over what a folder was seen to have."""
         with self._lock:
             known = self._folders.setdefault(folder, set())
             for key in known - files.keys():

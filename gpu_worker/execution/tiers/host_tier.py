@@ -48,7 +48,6 @@ class HostTier:
     """Rows of all groups.
 
     Attributes:
-        num_bytes: Memory of all rows.
         stored_bytes: Copied to rows so far.
         num_dropped: Contents that were not kept, because all rows were in use.
         num_evicted: Contents that made room for others.
