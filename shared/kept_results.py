@@ -20,7 +20,7 @@ from shared.log_limit import LogLimit
 from shared.messages import FinishReason
 from shared.publication import publish_expecting
 from shared.result_shares import ResultShares
-from shared.streams import ENDS_STREAM
+from shared.streams import ENDS_STREAM, RESULTS_STREAM
 from shared.subjects import end_subject, result_subject
 
 JOB_ENDED = "job_ended_before"
@@ -73,6 +73,27 @@ class KeptResults:
         if stored is not None:
             self.shares.count(tenant, stored, len(subject) + len(payload))
         return stored is not None
+
+    async def result(self, tenant: str, request_id: str) -> bytes | JobEnd | None:
+        """Return a job's encoded result, how it ended if that is no longer kept, or None while it has not ended.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+            OSError: The connection failed.
+        """
+        found = await self.stored(tenant, request_id)
+        if found is not None:
+            return found
+        end = await self.end_of(tenant, request_id)
+        # It may have ended between the two reads.
+        return None if end is None else await self.stored(tenant, request_id) or end
+
+    async def stored(self, tenant: str, request_id: str) -> bytes | None:
+        """Return a job's encoded result; raises as `result`."""
+        try:
+            return (await self._js.get_last_msg(RESULTS_STREAM, result_subject(tenant, request_id))).data or b""
+        except NotFoundError:
+            return None
 
     async def end_of(self, tenant: str, request_id: str) -> JobEnd | None:
         """Return how a job ended; None if that is not known.

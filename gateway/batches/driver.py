@@ -149,7 +149,6 @@ class BatchDriver:
         await self._output.finish(now)
 
     async def _close(self) -> None:
-        """Clear away what a batch that has ended needs no more."""
         record, services = self._lease.record, self._services
         await patiently(self._services.catalog, partial(delete_parts, services.catalog, record))
         while True:
@@ -189,7 +188,6 @@ class BatchDriver:
         return None
 
     async def _undone_lines(self) -> AsyncIterator[InputLine]:
-        """Yield the lines whose output is not stored."""
         record = self._lease.record
         async for group in input_lines(self._read, self._services.max_line_bytes, record.position):
             for place in group:
@@ -263,12 +261,6 @@ class BatchDriver:
         return await self._with_images(line)
 
     async def _with_images(self, line: BatchLine) -> BatchLine:
-        """Return a line whose images are stored.
-
-        Raises:
-            BadRequestError: One is not there or not allowed.
-            QueueFullError: They cannot be stored now.
-        """
         try:
             return await with_images(line, self._services.images, self.tenant)
         except ApiError as error:
@@ -277,7 +269,6 @@ class BatchDriver:
             raise BadRequestError(error.message, f"body.{error.param}", error.code or "invalid_value") from None
 
     async def _take(self) -> None:
-        """Write down the lines whose results have come."""
         complete, repeated = self._jobs.take()
         for sent in complete:
             self._answer(sent)

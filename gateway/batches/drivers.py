@@ -34,7 +34,6 @@ class BatchDrivers:
     """Drives batches. Run `watch_forever()` beside it."""
 
     def __init__(self, services: DriverServices, metrics: GatewayMetrics, gateway: str) -> None:
-        """Drive in the name of `gateway`."""
         self._services = services
         self._metrics = metrics
         self._gateway = gateway
@@ -122,7 +121,6 @@ class BatchDrivers:
         self._seen = {batch_id: seen for batch_id, seen in self._seen.items() if batch_id in ids}
 
     def _has_files_of(self, stored: Stored) -> bool:
-        """Whether the files of a batch are in the store of this gateway."""
         record, own = stored.record, self._services.catalog
         if record.store == own.identity:
             return True

@@ -99,11 +99,6 @@ class BatchRoutes:
         return answer
 
     async def _record(self, body: BatchBody, principal: Principal) -> BatchRecord:
-        """Return the record of a new batch.
-
-        Raises:
-            ApiError: 400; it cannot be computed.
-        """
         window_s = _window_s(body.completion_window)
         if body.endpoint not in PARSERS:
             raise invalid_value("endpoint", f"'endpoint' must be one of {', '.join(PARSERS)}.")
@@ -233,11 +228,7 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
 
 
 async def _answered(call: Awaitable[Result]) -> Result:
-    """Return the result of a call to NATS.
-
-    Raises:
-        ApiError: 503; NATS does not answer, or has no such stream.
-    """
+    """Return the result of a call to NATS."""
     try:
         return await call
     except (NoStreamResponseError, NotFoundError) as error:

@@ -297,7 +297,6 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
 
 
 def _returned_results(generation: Generation, results: list[BatchResult]) -> list[BatchResult]:
-    """Return the results that are returned, in the order of the answer."""
     if generation.ranking is None:
         return results
     return [results[place] for place in likeliest(list(map(_mean, results)), generation.n, generation.num_choices)]

@@ -18,17 +18,16 @@ import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import MaxPayloadError
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import APIError, NoStreamResponseError
 
 from gateway.batches.input_lines import InputLine
 from gateway.batches.line import BatchLine
 from shared.direct_client import DirectClient
-from shared.kept_results import JOB_ENDED, KeptResults
+from shared.kept_results import JOB_ENDED, JobEnd, KeptResults
 from shared.media import IMAGE_NOT_FOUND
 from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode, encode_request
 from shared.nats_connection import SEND_ERRORS
-from shared.streams import RESULTS_STREAM
-from shared.subjects import cancel_subject, request_subject, result_subject, stored_filter
+from shared.subjects import cancel_subject, request_subject, stored_filter
 
 # A worker that is asked to end a job stores its result within so long.
 _WORKERS_ANSWER_S = 2.0
@@ -83,13 +82,11 @@ class LineJobs:
         self.num_bytes = 0
 
     async def __aenter__(self) -> LineJobs:
-        """Begin to hear of results; where NATS lets nobody hear them, they are looked for."""
         with contextlib.suppress(*SEND_ERRORS):
             self._subscription = await self._nats.subscribe_direct(stored_filter(self._tenant), self._hear)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Hear no more."""
         if self._subscription is not None:
             with contextlib.suppress(*SEND_ERRORS):
                 await self._subscription.unsubscribe()
@@ -157,20 +154,11 @@ class LineJobs:
 
     async def _look(self, request: Request) -> bool:
         async with self._calls:
-            data = await self._stored(request)
-            if data is None and await self._kept.end_of(self._tenant, request.id) is not None:
-                # It may have ended between the two reads; else its result is no longer kept.
-                data = await self._stored(request) or msgspec.json.encode(_gone(request))
-        if data is not None:
-            self._heard.append(data)
+            found = await self._kept.result(self._tenant, request.id)
+        if found is not None:
+            self._heard.append(msgspec.json.encode(_gone(request)) if isinstance(found, JobEnd) else found)
             self._has_heard.set()
-        return data is not None
-
-    async def _stored(self, request: Request) -> bytes | None:
-        try:
-            return (await self._js.get_last_msg(RESULTS_STREAM, result_subject(self._tenant, request.id))).data or b""
-        except NotFoundError:
-            return None
+        return found is not None
 
     def take(self) -> tuple[list[SentLine], list[SentLine]]:
         """Return the lines that are complete, and those whose jobs have to be named anew and published again."""
@@ -224,7 +212,7 @@ class LineJobs:
             try:
                 async with self._calls:
                     is_first = await self._kept.store(self._tenant, request.id, payload, finish)
-                    data = payload if is_first else await self._stored(request) or payload
+                    data = payload if is_first else await self._kept.stored(self._tenant, request.id) or payload
                 break
             except _ERRORS:
                 await asyncio.sleep(0.5)

@@ -315,7 +315,6 @@ class Dispatcher:
         await self._streams.restore()
 
     def _is_within_share(self, flight: Flight) -> bool:
-        """Whether others give way to a flight, which is counted already."""
         share = self.share(flight.request.model, flight.request.tenant)
         return share is not None and share.free_slots >= 0 and share.free_blocks >= 0
 

@@ -226,7 +226,6 @@ class FrameReceiver:
             self._revoker.cancel_again(delta.id)
 
     def _may_cancel_again(self, attempt: tuple[str, int], now: float) -> bool:
-        """Whether an attempt that does not count may be cancelled again now."""
         last = self._strays.get(attempt)
         if last is not None and now - last < STRAY_CANCEL_INTERVAL_S:
             return False

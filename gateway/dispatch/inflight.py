@@ -193,7 +193,6 @@ class FlightTable:
         return len(self.by_id)
 
     def __iter__(self) -> Iterator[Flight]:
-        """Iterate over a snapshot, so that flights may end meanwhile."""
         return iter(list(self.by_id.values()))
 
     def add(self, flight: Flight) -> None:

@@ -84,7 +84,6 @@ class KnownPoison:
     """Owns the verdicts: for each kind of request the deaths that convicted it."""
 
     def __init__(self, time: Callable[[], float]) -> None:
-        """Remember nothing; `time` gives loop time."""
         self._time = time
         self._losses: OrderedDict[bytes, list[Loss]] = OrderedDict()
 
@@ -135,7 +134,6 @@ class ProbationQueue:
     """
 
     def __init__(self, flights: FlightTable, num_workers: Callable[[str], int]) -> None:
-        """Pace flights of the table; `num_workers` gives the live workers of a model."""
         self._by_id = flights.by_id
         self._num_workers = num_workers
         self._waiting: deque[tuple[Flight, bytes]] = deque()

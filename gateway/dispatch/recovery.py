@@ -62,10 +62,6 @@ class Recovery:
         clock: ServerClock,
         on_move: Callable[[Reason], None] = lambda reason: None,
     ) -> None:
-        """Look after `flights`, once `sweep` is called periodically.
-
-        `fail` ends a flight with an error; `on_move` is called with the reason of each move, for metrics.
-        """
         self._clock = clock
         self._flights = flights
         self._fleet = fleet

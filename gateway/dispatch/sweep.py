@@ -44,7 +44,6 @@ class Prober:
     """
 
     def __init__(self, nats: Client, liveness: Liveness) -> None:
-        """Prepare; `start` must be called once connected."""
         self._nats = nats
         self._liveness = liveness
         self._loop = asyncio.get_running_loop()

@@ -264,11 +264,7 @@ class FileCatalog:
             raise
 
     async def _check_present(self) -> None:
-        """Check that it is a file that is missing, and not the whole store: a directory that is not mounted is empty.
-
-        Raises:
-            StoreError: The store is not the one that was opened.
-        """
+        """Check that the store is the one that was opened: a directory that is not mounted is empty."""
         if await known_identity(self.store) != self.identity:
             raise StoreError(f"{self.store.place} is another one than before: is it mounted?")
 

@@ -36,7 +36,6 @@ class DirectoryStore:
     is_local = True
 
     def __init__(self, root: Path) -> None:
-        """Use a directory, which is made if it is missing."""
         self.place = f"the directory {root}"
         self._root = root
         self._threads = ThreadPoolExecutor(_THREADS, "files")
@@ -132,7 +131,6 @@ class DirectoryStore:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, folder: Path) -> None:
-        """Make a directory and those above it, for nobody else to read."""
         for each in [*reversed(folder.relative_to(self._root).parents), folder.relative_to(self._root)]:
             (self._root / each).mkdir(mode=0o700, parents=True, exist_ok=True)
 

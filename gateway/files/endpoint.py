@@ -38,8 +38,6 @@ _LIST = frozenset({"after", "limit", "order", "purpose"})
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file, whole or growing."""
-
     record: FileRecord
     read: Callable[[int, int], Awaitable[bytes]]
 
@@ -68,7 +66,6 @@ class FileRoutes:
     """Handles the routes. Of requests it keeps how many downloads of each tenant run."""
 
     def __init__(self, services: RouteServices, catalog: FileCatalog) -> None:
-        """Serve the files of `catalog`."""
         self._services = services
         self._catalog = catalog
         self._downloads: Counter[str] = Counter()

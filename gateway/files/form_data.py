@@ -100,7 +100,6 @@ class FormData:
 
 
 def _field_start(head: str) -> FieldStart:
-    """Return what the head of a field tells."""
     for line in _FOLD.sub(" ", head).split("\r\n"):
         header, _, value = line.partition(":")
         if header.strip().lower() == "content-disposition":

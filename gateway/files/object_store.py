@@ -38,31 +38,20 @@ class StoredObject(NamedTuple):
 
 
 class ObjectWriter(Protocol):
-    """Writes one object. Nobody sees it before `commit`."""
+    """Writes one object, which nobody sees before `commit`. A failure is a `StoreError`."""
 
     async def write(self, data: bytes) -> None:
-        """Add bytes.
-
-        Raises:
-            StoreError: They could not be written.
-        """
-        ...
+        """Add bytes."""
 
     async def commit(self) -> None:
-        """Make the object visible, in the place of one of the same key; it is on the disk when this returns.
-
-        Raises:
-            StoreError: It could not be stored, and is not.
-        """
-        ...
+        """Make the object visible, in the place of one of the same key; it is on the disk when this returns."""
 
     async def abort(self) -> None:
         """Forget what was written; does nothing after `commit`."""
-        ...
 
 
 class ObjectStore(Protocol):
-    """A directory or a bucket.
+    """A directory or a bucket. What fails raises a `StoreError`, unless a method says which.
 
     Attributes:
         place: How messages name it.
@@ -73,12 +62,7 @@ class ObjectStore(Protocol):
     is_local: bool
 
     async def create(self, key: str, data: bytes) -> None:
-        """Store a small object unless there is one of this key.
-
-        Raises:
-            StoreError: It could not be stored.
-        """
-        ...
+        """Store a small object unless there is one of this key."""
 
     async def check_room(self, num_bytes: int) -> None:
         """Refuse what has no room, where the store can tell.
@@ -86,15 +70,9 @@ class ObjectStore(Protocol):
         Raises:
             StoreFullError: There is no room for so many bytes.
         """
-        ...
 
     async def writer(self, key: str) -> ObjectWriter:
-        """Begin to write an object.
-
-        Raises:
-            StoreError: The store cannot be written.
-        """
-        ...
+        """Begin to write an object."""
 
     async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
         """Return bytes of an object, fewer at its end; all from `start` without a number.
@@ -103,43 +81,21 @@ class ObjectStore(Protocol):
             MissingObjectError: There is no such object.
             StoreError: It could not be read.
         """
-        ...
 
     async def objects(self, folder: str) -> list[StoredObject]:
-        """Return the objects right in a folder, in the order of their names.
-
-        Raises:
-            StoreError: They could not be listed.
-        """
-        ...
+        """Return the objects right in a folder, in the order of their names."""
 
     async def folders(self) -> list[str]:
-        """Return the folders at the top: the encoded names of tenants.
-
-        Raises:
-            StoreError: They could not be listed.
-        """
-        ...
+        """Return the folders at the top: the encoded names of tenants."""
 
     async def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is deleted already.
-
-        Raises:
-            StoreError: It could not be deleted.
-        """
-        ...
+        """Delete an object; one that is not there is deleted already."""
 
     async def delete_folder(self, folder: str) -> None:
-        """Delete the objects right in a folder.
-
-        Raises:
-            StoreError: They could not be deleted.
-        """
-        ...
+        """Delete the objects right in a folder."""
 
     async def close(self) -> None:
         """Let go of threads and connections."""
-        ...
 
 
 async def identity(store: ObjectStore) -> str:
@@ -171,11 +127,7 @@ def check_key(key: str) -> str:
 
 
 async def put(store: ObjectStore, key: str, data: bytes) -> None:
-    """Store a small object whole.
-
-    Raises:
-        StoreError: It could not be stored.
-    """
+    """Store a small object whole."""
     writer = await store.writer(key)
     try:
         await writer.write(data)

@@ -23,11 +23,6 @@ class S3Store:
     is_local = False
 
     def __init__(self, url: str) -> None:
-        """Use `s3://bucket/prefix`.
-
-        Raises:
-            ConfigError: The URL is not an S3 URL, or obstore is not installed.
-        """
         self.place = f"the bucket {url}"
         self._client, self._bucket = open_bucket(url, "HEADRACE_FILES")
 

@@ -133,7 +133,6 @@ def checked_expiry(name: str, seconds: str) -> int:
 
 
 def _check_beginning(held: bytearray, num_bytes: int) -> None:
-    """Refuse a compressed file by its first bytes."""
     kind = _COMPRESSED.get(bytes(held[:2])) if num_bytes == len(held) else None
     if kind is not None:
         message = f"The file is compressed ({kind}). Upload it as text, one JSON object a line."

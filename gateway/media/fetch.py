@@ -141,11 +141,6 @@ class ImageFetcher:
         raise FetchError(f"is behind more than {MAX_REDIRECTS} redirects.")
 
     def _checked(self, url: str) -> SplitResult:
-        """Return the parts of a URL from which may be fetched.
-
-        Raises:
-            FetchError: It may not.
-        """
         try:
             place = urlsplit(url)
             host, port = (place.hostname or "").rstrip("."), place.port or _HTTPS
@@ -163,11 +158,6 @@ class ImageFetcher:
         return place
 
     async def _address(self, tenant: str, host: str, port: int) -> str:
-        """Return an address of a host, of which all are allowed.
-
-        Raises:
-            FetchError: One is not, or there is none.
-        """
         try:
             addresses = await self._lookup.addresses(tenant, host, port)
         except (OSError, UnicodeError):
@@ -218,12 +208,6 @@ def _unreadable() -> FetchError:
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer as it comes in: what the parser calls.
-
-    Attributes:
-        is_bounded: The answer says where it ends.
-    """
-
     max_bytes: int
     status: int = 0
     location: str | None = None
@@ -234,7 +218,6 @@ class _Answer:
     num_received: int = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Read a header."""
         match name.lower():
             case b"location":
                 self.location = value.decode("latin-1")
@@ -248,17 +231,14 @@ class _Answer:
                 raise FetchError("could not be fetched: its host answered with a Content-Encoding.")
 
     def on_headers_complete(self) -> None:
-        """Note the end of the head."""
         self.has_head = True
 
     def on_body(self, data: bytes) -> None:
-        """Keep bytes."""
         self.body += data
         if len(self.body) > self.max_bytes:
             raise self._too_large()
 
     def on_message_complete(self) -> None:
-        """Note the end."""
         self.is_complete = True
 
     def _too_large(self) -> FetchError:

@@ -19,7 +19,6 @@ class HostLookup:
     """Owns the threads. Used from one event loop."""
 
     def __init__(self) -> None:
-        """Start no thread yet."""
         self._pool = ThreadPoolExecutor(MAX_AT_ONCE, "image-hosts")
         self._running: Counter[str] = Counter()
         # The first tenant is next.

@@ -55,7 +55,6 @@ class ImageIntake:
     """
 
     def __init__(self, store: MediaStore, limits: ImageLimits, fetcher: ImageFetcher) -> None:
-        """Store in `store` what is within `limits`."""
         self._store = store
         self._limits = limits
         self._fetcher = fetcher

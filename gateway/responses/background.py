@@ -12,7 +12,6 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,7 @@ from gateway.responses.log import ResponseLogError, ResponseRecord
 from gateway.responses.output import ResponseOutput
 from gateway.responses.store import ResponseStore, ended_response, job_of
 from shared.background_tasks import BackgroundTasks
-from shared.messages import BatchResult, Request
+from shared.messages import BatchResult
 
 FIRST_POLL_S = 0.1
 LAST_POLL_S = 2.0
@@ -128,11 +127,7 @@ class Follower:
             raise self._cut.result()
 
     async def _is_over(self, watch: JobWatch) -> bool:
-        """Report the new text; return whether the job has ended. NATS may be away for `OUTAGE_S`.
-
-        Raises:
-            ApiError: 500, the text was computed anew; 503, NATS is away for longer.
-        """
+        """Report the new text; return whether the job has ended. NATS may be away for `OUTAGE_S`."""
         try:
             is_over = await self._advance(watch)
         except ApiError as error:
@@ -146,11 +141,7 @@ class Follower:
         return is_over
 
     async def _advance(self, watch: JobWatch) -> bool:
-        """Report the new text; return whether the job has ended.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
+        """Report the new text; return whether the job has ended."""
         heard = watch.take(self._ref.job.stream_seq)
         if heard is not None:
             state = JobState(True, heard.text, heard.in_reasoning)
@@ -194,56 +185,49 @@ _log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """Makes a job of a request."""
+async def submit_job(
+    store: ResponseStore, generation: ResponseGeneration, caller: Caller
+) -> tuple[ResponseRecord, JobWatch | None]:
+    """Put a job into the queue, and its response into the log; both are on the disk when this returns.
 
-    store: ResponseStore
+    Returns:
+        The response, and the watch of its job, if its stream is asked for.
 
-    async def submit(self, generation: ResponseGeneration, caller: Caller) -> tuple[ResponseRecord, JobWatch | None]:
-        """Put a job into the queue, and its response into the log; both are on the disk when this returns.
-
-        Returns:
-            The response, and the watch of its job, if its stream is asked for.
-
-        Raises:
-            ApiError: The queue or the log does not take it.
-        """
-        draft = generation.draft
-        timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
-        now = self.store.jobs.clock.now()
-        names = (caller.request_id, caller.traceparent)
-        (request,) = wire_requests(generation, caller.tenant, "", timeout_s, *names, now, caller.key_id)
-        request = msgspec.structs.replace(
-            request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
-        )
-        # A worker may have written the first text before the response is in the log.
-        watch = await self.store.jobs.watch(caller.tenant, draft.id) if generation.stream else None
-        try:
-            return await self._submit(generation, caller, request, now + timeout_s), watch
-        except BaseException:
-            if watch is not None:
-                await self.store.jobs.unwatch(watch)
-            raise
-
-    async def _submit(
-        self, generation: ResponseGeneration, caller: Caller, request: Request, deadline: float
-    ) -> ResponseRecord:
-        draft = generation.draft
-        jobs = self.store.jobs
+    Raises:
+        ApiError: The queue or the log does not take it.
+    """
+    draft, jobs = generation.draft, store.jobs
+    timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
+    now = jobs.clock.now()
+    names = (caller.request_id, caller.traceparent)
+    (request,) = wire_requests(generation, caller.tenant, "", timeout_s, *names, now, caller.key_id)
+    request = msgspec.structs.replace(
+        request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
+    )
+    # A worker may have written the first text before the response is in the log.
+    watch = await jobs.watch(caller.tenant, draft.id) if generation.stream else None
+    try:
         queue, stream_seq = await jobs.publish(request)
-        job = BackgroundJob.of(generation, stream_seq, deadline, queue)
+        job = BackgroundJob.of(generation, stream_seq, now + timeout_s, queue)
         response = msgspec.json.encode(response_fields(draft, "queued"))
         record = ResponseRecord(caller.tenant, generation.model, draft, response, job)
-        try:
-            await self.store.log.put(record)
-        except ResponseLogError as error:
-            ref = job_of(record)
-            assert ref is not None
-            await self.store.jobs.cancel(ref)
-            message = "The response cannot be stored at the moment, so it is not computed in the background."
-            raise ApiError(503, message, code="response_log_unavailable", retry_after_s=5.0) from error
-        return record
+        await _store_or_cancel(store, record)
+        return record, watch
+    except BaseException:
+        if watch is not None:
+            await jobs.unwatch(watch)
+        raise
+
+
+async def _store_or_cancel(store: ResponseStore, record: ResponseRecord) -> None:
+    try:
+        await store.log.put(record)
+    except ResponseLogError as error:
+        ref = job_of(record)
+        assert ref is not None
+        await store.jobs.cancel(ref)
+        message = "The response cannot be stored at the moment, so it is not computed in the background."
+        raise ApiError(503, message, code="response_log_unavailable", retry_after_s=5.0) from error
 
 
 class BackgroundAnswer(Answer):

@@ -87,7 +87,6 @@ def user_messages(items: Sequence[ItemBody]) -> list[ItemBody]:
 
 
 def _is_input_message(item: ItemBody) -> bool:
-    """Whether an item is a message to the model, and none of its own."""
     return (item.type or "message") == "message" and item.role != "assistant"
 
 

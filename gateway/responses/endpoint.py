@@ -22,7 +22,7 @@ from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.api.schemas.known_names import STRICT, BodyRules
 from gateway.responses.answers import Keeping, StreamedResponse, WholeResponse
-from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, Submission
+from gateway.responses.background import BackgroundAnswer, FollowedResponse, QueuedResponse, submit_job
 from gateway.responses.body import ItemBody, ResponseBody
 from gateway.responses.conversation import compacting, user_messages
 from gateway.responses.draft import RESPONSES, CompactedConversation, InputTokenCount, ResponseDraft, ResponseGeneration
@@ -57,7 +57,6 @@ class ResponsesEndpoint(Endpoint):
     def __init__(self, store: ResponseStore, bodies: LargeBodies) -> None:
         super().__init__(bodies)
         self._store = store
-        self._submission = Submission(store)
         self._history = History(store)
         self._log_limit = LogLimit(_log)
 
@@ -143,7 +142,7 @@ class ResponsesEndpoint(Endpoint):
             self._store.add_follower(answer)
         generation = await starter.checked(asked.generation, asked.load, caller.tenant)
         assert isinstance(generation, ResponseGeneration)
-        answer.queued(*await self._submission.submit(generation, caller))
+        answer.queued(*await submit_job(self._store, generation, caller))
         return Membership(leave=_nothing, delivered=_nothing_delivered, num_reserved=answer.num_tokens)
 
     def _keeping(self, asked: Asked) -> Keeping:
@@ -163,7 +162,6 @@ class ResponsesEndpoint(Endpoint):
 
 
 def _refers(request: ResponseBody) -> bool:
-    """Whether stored responses belong to the conversation."""
     items = request.input if isinstance(request.input, list) else []
     return request.previous_response_id is not None or any(item.type == "item_reference" for item in items)
 

@@ -27,7 +27,7 @@ from shared.messages import BatchResult, Cancel, Request, encode, encode_request
 from shared.nats_connection import SEND_ERRORS
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
+from shared.streams import PROGRESS_STREAM, consumer_name
 from shared.subjects import Queue, cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0
@@ -79,7 +79,7 @@ class _ConsumerInfo(msgspec.Struct):
 
 
 class JobQueue:
-    """Speaks with NATS about jobs.
+    """Publishes, reads and cancels jobs. Where NATS does not answer, methods raise an `ApiError` 503.
 
     Attributes:
         clock: NATS's own.
@@ -87,7 +87,6 @@ class JobQueue:
     """
 
     def __init__(self, nats: DirectClient, clock: ServerClock) -> None:
-        """Work over an open connection."""
         self._nats = nats
         self._num_watches = 0
         self.clock = clock
@@ -147,26 +146,15 @@ class JobQueue:
             ApiError: 503, NATS does not answer; 410, the job has ended and its result is no longer kept.
         """
         try:
-            found = await self._kept_result(ref)
-            if found is not None:
-                return found
-            end = await self.kept.end_of(ref.tenant, ref.response_id)
-            if end is None:
-                return self._overdue(ref)
-            # It may have ended between the two reads.
-            found = await self._kept_result(ref)
+            found = await self.kept.result(ref.tenant, ref.response_id)
         except _ERRORS as error:
             raise _unavailable() from error
-        if found is None:
-            raise _no_longer_kept(ref.response_id, end)
-        return found
+        if isinstance(found, JobEnd):
+            raise _no_longer_kept(ref.response_id, found)
+        return self._overdue(ref) if found is None else self._decode_result(found)
 
     async def state(self, ref: JobRef) -> JobState:
-        """Return the state of a job without a result.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
+        """Return the state of a job without a result."""
         try:
             message = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(ref.tenant, ref.response_id))
             progress = self._decode_progress(message.data or b"")
@@ -183,9 +171,6 @@ class JobQueue:
 
         The worker that has it is asked first: it alone knows all that was generated. Where it does not answer, the job
         ends with what was last recorded of it.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
         """
         state = await self.state(ref)
         if state.is_running:
@@ -210,11 +195,7 @@ class JobQueue:
             await self._withdraw(ref)
 
     async def forget(self, ref: JobRef) -> None:
-        """Delete a job's output, once its response has been deleted.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
+        """Delete a job's output, once its response has been deleted."""
         await self.cancel(ref)
         empty = BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="cancelled")
         progress = BatchProgress(b"", 0, "", 0)
@@ -224,27 +205,12 @@ class JobQueue:
         except _ERRORS as error:
             raise _unavailable() from error
 
-    async def _kept_result(self, ref: JobRef) -> BatchResult | None:
-        try:
-            message = await self._js.get_last_msg(RESULTS_STREAM, result_subject(ref.tenant, ref.response_id))
-        except NotFoundError:
-            return None
-        return self._decode_result(message.data or b"")
-
-    async def _has_ended(self, ref: JobRef) -> bool:
-        is_kept = await self._kept_result(ref) is not None
-        return is_kept or await self.kept.end_of(ref.tenant, ref.response_id) is not None
-
     async def _end_at_worker(self, ref: JobRef) -> bool:
-        """Have the worker that has a job end it; False if it has not ended after some time.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
+        """Have the worker that has a job end it; False if it has not ended after some time."""
         watch = await self.watch(ref.tenant, ref.response_id)
         deadline, ask_at = time.monotonic() + _WORKER_ANSWERS_S, 0.0
         try:
-            while not await self._has_ended(ref):
+            while await self.kept.result(ref.tenant, ref.response_id) is None:
                 now = time.monotonic()
                 if now >= deadline:
                     return False

@@ -204,11 +204,7 @@ class ResponseLog:
         return record if (record.tenant, record.draft.id) == (tenant, response_id) else None
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Forget a response.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
+        """Forget a response."""
         async with self._turns(tenant):
             await _answered(self._js.purge_stream(RESPONSES_STREAM, subject=response_subject(tenant, response_id)))
 
@@ -244,7 +240,6 @@ class ResponseLog:
 
 
 async def _answered(call: Awaitable[Result]) -> Result:
-    """Return the result of a call to JetStream, or raise that the log cannot be read now."""
     try:
         return await call
     except NotFoundError:

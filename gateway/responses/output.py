@@ -126,8 +126,6 @@ class CompactionOutput(ResponseOutput):
 
 
 class _OpenItem(ABC):
-    """An item that is being written. Its kinds differ in their parts and in the names of their events."""
-
     prefix: str
 
     def __init__(self, item_id: str, index: int, emit: EventSink, name: str) -> None:

@@ -170,7 +170,6 @@ def identified_item(item: ItemBody, response_id: str, index: int) -> ItemBody:
 
 
 def _parameters(body: ResponseBody) -> dict[str, Any]:
-    """Return the parameters that a response repeats, with the defaults that were in force."""
     reasoning, text = body.reasoning, body.text or TextBody()
     return {
         "instructions": body.instructions,
@@ -206,11 +205,6 @@ def _has_logprobs(body: ResponseBody) -> bool:
 
 
 def _variables(body: ResponseBody) -> dict[str, Raw]:
-    """Return the variables of the chat template.
-
-    Raises:
-        ApiError: 400; two places contradict each other, or the client names a variable that is not its own.
-    """
     reasoning = body.reasoning or ReasoningBody()
     switches = {
         "enable_thinking": body.enable_thinking,

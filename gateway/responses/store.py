@@ -50,14 +50,13 @@ class Following(Protocol):
     @property
     def tenant(self) -> str:
         """Whose job it is."""
-        ...
 
     def cut(self, error: ApiError) -> None:
         """End the stream with an error."""
 
 
 class ResponseStore:
-    """Reads, writes and deletes responses of a tenant.
+    """Reads, writes and deletes responses of a tenant. Where NATS does not answer, methods raise an `ApiError` 503.
 
     Attributes:
         bodies: Reads large texts in a thread.
@@ -185,11 +184,7 @@ class ResponseStore:
         return record
 
     async def delete(self, record: ResponseRecord) -> None:
-        """Forget a response; one that is still computed is cancelled.
-
-        Raises:
-            ApiError: 503; NATS does not answer.
-        """
+        """Forget a response; one that is still computed is cancelled."""
         await self.log.delete(record.tenant, record.draft.id)
         ref = job_of(record)
         if ref is not None:
@@ -319,7 +314,6 @@ def _turns(records: list[ResponseRecord]) -> list[ItemBody]:
 
 
 def _references(items: Sequence[ItemBody]) -> dict[int, str]:
-    """Return the ids that items refer to, by their places."""
     places: dict[int, str] = {}
     for index, item in enumerate(items):
         if item.type == "item_reference":

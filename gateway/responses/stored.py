@@ -41,7 +41,6 @@ class StoredResponses:
     """Handles the routes. Keeps nothing."""
 
     def __init__(self, store: ResponseStore, allow_unknown: bool = False) -> None:
-        """Read from `store`; leave unknown parameters out if `allow_unknown`, instead of refusing them."""
         self._store = store
         self._allow_unknown = allow_unknown
 
@@ -163,11 +162,6 @@ class _FollowingStream(StreamingResponse):
     """The events of a job as an answer. It is counted from its making to its end, also if it never begins."""
 
     def __init__(self, follower: Follower, store: ResponseStore) -> None:
-        """Tell what `follower` reads.
-
-        Raises:
-            ApiError: 429; the tenant follows enough jobs.
-        """
         self._events = follower.events()
         super().__init__(self._events, headers=_EVENT_STREAM_HEADERS)
         self._follower = follower
@@ -185,7 +179,6 @@ class _FollowingStream(StreamingResponse):
         self.body_iterator = _joined(first, self._events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         try:
             await super().__call__(scope, receive, send)
         finally:

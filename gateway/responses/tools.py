@@ -129,7 +129,6 @@ def _repeated(tool: FunctionToolBody) -> dict[str, Any]:
 
 
 def _placed(tool: ResponseToolBody, where: str) -> Iterator[tuple[FunctionToolBody, str, str | None]]:
-    """Yield the functions of a tool, each with its place in the body and its namespace."""
     if tool.type != _NAMESPACE:
         yield tool, where, None
         return

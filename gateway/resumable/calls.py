@@ -128,7 +128,6 @@ class OwnerCalls:
         return searching
 
     async def _look_for(self, owner: str) -> None:
-        """Find out whether an owner that was not there just now is dead."""
         for number in range(NUM_UNHEARD):
             await asyncio.sleep(_AGAIN_S if number else 0.0)
             try:

@@ -57,17 +57,14 @@ class Fence(NamedTuple):
 
 
 class _Revoked(NamedTuple):
-    """A writer that was revoked at a time of `time.monotonic()`, and the end of its journal."""
-
     at: float
     tail: asyncio.Task[JournalTail]
 
 
 class Fences:
-    """Reads and writes fences and journals."""
+    """Reads and writes fences and journals. Methods raise one of the log's `ERRORS` where NATS does not answer."""
 
     def __init__(self, nats: DirectClient, js: JetStreamContext) -> None:
-        """Work over an open connection."""
         self._nats = nats
         self._js = js
         self._inbox = nats.new_inbox()
@@ -78,11 +75,7 @@ class Fences:
         self._tasks = BackgroundTasks()
 
     async def start(self) -> None:
-        """Listen for acknowledgements.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`.
-        """
+        """Listen for acknowledgements."""
         if self._subscription is None:
             self._subscription = await self._nats.subscribe_direct(self._inbox + ".*", self._acknowledge)
 
@@ -95,11 +88,7 @@ class Fences:
         await self._tasks.wait()
 
     def send_journal(self, writer: str, number: int, payload: bytes) -> None:
-        """Write a message of a writer's journal without waiting; the next fence that is stored says that it is, too.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`.
-        """
+        """Write a message of a writer's journal without waiting; the next fence that is stored says that it is, too."""
         self._nats.send(journal_subject(writer, number % SLOTS), payload)
 
     def write(self, writer: str, seq: int, span: Span) -> Awaitable[int | None]:
@@ -110,9 +99,6 @@ class Fences:
         Returns:
             Gives the fence's number, or None if its last message is another one. Everything that this connection has
             sent before is stored when it gives a number. It may raise any of the log's `ERRORS`.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`.
         """
         if not self._nats.is_connected:
             raise ConnectionReconnectingError
@@ -140,11 +126,7 @@ class Fences:
         return answer.seq if error is None else None
 
     async def find(self, writer: str) -> Fence | None:
-        """Return the fence of a writer; a JetStream stream that was made anew has none.
-
-        Raises:
-            Exception: One of `ERRORS` of the log.
-        """
+        """Return the fence of a writer; a JetStream stream that was made anew has none."""
         try:
             message = await self._js.get_last_msg(STREAMS_STREAM, fence_subject(writer))
         except NotFoundError:
@@ -153,11 +135,7 @@ class Fences:
         return Fence(message.data == writer.encode(), message.seq or 0, (int(first), int(end)))
 
     async def revoke(self, writer: str) -> JournalTail:
-        """Keep a writer from showing what it writes from now on; return the end of its journal.
-
-        Raises:
-            Exception: One of `ERRORS` of the log.
-        """
+        """Keep a writer from showing what it writes from now on; return the end of its journal."""
         known = self._revoked.get(writer)
         if known is None or time.monotonic() - known.at > REVOKED_S:
             if len(self._revoked) >= _MAX_REVOKED:

@@ -183,12 +183,7 @@ class StreamHub:
             raise unavailable() from error
 
     async def _find_key(self, tenant: str, key: IdempotencyKey) -> tuple[LiveStream | None, int]:
-        """Return the stream that a key stands for, if it stands for one, and the number of its message.
-
-        Raises:
-            ApiError: As `repeated`.
-            Exception: One of `ERRORS`.
-        """
+        """Return the stream that a key stands for, if it stands for one, and the number of its message."""
         while True:
             found = await self._log.find_key(tenant, key.digest)
             if found is None:
@@ -271,12 +266,7 @@ class StreamHub:
             self._drop(stream)
 
     async def _claim(self, key: IdempotencyKey, tenant: str, stream_id: str) -> None:
-        """Let a key stand for a new stream.
-
-        Raises:
-            RepeatedError: It stands for one.
-            ApiError: As `start_logged`.
-        """
+        """Let a key stand for a new stream."""
         try:
             for _ in range(2):
                 other, seq = await self._find_key(tenant, key)
@@ -295,11 +285,7 @@ class StreamHub:
         return head.ended is not None and self._dispatcher.clock.now() > head.ended + self._limits.keep_s
 
     async def _adopt(self, head: StreamHead) -> None:
-        """Go on with a stream whose gateway is dead, for its grace period.
-
-        Raises:
-            ApiError: It is not there any more, or the log does not answer.
-        """
+        """Go on with a stream whose gateway is dead, for its grace period."""
         if self._is_closing:
             return
         stream = await self.open(head.tenant, head.id)
@@ -347,11 +333,7 @@ class StreamHub:
 
 
 def _checked_name(caller: Caller) -> Caller:
-    """Return a caller whose stream gets the id of its request.
-
-    Raises:
-        ApiError: 400; a background response may have this id, and both are found under `/v1/streams`.
-    """
+    """Return a caller whose stream gets the id of its request."""
     if RESPONSE_ID.fullmatch(caller.request_id):
         message = "'x-request-id' has the form of a response's id: send another, or none."
         raise ApiError(400, message, param="x-request-id", code="invalid_value")

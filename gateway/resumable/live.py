@@ -53,7 +53,6 @@ class LiveStream:
     """
 
     def __init__(self, head: StreamHead, generation: Generation, started: float) -> None:
-        """Have no entries yet."""
         self.head = head
         self.seq = 0
         self.generation = generation
@@ -213,7 +212,6 @@ class LoggedSink:
     __slots__ = ("_index", "_on_entry", "_stream")
 
     def __init__(self, stream: LiveStream, index: int, on_entry: Callable[[LiveStream], None]) -> None:
-        """Put entries into `stream`, and call `on_entry`."""
         self._stream = stream
         self._index = index
         self._on_entry = on_entry

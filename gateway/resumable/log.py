@@ -62,12 +62,13 @@ class Stored(NamedTuple):
 class StreamLog:
     """Reads and writes the log. Keeps only how many messages of each tenant were written since the last purge.
 
+    All methods raise one of `ERRORS` where NATS does not answer, unless they say otherwise.
+
     Attributes:
         fences: The fences and journals of writers.
     """
 
     def __init__(self, nats: DirectClient, limits: StreamLimits | None = None) -> None:
-        """Work over an open connection."""
         self._nats = nats
         self._limits = limits or StreamLimits()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
@@ -109,11 +110,7 @@ class StreamLog:
         return stored
 
     async def find(self, tenant: str, stream_id: str) -> Stored | None:
-        """Return the head of a stream, or None if there is none.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Return the head of a stream, or None if there is none."""
         found = await self._whole(stream_subject(tenant, stream_id, "head"))
         if found is None:
             return None
@@ -125,11 +122,7 @@ class StreamLog:
         return Stored(head, found[1]) if (head.tenant, head.id) == (tenant, stream_id) else None
 
     async def replace(self, head: StreamHead, seq: int) -> int | None:
-        """Store a head if its last message is `seq`; return the new number, or None if another was faster.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Store a head if its last message is `seq`; return the new number, or None if another was faster."""
         stored = await self._publish_head(head, seq)
         if stored is not None and head.ended is not None:
             # Without it a list reads the head, which says so too.
@@ -157,9 +150,6 @@ class StreamLog:
 
         `num_ahead` of them are asked for at once. They are read one by one: one that is read early may lack entries
         that are before those of the next.
-
-        Raises:
-            Exception: One of `ERRORS`.
         """
         pieces: list[bytes] = []
         while True:
@@ -171,11 +161,7 @@ class StreamLog:
                 pieces.append(found[0])
 
     def send(self, tenant: str, stream_id: str, *place: str | int, payload: bytes) -> None:
-        """Write a part of a stream without waiting; a later message that is acknowledged says that it is stored.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`.
-        """
+        """Write a part of a stream without waiting; a later message that is acknowledged says that it is stored."""
         self._nats.send(stream_subject(tenant, stream_id, *place), payload)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
@@ -183,11 +169,7 @@ class StreamLog:
         return self._nats.together()
 
     async def heads(self, tenant: str) -> tuple[list[StreamHead], bool]:
-        """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`."""
         places = await self.running(tenant)
         heads: list[StreamHead] = []
         for start in range(0, min(len(places), MAX_LISTED), READ_AHEAD):
@@ -197,11 +179,7 @@ class StreamLog:
         return heads, len(places) > MAX_LISTED
 
     async def running(self, tenant: str | None = None) -> list[tuple[str, str]]:
-        """Return tenants and ids of the streams that have not ended, of one tenant or of all.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Return tenants and ids of the streams that have not ended, of one tenant or of all."""
         try:
             ended = {subject.removesuffix(_ENDED) for subject in await self._subjects(tenant, _ENDED)}
             heads = await self._subjects(tenant, "head")
@@ -215,38 +193,22 @@ class StreamLog:
         return info.state.subjects or {}
 
     async def delete(self, head: StreamHead) -> None:
-        """Forget a stream, and the idempotency key that stands for it.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Forget a stream, and the idempotency key that stands for it."""
         await self._purge(stream_subject(head.tenant, head.id, ">"))
         if head.key_digest is not None:
             await self._purge(stream_subject(head.tenant, head.key_digest, "key"))
 
     async def delete_pieces(self, head: StreamHead) -> None:
-        """Forget the pieces of a stream that its owner has written.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Forget the pieces of a stream that its owner has written."""
         await self._purge(stream_subject(head.tenant, head.id, head.owner, "*"))
 
     async def find_key(self, tenant: str, digest: str) -> tuple[KeyRecord, int] | None:
-        """Return what an idempotency key stands for, and the number of that message.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Return what an idempotency key stands for, and the number of that message."""
         found = await self._last(stream_subject(tenant, digest, "key"))
         return None if found is None else (decode_key(found[0]), found[1])
 
     async def claim_key(self, tenant: str, digest: str, record: KeyRecord, seq: int) -> bool:
-        """Let an idempotency key stand for a stream if its last message is `seq`; False if another was faster.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Let an idempotency key stand for a stream if its last message is `seq`; False if another was faster."""
         subject = stream_subject(tenant, digest, "key")
         try:
             stored = await publish_expecting(self._js, subject, encode(record), seq)
@@ -256,11 +218,7 @@ class StreamLog:
         return stored is not None
 
     async def release_key(self, tenant: str, digest: str) -> None:
-        """Let an idempotency key stand for nothing.
-
-        Raises:
-            Exception: One of `ERRORS`.
-        """
+        """Let an idempotency key stand for nothing."""
         await self._purge(stream_subject(tenant, digest, "key"))
 
     def count(self, tenant: str, num_messages: int) -> None:

@@ -207,7 +207,6 @@ class StreamOwner:
         )
 
     def _note(self, stream: LiveStream) -> None:
-        """Log new entries, once there is a head."""
         if stream.is_cut:
             stream.show_unkept()
         elif stream.seq and stream in self.writer.owned:
@@ -284,7 +283,6 @@ class StreamOwner:
             self._log_limit.warning("", "a stream that is too large is kept for a while: %r", error)
 
     def _ended(self, stream: LiveStream) -> None:
-        """Count what a stream has used, and keep or forget it."""
         if stream not in self.writer.owned:
             return
         self.writer.disown(stream)

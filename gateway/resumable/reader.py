@@ -19,7 +19,6 @@ class LogReader:
     """Takes entries into a stream; shows none of them."""
 
     def __init__(self, log: StreamLog, stream: LiveStream) -> None:
-        """Read into `stream`, whose head says whose pieces count."""
         self._log = log
         self._stream = stream
         self._owner = ""

@@ -221,7 +221,6 @@ class PieceWriter:
         return changed
 
     def _close(self, messages: list[bytes], changed: list[tuple[int, bytes]]) -> None:
-        """Write a piece that does not grow any more, and begin the next one."""
         changed += enumerate(messages, self._number)
         self._number, self._first, self._num_in_piece = self._number + len(messages), self.num_entries, 0
         self._content.clear()

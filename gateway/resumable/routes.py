@@ -71,7 +71,6 @@ class BackgroundStreams(Protocol):
 
     def is_one(self, stream_id: str) -> bool:
         """Whether a stream may be one of these, by its id."""
-        ...
 
     async def stream(self, request: Request, stream_id: str, principal: Principal, starting_after: int) -> Response:
         """Return the events behind a number.
@@ -79,7 +78,6 @@ class BackgroundStreams(Protocol):
         Raises:
             ApiError: There is no such response.
         """
-        ...
 
     async def forget(self, stream_id: str, principal: Principal) -> None:
         """Stop and delete one.
@@ -87,7 +85,6 @@ class BackgroundStreams(Protocol):
         Raises:
             ApiError: There is no such response.
         """
-        ...
 
 
 class StreamRoutes:
@@ -101,7 +98,6 @@ class StreamRoutes:
         services: RouteServices,
         background: BackgroundStreams,
     ) -> None:
-        """Show streams of `hub` as their endpoints answer, by name, and `background` responses."""
         self._background = background
         self._hub = hub
         self._service = service
@@ -169,8 +165,6 @@ class StreamRoutes:
 
 
 class _StreamResponse(Response):
-    """The events of a stream, written through the exchange of its request."""
-
     def __init__(
         self,
         service: GenerationService,
@@ -189,7 +183,6 @@ class _StreamResponse(Response):
         self._first_event = first_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         exchange, head = exchange_of(scope), head_of(scope)
         head.dialect, head.first_event = self._endpoint.dialect, self._first_event
         # A client that goes on later names the stream as before.
@@ -200,11 +193,6 @@ class _StreamResponse(Response):
 
 
 def _first_event(request: Request) -> int:
-    """Return the number of the first event that the client wants.
-
-    Raises:
-        ApiError: 400; it is none.
-    """
     last, first = request.headers.get(_LAST_EVENT_ID), request.query_params.get("from")
     if last is not None and first is not None:
         raise invalid_value("from", "Give either 'from' or the header 'Last-Event-ID'.")

@@ -169,7 +169,6 @@ class LogWriter:
         return streams
 
     async def _wait_until_due(self) -> None:
-        """Wait until a round is due, or a stream is urgent."""
         delay_s = self._due_at - time.monotonic()
         if self._urgent or delay_s <= 0:
             return

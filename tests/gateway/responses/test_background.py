@@ -15,7 +15,7 @@ from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
-from gateway.responses.background import Submission
+from gateway.responses.background import submit_job
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import BackgroundJob
 from gateway.responses.job_queue import _ASK_EVERY_S, _WORKER_ANSWERS_S, JobQueue, JobRef
@@ -147,7 +147,7 @@ async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) 
     js = batch.nats.jetstream()
     num_before = (await js.stream_info("HR_BATCH_default")).state.messages
     with pytest.raises(ApiError) as refusal:
-        await Submission(store).submit(generation, Caller("key", "default", [], body))
+        await submit_job(store, generation, Caller("key", "default", [], body))
     assert (refusal.value.status, refusal.value.code) == (503, "response_log_unavailable")
     assert (await js.stream_info("HR_BATCH_default")).state.messages == num_before
     await batch.nats.flush()
