@@ -41,11 +41,7 @@ async def batch_routes(
     kept: KeptResults,
     tasks: TaskSupervisor,
 ) -> list[KeyRoute]:
-    """Return the routes of files and batches, and leave on the stack what ends their drivers.
-
-    Raises:
-        ConfigError: The store cannot be used.
-    """
+    """Return the routes of files and batches; closing the stack ends the drivers. A bad store is a `ConfigError`."""
     store, name = await opened_store(files)
     stack.push_async_callback(store.close)
     if store.is_local:
@@ -64,11 +60,7 @@ async def batch_routes(
 
 
 async def opened_store(files: str) -> tuple[ObjectStore, str]:
-    """Return the store that a setting names, and its identity.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
+    """Return the store that a setting names, and its identity; raise `ConfigError` if it cannot be used."""
     store = store_of(files)
     try:
         return store, await identity(store)
@@ -77,11 +69,7 @@ async def opened_store(files: str) -> tuple[ObjectStore, str]:
 
 
 def store_of(files: str) -> ObjectStore:
-    """Return the store that a setting names, which is not looked at yet.
-
-    Raises:
-        ConfigError: There is no such kind, a package is missing, or a directory has no place.
-    """
+    """Return the store that a setting names, not opened yet; raise `ConfigError` if the setting names none."""
     if "://" in files and not files.startswith("s3://"):
         raise ConfigError("HEADRACE_FILES", f"{files!r} is neither a directory nor s3://BUCKET/PREFIX")
     if files.startswith("s3://"):

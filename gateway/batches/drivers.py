@@ -45,11 +45,7 @@ class BatchDrivers:
         self._log_limit = LogLimit(_log)
 
     async def take(self, stored: Stored) -> None:
-        """Drive a batch, unless another gateway was faster or this one drives enough.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-        """
+        """Drive a batch, unless another gateway was faster or this one drives enough."""
         batch_id = stored.record.id
         if batch_id in self._driven or not self._has_seat_for(stored.record.tenant):
             return

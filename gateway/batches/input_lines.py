@@ -75,11 +75,7 @@ async def input_lines(
 
 
 def line_fields(line: InputLine, max_line_bytes: int) -> dict[str, Any]:
-    """Return the JSON object of a line.
-
-    Raises:
-        BadRequestError: It is none.
-    """
+    """Return the JSON object of a line; raise `BadRequestError` if the line is not one."""
     if line.data is None:
         raise BadRequestError(f"The line is longer than {max_line_bytes} bytes.", None, "line_too_long")
     try:

@@ -23,12 +23,7 @@ class LostLeaseError(Exception):
 
 
 class Lease:
-    """A driven batch.
-
-    Attributes:
-        record: As the driver knows it; changes count once they are saved.
-        is_cancelled: Somebody wants it to end.
-    """
+    """The lease of a batch, and its record as the driver knows it; changes count once they are saved."""
 
     def __init__(self, log: BatchLog, stored: Stored) -> None:
         self._log = log
@@ -52,11 +47,7 @@ class Lease:
         return self.record.status == "cancelling"
 
     async def save(self) -> None:
-        """Store the record; tries until NATS answers.
-
-        Raises:
-            LostLeaseError: The batch is another gateway's.
-        """
+        """Store the record, again until NATS answers; raise `LostLeaseError` if the batch is another gateway's."""
         async with self._saving:
             self.record.saves += 1
             while True:
@@ -89,11 +80,7 @@ class Lease:
 
     @contextlib.asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
-        """Renew the lease until the block ends.
-
-        Raises:
-            LostLeaseError: It is lost; the block is interrupted.
-        """
+        """Renew the lease until the block ends. A lost lease interrupts it with `LostLeaseError`."""
         async with asyncio.TaskGroup() as group:
             renewing = group.create_task(self._renew_forever())
             try:

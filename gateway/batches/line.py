@@ -84,11 +84,7 @@ _KEYS = frozenset({"custom_id", "method", "url", "body"})
 
 @dataclass(slots=True)
 class BatchLine:
-    """One line: what it asks for, the jobs that compute it, and their results as they come.
-
-    Attributes:
-        results: By the job's id.
-    """
+    """One line: what it asks for, the jobs that compute it, and their results by job id, as they come."""
 
     custom_id: str
     generation: Generation
@@ -139,17 +135,7 @@ _NAMED_BY_LINE = JobNaming()
 def read_openai_line(
     fields: dict[str, Any], tenant: str, model: str | None, naming: JobNaming = _NAMED_BY_LINE
 ) -> BatchLine:
-    """Return the jobs of a line. The same line makes the same jobs, so that it is answered by the results it has.
-
-    Args:
-        fields: The line.
-        tenant: Whose jobs these are.
-        model: For a body that names none.
-        naming: Names the jobs.
-
-    Raises:
-        BadRequestError: The line cannot be a job; the message names the field.
-    """
+    """Return the jobs of a line; equal lines make equal jobs. A bad line is a `BadRequestError` naming the field."""
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
         message = f"{strange[0][:64]!r} is no field of a batch line; those are {known}"
@@ -201,11 +187,7 @@ async def with_images(line: BatchLine, images: ImageIntake, tenant: str) -> Batc
 
 
 def checked_id(fields: dict[str, Any]) -> str:
-    """Return the id of a line.
-
-    Raises:
-        BadRequestError: It has none.
-    """
+    """Return the `custom_id` of a line; raise `BadRequestError` if it has none."""
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise BadRequestError("custom_id has to be a text", "custom_id", "invalid_custom_id")

@@ -91,11 +91,7 @@ class BatchLog:
             return None
 
     async def put(self, record: BatchRecord, revision: int) -> int:
-        """Replace an active record whose message has this number, 0 for one that is new; return the new number.
-
-        Raises:
-            ReplacedError: Its number is another.
-        """
+        """Replace an active record if its last revision is `revision`, 0 for none; else raise `ReplacedError`."""
         subject = batch_subject("active", record.tenant, record.id)
         stored = await publish_expecting(self._js, subject, msgspec.msgpack.encode(record), revision)
         if stored is None:

@@ -34,11 +34,7 @@ Result = TypeVar("Result")
 
 
 async def patiently(catalog: FileCatalog, work: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of work on the store, which is tried again while the store fails: it may be full.
-
-    Raises:
-        MissingObjectError: An object is not there.
-    """
+    """Do work on the store, again while the store fails: it may be full. `MissingObjectError` is raised."""
     while True:
         try:
             return await work()
@@ -83,11 +79,7 @@ class BatchOutput:
         return sum(map(len, self._data.values())) >= _PART_BYTES or self._now() - self._flushed_at >= wait_s
 
     async def flush(self, position: tuple[int, int] | None = None) -> None:
-        """Write what there is; then `position` is where the first line may be that is not done.
-
-        Raises:
-            LostLeaseError: The batch is another gateway's.
-        """
+        """Write what there is, and note `position`, where undone lines may begin; may raise `LostLeaseError`."""
         record, lines, data = self._lease.record, self._lines, self._data
         num_failed, usage = self._num_failed, self._usage
         self._flushed_at = self._now()
@@ -111,11 +103,7 @@ class BatchOutput:
         await patiently(self._catalog, partial(self._catalog.write_part, key, data))
 
     async def finish(self, now: float) -> None:
-        """Make files of the parts, and end the batch.
-
-        Raises:
-            LostLeaseError: The batch is another gateway's.
-        """
+        """Make files of the parts, and end the batch; may raise `LostLeaseError`."""
         record = self._lease.record
         try:
             for kind in KINDS:
@@ -136,11 +124,7 @@ class BatchOutput:
 
 
 async def delete_parts(catalog: FileCatalog, record: BatchRecord) -> None:
-    """Delete the parts of a batch that has ended, those too that no record names.
-
-    Raises:
-        StoreError: They could not be deleted.
-    """
+    """Delete the parts of an ended batch, also those that no record names."""
     await catalog.store.delete_folder(_folder(record))
 
 

@@ -269,9 +269,5 @@ _decoder = msgspec.msgpack.Decoder(BatchRecord)
 
 
 def decode_batch(payload: bytes) -> BatchRecord:
-    """Read a record.
-
-    Raises:
-        msgspec.MsgspecError: It is none, or of another version.
-    """
+    """Read a record; raise `msgspec.MsgspecError` if it is not one of this version."""
     return _decoder.decode(payload)

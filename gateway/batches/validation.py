@@ -43,11 +43,7 @@ class InputCheck:
     _ids: dict[bytes, int] = field(default_factory=dict)
 
     async def run(self, catalog: FileCatalog, file: FileRecord, bodies: LargeBodies) -> None:
-        """Read the file, up to where it is certain that it is refused.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
+        """Read the file until it is certain that it is refused; raise `StoreError` if it cannot be read."""
         digest, num_breaks = hashlib.sha256(), 0
 
         def count(chunk: bytes) -> None:

@@ -80,14 +80,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Requests in flight of one gateway process.
-
-    Attributes:
-        name: Of this gateway.
-        reply: Subject on which workers send this gateway's frames.
-        fleet: The workers' state.
-        nats_watch: Whether NATS answers.
-    """
+    """Requests in flight of one gateway process; workers send its frames to the subject `reply`."""
 
     def __init__(
         self,
@@ -141,11 +134,7 @@ class Dispatcher:
         self.reply = frame_subject(gateway)
 
     async def start(self) -> None:
-        """Wait for the interactive stream, subscribe, and begin to sweep and to send heartbeats.
-
-        Raises:
-            DependencyError: NATS has closed the connection.
-        """
+        """Wait for the interactive stream, subscribe, and begin to sweep and to send heartbeats."""
         await self._streams.start()
         await self.clock.synchronize(self._nats)
         await self._publisher.start()

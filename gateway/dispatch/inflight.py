@@ -173,11 +173,7 @@ _NOTHING = _Count()
 
 
 class FlightTable:
-    """All flights by request id.
-
-    Attributes:
-        by_id: For reading in the hot path; only `add` and `remove` change it.
-    """
+    """All flights by request id. Read `by_id` in the hot path; only `add` and `remove` change it."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Flight] = {}

@@ -40,11 +40,7 @@ class AnswerLimits:
 
 
 class AnswerWatch:
-    """Asks NATS twice a second for a PONG. Owns the one PING whose PONG is awaited.
-
-    Attributes:
-        is_lost: Publications probably do not arrive.
-    """
+    """Asks NATS twice a second for a PONG. `is_lost`: publications probably do not arrive."""
 
     def __init__(self, nats: DirectClient, limits: AnswerLimits | None = None) -> None:
         """Watch a connection; nothing is noticed unless `review` is called several times in `interval_s`."""

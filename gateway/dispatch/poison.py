@@ -101,11 +101,7 @@ class KnownPoison:
             self._losses.pop(kind_of(flight.request), None)
 
     def find(self, request: Request) -> Loss | None:
-        """Return the death that a new request has to its account because of others like it, if there is one.
-
-        Raises:
-            ApiError: 500; requests like it were quarantined several times.
-        """
+        """Return an earlier death of a request like this; `ApiError` 500 if such were quarantined several times."""
         if not self._losses:
             return None
         since = self._time() - MEMORY_S

@@ -72,11 +72,7 @@ class Publisher:
         await self._nats.subscribe_direct(self._inbox + ".*", self._acknowledge)
 
     def publish(self, flight: Flight) -> None:
-        """Publish a flight's current attempt.
-
-        Raises:
-            ApiError: 413 if the request is larger than NATS takes, 503 if NATS cannot be reached.
-        """
+        """Publish a flight's attempt; `ApiError` 413 if it is too large for NATS, 503 if NATS is away."""
         payload = encode_request(flight.attempt())
         if len(payload) > self._nats.max_payload:
             message = (

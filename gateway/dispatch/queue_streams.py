@@ -43,11 +43,7 @@ class QueueStreams:
         self._records: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait for the interactive stream.
-
-        Raises:
-            DependencyError: NATS has closed the connection.
-        """
+        """Wait for the interactive stream."""
         self._created = await wait_for("the stream of interactive requests", self._ensure_interactive)
 
     @property

@@ -79,11 +79,7 @@ class Recovery:
         self._on_move = on_move
 
     def is_suspect(self, flight: Flight) -> bool:
-        """Whether a new flight is like one that was quarantined lately; if so, it is published when its turn has come.
-
-        Raises:
-            ApiError: 500; flights like it were quarantined several times.
-        """
+        """Whether a new flight is like one quarantined lately, and so waits its turn; may raise `ApiError` 500."""
         loss = self._known_poison.find(flight.request)
         if loss is None:
             return False

@@ -62,13 +62,7 @@ class Hooks:
 
 
 class FileCatalog:
-    """Reads, writes, lists and deletes files.
-
-    Attributes:
-        store: Where they lie.
-        identity: Of the store.
-        hooks: What batches know; None without batches.
-    """
+    """Reads, writes, lists and deletes the files in a store. `hooks` is what batches know; None without batches."""
 
     def __init__(self, store: ObjectStore, identity: str, tenant_bytes: int, metrics: GatewayMetrics) -> None:
         """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`."""
@@ -81,22 +75,14 @@ class FileCatalog:
         self._log_limit = LogLimit(_log)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord | None:
-        """Return the record of a tenant's file, unless there is none or it has expired.
-
-        Raises:
-            ApiError: 503; the store cannot be read.
-        """
+        """Return the record of a tenant's file, None if there is none or it has expired; `ApiError` 503."""
         with self.answering():
             record = await self.find(tenant, file_id)
         is_over = record is not None and record.expires_at is not None and record.expires_at <= time.time()
         return None if is_over else record
 
     async def find(self, tenant: str, file_id: str) -> FileRecord | None:
-        """Return the record of a tenant's file, also of one that has expired and still lies in the store.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
+        """Return the record of a tenant's file, also of one that has expired and still lies in the store."""
         if FILE_ID.fullmatch(file_id) is None:
             return None
         try:
@@ -112,11 +98,7 @@ class FileCatalog:
     async def page(
         self, tenant: str, limit: int, after: str | None, *, is_ascending: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool]:
-        """Return up to `limit` files behind `after`, and whether there are more.
-
-        Raises:
-            ApiError: 503; the store cannot be read.
-        """
+        """Return up to `limit` files behind `after`, and whether there are more; `ApiError` 503."""
         if purpose not in (None, *get_args(Purpose)):
             return [], False
         with self.answering():
@@ -135,11 +117,7 @@ class FileCatalog:
 
     @contextlib.asynccontextmanager
     async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
-        """Keep room for an upload of up to `num_bytes` while it lasts.
-
-        Raises:
-            ApiError: 400, the tenant has too many files or bytes; 507, the store is full; 503, it cannot be read.
-        """
+        """Keep room for an upload while it lasts; `ApiError` 400 beyond the quota, 507 if the store is full, 503."""
         with self.answering():
             await self.store.check_room(num_bytes)
             stored = await self.store.objects(_folder(tenant))
@@ -184,11 +162,7 @@ class FileCatalog:
             raise
 
     async def write(self, tenant: str, file_id: str, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
-        """Store the bytes of a file, which exists once its record is published; return their number and digest.
-
-        Raises:
-            StoreError: They could not be stored, and there is nothing of them.
-        """
+        """Store the bytes of a file; return their number and digest. It exists once its record is published."""
         digest, num_bytes = hashlib.sha256(), 0
         await self._check_present()
         writer = await self.store.writer(_key(tenant, file_id, _DATA))
@@ -203,29 +177,16 @@ class FileCatalog:
         return num_bytes, digest.hexdigest()
 
     async def publish(self, record: FileRecord) -> None:
-        """Make a file exist whose bytes are stored.
-
-        Raises:
-            StoreError: It could not be.
-        """
+        """Make a file exist whose bytes are stored."""
         await self.write_part(_key(record.tenant, record.id, _RECORD), msgspec.json.encode(record))
 
     async def write_part(self, key: str, data: bytes) -> None:
-        """Store a small object whole.
-
-        Raises:
-            StoreError: It could not be, or the whole store is not there.
-        """
+        """Store a small object whole."""
         await self._check_present()
         await put(self.store, key, data)
 
     async def read(self, record: FileRecord, start: int, num_bytes: int) -> bytes:
-        """Return bytes of a file, fewer only at its end.
-
-        Raises:
-            MissingObjectError: The file is not there.
-            StoreError: They cannot be read, or the file is shorter than its record says.
-        """
+        """Return bytes of a file, fewer only at its end; `StoreError` if it is shorter than its record says."""
         wanted = max(0, min(num_bytes, record.num_bytes - start))
         data = await self.read_part(_key(record.tenant, record.id, _DATA), start, wanted)
         if len(data) != wanted:
@@ -233,11 +194,7 @@ class FileCatalog:
         return data
 
     async def read_whole(self, tenant: str, file_id: str, max_bytes: int) -> bytes | None:
-        """Return the bytes of a tenant's file; None if there is no such file.
-
-        Raises:
-            ApiError: 400, it has more than `max_bytes`; 503, the store cannot be read.
-        """
+        """Return the bytes of a tenant's file, None if there is none; `ApiError` 400 beyond `max_bytes`, 503."""
         record = await self.get(tenant, file_id)
         if record is None:
             return None
@@ -251,12 +208,7 @@ class FileCatalog:
             return None
 
     async def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
-        """Return bytes of an object.
-
-        Raises:
-            MissingObjectError: There is no such object.
-            StoreError: It cannot be read, or the whole store is not there.
-        """
+        """Return bytes of an object; `MissingObjectError` if there is none."""
         try:
             return await self.store.read(key, start, num_bytes)
         except MissingObjectError:
@@ -269,11 +221,7 @@ class FileCatalog:
             raise StoreError(f"{self.store.place} is another one than before: is it mounted?")
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Delete a file.
-
-        Raises:
-            ApiError: 503; the store does not let us.
-        """
+        """Delete a file; `ApiError` 503 if the store fails."""
         with self.answering():
             await self.store.delete(_key(tenant, file_id, _RECORD))
             await self.store.delete(_key(tenant, file_id, _DATA))
@@ -302,11 +250,7 @@ class FileCatalog:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Turn failures of the store into answers: 507 for a full one, 503 for others.
-
-        Raises:
-            ApiError: The store failed.
-        """
+        """Turn failures of the store into `ApiError`s: 507 for a full one, 503 for others."""
         try:
             yield
         except MissingObjectError:

@@ -135,11 +135,7 @@ class DirectoryStore:
             (self._root / each).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run work on the directory in a thread.
-
-        Raises:
-            StoreError: It failed.
-        """
+        """Run work on the directory in a thread; raise `StoreError` if it fails."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except FileNotFoundError as error:

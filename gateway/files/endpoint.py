@@ -191,11 +191,7 @@ class FileRoutes:
 
 @contextlib.asynccontextmanager
 async def reading(services: RouteServices, principal: Principal) -> AsyncIterator[None]:
-    """Count a read against the limits of a key.
-
-    Raises:
-        ApiError: 429; the key has read enough for now.
-    """
+    """Count a read against the limits of a key; `ApiError` 429 beyond them."""
     lease = await services.limiter.admit_read(principal)
     try:
         yield
@@ -204,11 +200,7 @@ async def reading(services: RouteServices, principal: Principal) -> AsyncIterato
 
 
 def checked_after(text: str | None, form: re.Pattern[str]) -> str | None:
-    """Return the id behind which a page begins.
-
-    Raises:
-        ApiError: 400; it is no such id.
-    """
+    """Return the id behind which a page begins; `ApiError` 400 if it is not of this form."""
     if text is not None and form.fullmatch(text) is None:
         raise invalid_value("after", "'after' must be the id of the last object of the page before, as it was listed.")
     return text

@@ -35,11 +35,7 @@ class FormData:
     """Takes the bytes of a body, and yields the start of each field and what is in it."""
 
     def __init__(self, content_type: str) -> None:
-        """Read a body of this type.
-
-        Raises:
-            ApiError: 400; it is not form data, or names no boundary.
-        """
+        """Read a body of this type; `ApiError` 400 if it is not form data, or names no boundary."""
         media_type, parameters = _with_parameters(content_type)
         boundary = (parameters or {}).get("boundary", "")
         if media_type != "multipart/form-data" or _BOUNDARY.fullmatch(boundary) is None:
@@ -53,11 +49,7 @@ class FormData:
         self.is_complete = False
 
     def feed(self, data: bytes) -> Iterator[FieldStart | bytes]:
-        """Take bytes, and yield what has become certain.
-
-        Raises:
-            ApiError: 400; this is not what the content type says.
-        """
+        """Take bytes, and yield what has become certain; `ApiError` 400 for broken form data."""
         self._buffer += data
         while not self.is_complete:
             at = self._buffer.find(self._delimiter)

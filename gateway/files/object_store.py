@@ -65,22 +65,13 @@ class ObjectStore(Protocol):
         """Store a small object unless there is one of this key."""
 
     async def check_room(self, num_bytes: int) -> None:
-        """Refuse what has no room, where the store can tell.
-
-        Raises:
-            StoreFullError: There is no room for so many bytes.
-        """
+        """Raise `StoreFullError` if there is no room for so many bytes, where the store can tell."""
 
     async def writer(self, key: str) -> ObjectWriter:
         """Begin to write an object."""
 
     async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
-        """Return bytes of an object, fewer at its end; all from `start` without a number.
-
-        Raises:
-            MissingObjectError: There is no such object.
-            StoreError: It could not be read.
-        """
+        """Return bytes of an object, fewer at its end, all without a number; `MissingObjectError` if there is none."""
 
     async def objects(self, folder: str) -> list[StoredObject]:
         """Return the objects right in a folder, in the order of their names."""
@@ -99,21 +90,13 @@ class ObjectStore(Protocol):
 
 
 async def identity(store: ObjectStore) -> str:
-    """Return the name that a store has had since it was first used: gateways with other stores do not have its files.
-
-    Raises:
-        StoreError: It cannot be written and read.
-    """
+    """Return the name that a store got at its first use: gateways with other stores do not have its files."""
     await store.create(_IDENTITY, secrets.token_hex(16).encode())
     return await known_identity(store)
 
 
 async def known_identity(store: ObjectStore) -> str:
-    """Return the identity of a store; empty for one that was never used.
-
-    Raises:
-        StoreError: It cannot be read.
-    """
+    """Return the identity of a store; empty for one that was never used."""
     try:
         return (await store.read(_IDENTITY)).decode("ascii", "replace")
     except MissingObjectError:

@@ -39,11 +39,7 @@ class UploadForm:
     num_bytes: int = 0
 
     async def pieces(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the bytes of the file, and read the other fields.
-
-        Raises:
-            ApiError: 400; the form is broken or not complete, or the file is none of ours.
-        """
+        """Yield the bytes of the file, and read the other fields; `ApiError` 400 for an incomplete form."""
         name, text, held = "", bytearray(), bytearray()
         async for data in body:
             for event in self.form.feed(data):
@@ -121,11 +117,7 @@ class UploadForm:
 
 
 def checked_expiry(name: str, seconds: str) -> int:
-    """Return the time that a file is kept.
-
-    Raises:
-        ApiError: 400; it is out of range.
-    """
+    """Return the seconds that a file is kept; `ApiError` 400 if out of range."""
     least, most = _EXPIRY_S
     if _SECONDS.fullmatch(seconds) is None or not least <= int(seconds) <= most:
         raise invalid_value(name, f"'{name}' must be a whole number from {least} to {most}.")

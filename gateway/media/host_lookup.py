@@ -25,12 +25,7 @@ class HostLookup:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def addresses(self, tenant: str, host: str, port: int) -> list[str]:
-        """Return the addresses of a host, when it is the tenant's turn.
-
-        Raises:
-            OSError: It has none.
-            UnicodeError: It is no name.
-        """
+        """Return the addresses of a host, when it is the tenant's turn; `OSError` or `UnicodeError` if it has none."""
         await self._turn(tenant)
         lookup = asyncio.get_running_loop().run_in_executor(self._pool, _addresses, host, port)
         lookup.add_done_callback(lambda done: self._end(tenant, done))

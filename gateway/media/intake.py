@@ -48,11 +48,7 @@ class ImageLimits:
 
 
 class ImageIntake:
-    """Takes images in.
-
-    Attributes:
-        read_file: Reads a file of the Files API; None where files are not served.
-    """
+    """Takes images in. `read_file` reads a file of the Files API; None where files are not served."""
 
     def __init__(self, store: MediaStore, limits: ImageLimits, fetcher: ImageFetcher) -> None:
         self._store = store

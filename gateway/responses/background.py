@@ -188,14 +188,7 @@ DEFAULT_TIMEOUT_S = 86_400.0
 async def submit_job(
     store: ResponseStore, generation: ResponseGeneration, caller: Caller
 ) -> tuple[ResponseRecord, JobWatch | None]:
-    """Put a job into the queue, and its response into the log; both are on the disk when this returns.
-
-    Returns:
-        The response, and the watch of its job, if its stream is asked for.
-
-    Raises:
-        ApiError: The queue or the log does not take it.
-    """
+    """Queue a job and log its response; return both, and the job's watch if its stream is asked for."""
     draft, jobs = generation.draft, store.jobs
     timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
     now = jobs.clock.now()

@@ -46,11 +46,7 @@ class TextFormatBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def text_output(body: TextFormatBody | None) -> StructuredOutput | None:
-    """Return what the text must look like; None for anything.
-
-    Raises:
-        ApiError: 400; the format is unknown or not complete.
-    """
+    """Return what the text must look like, None for anything; `ApiError` 400 for an unknown or incomplete format."""
     if body is None or body.type == "text":
         return None
     if body.type == "json_object":

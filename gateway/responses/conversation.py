@@ -43,11 +43,7 @@ PREFACE = "What was said here before was left out. This summary, written by the 
 
 
 def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
-    """Whether the last item of a request asks for a summary.
-
-    Raises:
-        ApiError: 400; the item stands elsewhere, or the response is to be computed in the background.
-    """
+    """Whether the last item of a request asks for a summary; `ApiError` 400 if such an item stands elsewhere."""
     places = [index for index, item in enumerate(items) if item.type == TRIGGER]
     if not places:
         return False
@@ -61,11 +57,7 @@ def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
 
 
 def compacting(body: ResponseBody) -> ResponseBody:
-    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same.
-
-    Raises:
-        ApiError: 400; it asks for another form of answer than there is.
-    """
+    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same."""
     for name in ("stream", "background", "store"):
         if getattr(body, name):
             message = f"'{name}' is not supported here: the answer is sent whole, and not stored. Leave it out."

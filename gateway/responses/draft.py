@@ -142,11 +142,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventWriter:
-    """Numbers events and writes them as bytes.
-
-    Attributes:
-        num_events: Events so far, which is the number of the next one.
-    """
+    """Numbers events and writes them as bytes; `num_events` is the number of the next one."""
 
     def __init__(self, write: Callable[[bytes], None], starting_after: int = -1, *, has_ids: bool = False) -> None:
         """Pass events to `write`, but for those whose number is not above `starting_after`; `has_ids` as `id:` too."""

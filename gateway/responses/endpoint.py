@@ -73,11 +73,7 @@ class ResponsesEndpoint(Endpoint):
         num_bytes: int,
         read: Callable[[ResponseBody, Conversation], ResponseGeneration],
     ) -> ResponseGeneration:
-        """Return what `read` makes of a request of `num_bytes` and its conversation.
-
-        Raises:
-            ApiError: Something that it refers to is not there, or it is refused.
-        """
+        """Return what `read` makes of a request of `num_bytes` and its conversation."""
         tenant = principal.tenant
         if not _refers(request):
             conversation = await self.conversation(request, principal, PieceBudget())
@@ -89,11 +85,7 @@ class ResponsesEndpoint(Endpoint):
             return await self._bodies.read(tenant, num_bytes, partial(read, request, conversation))
 
     async def conversation(self, request: ResponseBody, principal: Principal, budget: PieceBudget) -> Conversation:
-        """Return the conversation of a request, which may read what `budget` allows.
-
-        Raises:
-            ApiError: Something that it refers to is not there, or an item cannot be decrypted.
-        """
+        """Return the conversation of a request, which may read what `budget` allows."""
         principal.check_model(request.model)
         history: list[ItemBody] = []
         ancestors: tuple[str, ...] = ()
@@ -108,11 +100,7 @@ class ResponsesEndpoint(Endpoint):
         )
 
     def to_generation(self, request: ResponseBody, conversation: Conversation) -> ResponseGeneration:
-        """Return the generation.
-
-        Raises:
-            ApiError: 400; it is not complete, or something is not served here.
-        """
+        """Return the generation; `ApiError` 400 if the request is incomplete or not served."""
         generation = to_generation(request, conversation.history, conversation.items, conversation.ancestors)
         self._store.check_seals(generation.draft)
         if generation.draft.is_background and generation.priority > MAX_JOB_PRIORITY:

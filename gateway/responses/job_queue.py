@@ -97,11 +97,7 @@ class JobQueue:
         self._decode_progress = msgspec.msgpack.Decoder(BatchProgress).decode
 
     async def publish(self, request: Request) -> Place:
-        """Put a request into its tenant's queue of background responses; say where it is.
-
-        Raises:
-            ApiError: There is no such queue, it is full, the request is too large, or NATS does not answer.
-        """
+        """Queue a request; say where it is. `ApiError` 400 without a queue, 413 if too large, 503 if full."""
         subject = request_subject(request.model, "background", request.tenant)
         try:
             ack = await self._js.publish(subject, encode_request(request), headers={"Nats-Msg-Id": request.id})
@@ -140,11 +136,7 @@ class JobQueue:
         await watch.close()
 
     async def result(self, ref: JobRef) -> BatchResult | None:
-        """Return the result of a job, or None while it has none.
-
-        Raises:
-            ApiError: 503, NATS does not answer; 410, the job has ended and its result is no longer kept.
-        """
+        """Return the result of a job, None while it has none; `ApiError` 410 if it is no longer kept."""
         try:
             found = await self.kept.result(ref.tenant, ref.response_id)
         except _ERRORS as error:

@@ -127,11 +127,7 @@ class PieceBudget:
         self.num_bytes = 0
 
     def take(self, num_pieces: int) -> None:
-        """Count pieces.
-
-        Raises:
-            ApiError: 400; they are too many.
-        """
+        """Count pieces; `ApiError` 400 if they are too many."""
         self._num_left -= num_pieces
         self.num_bytes += num_pieces * PIECE_BYTES
         if self._num_left < 0:
@@ -157,11 +153,7 @@ class ResponseLog:
         self._log_limit = LogLimit(_log)
 
     async def put(self, record: ResponseRecord) -> None:
-        """Store a response; it is on the disk when this returns.
-
-        Raises:
-            ResponseLogError: It is too large, or NATS does not take it.
-        """
+        """Store a response on the disk; raise `ResponseLogError` if it is too large or NATS does not take it."""
         payload = msgspec.msgpack.encode(record)
         pieces = [payload[start : start + PIECE_BYTES] for start in range(0, len(payload), PIECE_BYTES)]
         if len(pieces) > MAX_PIECES:

@@ -174,11 +174,7 @@ _FOREIGN = MappingProxyType(
 
 
 def check_item_fields(items: Sequence[InputItemBody]) -> None:
-    """Refuse fields that the type of an item does not have.
-
-    Raises:
-        ApiError: 400; `param` is the field with its place.
-    """
+    """Refuse fields that the type of an item does not have; `param` is the field with its place."""
     for index, item in enumerate(items):
         kind = item.type or "message"
         for name in _FOREIGN.get(kind, ()):
@@ -223,11 +219,7 @@ _decode_callers = msgspec.json.Decoder(list[str]).decode
 
 
 def check_tool_names(body: bytes) -> None:
-    """Refuse a name in a function that nothing reads; `body` was read as a request before.
-
-    Raises:
-        ApiError: 400; `param` is the name with its place.
-    """
+    """Refuse a name in a function that nothing reads; `body` was read as a request before."""
     _check(_decode_body(body).tools or (), "tools")
 
 
@@ -275,11 +267,7 @@ _INCLUDABLE = (
 
 
 def check_includes(values: Iterable[str]) -> None:
-    """Refuse what nothing is known of.
-
-    Raises:
-        ApiError: 400; it names the value.
-    """
+    """Refuse unknown values of `include`."""
     for value in values:
         if value not in _INCLUDABLE:
             raise invalid_value("include", f"'include' has '{value[:64]}'; allowed are {', '.join(_INCLUDABLE)}.")

@@ -27,11 +27,7 @@ def no_events(kind: str, fields: Fields) -> None:
 
 
 class ResponseOutput:
-    """The output of one response.
-
-    Attributes:
-        items: The finished items, as JSON objects.
-    """
+    """The output of one response; `items` are the finished ones, as JSON objects."""
 
     def __init__(self, draft: ResponseDraft, emit: EventSink = no_events, seal: Seal | None = None) -> None:
         """Begin without items; events go to `emit`. Reasoning is encrypted by `seal`, where the client wants it."""

@@ -41,11 +41,7 @@ class ReasoningSeals:
 
     @classmethod
     def read(cls, setting: str | None) -> ReasoningSeals | None:
-        """Return the seals of a setting: secrets separated by commas; None where it is empty.
-
-        Raises:
-            ConfigError: A secret is too short.
-        """
+        """Return the seals of a setting, comma-separated secrets, None if empty; `ConfigError` for a short secret."""
         secrets = read_secrets(setting)
         return cls(secrets) if secrets else None
 
@@ -76,11 +72,7 @@ class ReasoningSeals:
 
 
 def opened_items(items: Sequence[ItemBody], tenant: str, model: str, seals: ReasoningSeals | None) -> list[ItemBody]:
-    """Return the items of a request, with the text of reasoning in the place of its encrypted form.
-
-    Raises:
-        ApiError: 400; it names the item that cannot be read.
-    """
+    """Return items with reasoning decrypted; raise `ApiError` 400 that names the item that cannot be read."""
     return [
         msgspec.structs.replace(
             item,
@@ -96,18 +88,7 @@ def opened_items(items: Sequence[ItemBody], tenant: str, model: str, seals: Reas
 def opened_summaries(
     items: Sequence[ItemBody], where: str, tenant: str, model: str, seals: ReasoningSeals | None
 ) -> list[ItemBody]:
-    """Return items with the text of summaries beside their encrypted form, which is what is kept of them.
-
-    Args:
-        items: Of a request or of the conversation before it.
-        where: The field of the request that they come from.
-        tenant: Whose they are.
-        model: Which the request asks, and which wrote them.
-        seals: What has encrypted them.
-
-    Raises:
-        ApiError: 400; it names the item that cannot be read.
-    """
+    """Return items of the field `where`, with the text of summaries beside their encrypted form, which is kept."""
     return [
         msgspec.structs.replace(
             item,

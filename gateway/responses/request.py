@@ -49,11 +49,7 @@ _reader = BodyReader(RESPONSE_NAMES, Responses.RESPONSE, ResponseBody)
 
 
 def parse_body(data: bytes, rules: BodyRules = STRICT) -> ResponseBody:
-    """Return the body of a request, checked as far as it can be by itself; `rules` as in `BodyReader.read`.
-
-    Raises:
-        ApiError: 400; `param` names the field at fault.
-    """
+    """Return the body of a request, checked as far as it can be alone; `rules` as in `BodyReader.read`."""
     body = _reader.read(data, rules)
     checked_model(body.model)
     if body.tools and not rules.allow_unknown:

@@ -103,11 +103,7 @@ class ResponseStore:
                     lease.release(max(1, math.ceil(budget.num_bytes / READ_BYTES)))
 
     def add_follower(self, follower: Following) -> None:
-        """Count a stream of a tenant until `remove_follower`.
-
-        Raises:
-            ApiError: 429; the tenant has enough.
-        """
+        """Count a stream of a tenant until `remove_follower`; raise `ApiError` 429 if the tenant has enough."""
         streams, now = self._tenants[follower.tenant], time.monotonic()
         if streams.num_held >= MAX_FOLLOWERS:
             wait_s = streams.retry_after_s(now)
@@ -139,11 +135,7 @@ class ResponseStore:
         return None if self.seals is None else partial(self.seals.seal, tenant, model)
 
     def check_seals(self, draft: ResponseDraft) -> None:
-        """Refuse to encrypt where there is no secret.
-
-        Raises:
-            ApiError: 400; it names the operator's setting.
-        """
+        """Refuse to encrypt without a secret; the error names the operator's setting."""
         if self.seals is not None:
             return
         reason = f"needs a secret that all gateways share, and the operator has set none ({SECRET_VARIABLE})."
@@ -164,19 +156,11 @@ class ResponseStore:
     async def get_all(
         self, tenant: str, response_ids: Sequence[str], budget: PieceBudget
     ) -> list[ResponseRecord | None]:
-        """Return several responses as they are now, None for each that is not there.
-
-        Raises:
-            ApiError: As for `get`.
-        """
+        """Return several responses as they are now, None for each that is missing; raises as `get`."""
         return list(await asyncio.gather(*(self.get(tenant, response_id, budget) for response_id in response_ids)))
 
     async def cancel(self, record: ResponseRecord, budget: PieceBudget) -> ResponseRecord:
-        """End a background response unless it has ended, and return it as it is then.
-
-        Raises:
-            ApiError: 503, NATS does not answer; 410, its output is no longer kept.
-        """
+        """End a background response unless it has ended, and return it as it is then; `ApiError` 410 as `get`."""
         ref = job_of(record)
         if ref is not None and not has_ended(record):
             await self.jobs.cancel(ref)

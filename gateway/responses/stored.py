@@ -79,11 +79,7 @@ class StoredResponses:
         return is_response_id(stream_id)
 
     async def stream(self, request: Request, response_id: str, principal: Principal, starting_after: int) -> Response:
-        """Return the events of a background response behind one of them, each with its number as its id.
-
-        Raises:
-            ApiError: There is no such response, or it is none of the background.
-        """
+        """Return the events of a background response after an event, each with its number as its id."""
         async with self._store.reading(principal) as budget:
             record = await self._found(response_id, principal, budget, self._store.get)
         if record.job is None:
@@ -96,11 +92,7 @@ class StoredResponses:
         return stream
 
     async def forget(self, response_id: str, principal: Principal) -> None:
-        """Delete a response; one that is still computed is cancelled.
-
-        Raises:
-            ApiError: There is no such response.
-        """
+        """Delete a response; one that is still computed is cancelled."""
         async with self._store.reading(principal) as budget:
             # As it lies in the log: one whose output is no longer kept can be deleted too.
             record = await self._found(response_id, principal, budget, self._store.log.get)

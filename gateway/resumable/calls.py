@@ -73,11 +73,7 @@ class OwnerCalls:
         self._tasks = BackgroundTasks()
 
     async def serve(self, writer: str) -> None:
-        """Answer for a writer of this process, and for no earlier one.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`.
-        """
+        """Answer for a writer of this process, and for no earlier one."""
         await self.close()
         self._subscription = await self._nats.subscribe_direct(owner_subject(writer), self._receive)
 
@@ -89,11 +85,7 @@ class OwnerCalls:
                 await subscription.unsubscribe()
 
     async def ask(self, head: StreamHead, action: Action) -> OwnerReply | None:
-        """Call the owner of a stream; return None if it is dead.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`; NATS does not answer.
-        """
+        """Call the owner of a stream; return None if it is dead, raise one of `SEND_ERRORS` if NATS is away."""
         payload = msgspec.msgpack.encode(OwnerCall(action, head.tenant, head.id, counts=True))
         num_unanswered = 0
         while head.owner not in self._dead and num_unanswered < NUM_UNANSWERED:
@@ -113,11 +105,7 @@ class OwnerCalls:
         return None
 
     async def is_dead(self, owner: str) -> bool:
-        """Whether NATS reports no responders for an owner. A frozen owner still counts as alive.
-
-        Raises:
-            Exception: One of `SEND_ERRORS`, and no timeout.
-        """
+        """Whether NATS reports no responders for an owner. A frozen owner still counts as alive."""
         if owner not in self._dead:
             await asyncio.shield(self._searches.get(owner) or self._search(owner))
         return owner in self._dead

@@ -92,11 +92,7 @@ class StreamHub:
         await self._log.close()
 
     async def open(self, tenant: str, stream_id: str) -> LiveStream:
-        """Return a stream, wherever it is generated.
-
-        Raises:
-            ApiError: 404, there is none; 410, it is no longer kept; 503, the log does not answer.
-        """
+        """Return a stream, wherever it is generated; `ApiError` 404, 410 if no longer kept, 503."""
         known = self._streams.get((tenant, stream_id))
         if known is None:
             try:
@@ -119,11 +115,7 @@ class StreamHub:
         return known
 
     async def head(self, tenant: str, stream_id: str) -> StreamHead:
-        """Return the head of a stream.
-
-        Raises:
-            ApiError: 404, there is none; 503, the log does not answer.
-        """
+        """Return the head of a stream; `ApiError` 404 or 503."""
         known = self._streams.get((tenant, stream_id))
         if known is not None:
             return known.head
@@ -136,11 +128,7 @@ class StreamHub:
         return found.head
 
     async def stop(self, head: StreamHead) -> None:
-        """End a stream and forget it.
-
-        Raises:
-            ApiError: 404, there is none; 503, the log does not answer.
-        """
+        """End a stream and forget it; `ApiError` 404 or 503."""
         stream = self._streams.get((head.tenant, head.id))
         if stream is not None and stream.is_owned and not stream.ended.done():
             self._owner.stop(stream)
@@ -160,14 +148,7 @@ class StreamHub:
             raise unavailable() from error
 
     async def running(self, principal: Principal) -> tuple[list[StreamHead], int, bool]:
-        """Return the streams of a key that are generated, the oldest first.
-
-        Returns:
-            Also how many of its tenant were read, and whether there are more.
-
-        Raises:
-            ApiError: 503; the log does not answer.
-        """
+        """Return a key's running streams, oldest first; how many of its tenant were read; whether there are more."""
         try:
             heads, has_more = await self._log.heads(principal.tenant)
         except ERRORS as error:

@@ -78,11 +78,7 @@ class StreamLog:
         self._log_limit = LogLimit(_log)
 
     async def ensure(self) -> None:
-        """Make the JetStream stream if it is missing.
-
-        Raises:
-            DependencyError: That is not possible.
-        """
+        """Make the JetStream stream if it is missing; raise `DependencyError` if that fails."""
         await ensure_streams_stream(self._js, self._limits)
 
     async def create(self, head: StreamHead, requests: Sequence[bytes]) -> int:
@@ -132,12 +128,7 @@ class StreamLog:
         return stored
 
     async def requests(self, head: StreamHead) -> list[bytes]:
-        """Return the pieces of a stream's requests.
-
-        Raises:
-            ApiError: 410; some are no longer kept.
-            Exception: One of `ERRORS`.
-        """
+        """Return the pieces of a stream's requests; raise `ApiError` 410 if some are no longer kept."""
         subjects = [stream_subject(head.tenant, head.id, "req", number) for number in range(head.num_request_pieces)]
         found = await asyncio.gather(*map(self._last, subjects))
         present = [each[0] for each in found if each is not None]

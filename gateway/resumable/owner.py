@@ -49,11 +49,7 @@ class StreamLimits(Struct, frozen=True):
 
 
 class StreamOwner:
-    """Owns streams under the name of its writer, which changes when another process has taken them over.
-
-    Attributes:
-        owned: The streams by tenant and id.
-    """
+    """Owns streams under its writer's name, a new one after another process has taken them over."""
 
     def __init__(
         self,
@@ -88,11 +84,7 @@ class StreamOwner:
         self.writer = self._new_writer()
 
     def check_room(self, tenant: str) -> None:
-        """Refuse a stream more than a tenant may have.
-
-        Raises:
-            ApiError: 429.
-        """
+        """Refuse with 429 more streams than a tenant may have."""
         if self._num_of[tenant] >= MAX_OWNED:
             message = f"This gateway generates {MAX_OWNED} resumable streams of this tenant already."
             raise ApiError(429, message, code="too_many_streams", retry_after_s=5.0)
@@ -151,11 +143,7 @@ class StreamOwner:
         self._fail(stream, ApiError(409, message, code="stream_stopped"))
 
     async def take_over(self, stream: LiveStream) -> bool:
-        """Own a stream whose owner is dead, and whose entries were read; False if another process was faster.
-
-        Raises:
-            ApiError: 410, a part of it is no longer kept; 503, the log does not answer.
-        """
+        """Own a dead owner's stream, whose entries were read; False if another was faster. `ApiError` 410, 503."""
         head = stream.head
         if self._num_of[head.tenant] >= MAX_OWNED:
             raise unavailable()

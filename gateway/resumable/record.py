@@ -174,11 +174,7 @@ def encode_requests(requests: Sequence[Request], n: int) -> list[bytes]:
 
 
 def decode_requests(pieces: Iterable[bytes], n: int) -> list[Request]:
-    """Return the requests of all choices.
-
-    Raises:
-        msgspec.MsgspecError: The pieces are not whole.
-    """
+    """Return the requests of all choices; raise `msgspec.MsgspecError` if pieces are missing."""
     return numbered_requests(_decode_requests(b"".join(pieces)), n)
 
 

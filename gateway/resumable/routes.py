@@ -73,18 +73,10 @@ class BackgroundStreams(Protocol):
         """Whether a stream may be one of these, by its id."""
 
     async def stream(self, request: Request, stream_id: str, principal: Principal, starting_after: int) -> Response:
-        """Return the events behind a number.
-
-        Raises:
-            ApiError: There is no such response.
-        """
+        """Return the events after a number; `ApiError` 404 for an unknown response."""
 
     async def forget(self, stream_id: str, principal: Principal) -> None:
-        """Stop and delete one.
-
-        Raises:
-            ApiError: There is no such response.
-        """
+        """Stop and delete a response; `ApiError` 404 for an unknown one."""
 
 
 class StreamRoutes:

@@ -9,24 +9,20 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
-from gateway.dispatch.frames import EARLY_S
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sweep import SWEEP_INTERVAL_S
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
-from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import GatewayMetrics
-from shared.messages import Delta, Finish, GatewayHeartbeat, Request, Timing, Usage, encode
+from shared.messages import Delta, Finish, Request, Timing, Usage
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
-from shared.subjects import gateway_subject, worker_subject
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, PATIENT_RECOVERY, Bench, ListSink
-from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, expected_text, token, until
+from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, expected_text, until
 from tests.servers import NatsServer
 
 
@@ -38,16 +34,6 @@ async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
     assert sink.deltas[-1].finish == Finish("length", Usage(3, 8, 1))
     assert bench.endings == ["completed"]
     assert bench.dispatcher.num_active == 0
-
-
-async def test_repeated_deltas_are_dropped(bench: Bench) -> None:
-    worker, sink, request = await bench.begun(4)
-    await worker.say(request, 0, 6)
-    await worker.claim(request)
-    await worker.end(request, 6)
-    await sink.end()
-    assert sink.text == expected_text(6)
-    assert bench.moves == []
 
 
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:
@@ -73,27 +59,6 @@ async def test_gap_dispatches_the_request_again_from_what_was_emitted(bench: Ben
     assert sink.text == expected_text(6)
     assert bench.moves == ["gap"]
     assert any(first.id in cancel.ids and cancel.epoch == 0 for cancel in worker.cancels)
-
-
-async def test_second_worker_at_the_same_epoch_is_not_mixed_in(bench: Bench) -> None:
-    holder, other, sink = await bench.worker("a"), await bench.worker("b"), ListSink()
-    await bench.submit(sink)
-    holders = {holder.requests: holder, other.requests: other}
-    await until(lambda: any(not queue.empty() for queue in holders))
-    taker = next(worker for queue, worker in holders.items() if not queue.empty())
-    rival = other if taker is holder else holder
-    request = await taker.begin(2)
-    await sink.has(2)
-    assert request.reply is not None
-    for _ in range(3):
-        await rival.send(request.reply, [Delta(request.id, 0, 2, (99,), "wrong")])
-    # The second worker is told to stop, once, and the first one that this is not meant for it.
-    await until(lambda: bool(rival.cancels))
-    assert [(cancel.ids, cancel.epoch, cancel.keep) for cancel in rival.cancels] == [((request.id,), 0, taker.name)]
-    await taker.say(request, 2, 4)
-    await taker.end(request, 4)
-    await sink.end()
-    assert sink.text == expected_text(4)
 
 
 async def test_worker_of_another_model_claims_nothing(bench: Bench) -> None:
@@ -234,15 +199,6 @@ async def test_deadline_ends_a_waiting_request_with_a_timeout(bench: Bench) -> N
     assert sink.refusal == (408, "timeout")
 
 
-async def test_request_that_its_worker_calls_expired_at_its_deadline_ends_with_a_timeout(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink, deadline=time.time() + 0.9 * EARLY_S)
-    await worker.end(await worker.next_request(), 0, Finish("expired"))
-    await sink.end()
-    assert sink.error is not None
-    assert sink.error.status == 408
-
-
 async def test_wall_clock_that_jumps_before_a_request_is_published_does_not_end_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,34 +237,6 @@ async def test_wall_clock_that_jumps_ends_no_request_and_changes_no_deadline(
     await sink.end()
     assert sink.error is None
     assert sink.text == expected_text(4)
-
-
-@pytest.mark.parametrize(
-    ("finish", "status", "param"),
-    [
-        (Finish("failed", error="too long", error_param="prompt"), 400, "prompt"),
-        (Finish("failed", error="out of memory"), 500, None),
-    ],
-)
-async def test_failed_sequence_ends_with_its_status(
-    bench: Bench, finish: Finish, status: int, param: str | None
-) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await worker.next_request()
-    await worker.end(request, 0, finish)
-    await sink.end()
-    assert sink.error is not None
-    assert (sink.error.status, sink.error.param) == (status, param)
-
-
-async def test_request_larger_than_nats_takes_is_refused_with_the_limit(bench: Bench) -> None:
-    with pytest.raises(ApiError) as refused:
-        await bench.submit(ListSink(), text="x" * (2 << 20))
-    error = refused.value
-    assert (error.status, error.param, error.code) == (413, "prompt", "request_too_large")
-    assert str(bench.nats.max_payload) in refused.value.message
-    assert bench.dispatcher.num_active == 0
 
 
 async def test_full_queue_refuses_with_retry_after(start_nats: Callable[..., NatsServer]) -> None:
@@ -364,38 +292,6 @@ async def test_restarted_nats_serves_old_and_new_requests(own_bench: Bench, nats
     await worker.end(request, 0)
     await later.end()
     assert later.error is None
-
-
-async def test_many_concurrent_requests_all_end_complete(nats_url: str) -> None:
-    async with AsyncExitStack() as stack:
-        bench = Bench(nats_url, stack)
-        # Nothing fails here, and a busy machine takes seconds for them: what is late by the limits of the other
-        # tests would be published again, and again.
-        bench.limits, bench.fleet_limits = RecoveryLimits(), FleetLimits()
-        await bench.start()
-        worker = await bench.worker("a")
-        serving = asyncio.create_task(worker.serve(0.001))
-        sinks = [ListSink() for _ in range(500)]
-        for sink in sinks:
-            await bench.submit(sink, sampling=Sampling(max_tokens=20), deadline=time.time() + 60)
-        await asyncio.gather(*(sink.end(60.0) for sink in sinks))
-        serving.cancel()
-    assert {sink.text for sink in sinks} == {expected_text(20)}
-    assert {sink.endings for sink in sinks} == {1}
-    assert bench.endings == ["completed"] * 500
-
-
-async def test_bytes_that_are_no_frame_harm_no_stream(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    await bench.submit(sink)
-    request = await worker.next_request()
-    assert request.reply is not None
-    await worker.nats.publish(request.reply, b"\xc1 not msgpack")
-    await worker.claim(request)
-    await worker.send(request.reply, [token(request, 0), Delta("unknown", 0, 0, (1,), "x")])
-    await worker.end(request, 1)
-    await sink.end()
-    assert sink.text == expected_text(1)
 
 
 async def test_long_absence_of_nats_ends_requests_explicitly(start_nats: Callable[..., NatsServer]) -> None:
@@ -495,63 +391,6 @@ async def refusal(bench: Bench) -> ApiError:
     with pytest.raises(ApiError) as raised:
         await bench.submit(ListSink())
     return raised.value
-
-
-# Nested without end in a field that is not read, and a text that is none.
-_UNDECODABLE = (
-    b"\x82\xa4type\xa9heartbeat\xa1z" + b"\x91" * 10_000,
-    b"\x82\xa4type\xa9heartbeat\xa6worker\xa1\xff",
-)
-
-
-async def until_there_are_two(bench: Bench, worker: WireWorker) -> None:
-    """Beat for another worker, behind whatever has been sent, until both are known."""
-    beat = encode(msgspec.structs.replace(worker._heartbeat(), worker="b"))
-    async with asyncio.timeout(20):
-        while bench.dispatcher.fleet.num_workers(worker.model) < 2:
-            await worker.nats.publish(worker_subject(worker.model, "b"), beat)
-            await asyncio.sleep(0.01)
-
-
-async def test_junk_heartbeats_are_dropped_and_logged_once_a_minute(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker = await bench.worker("a")
-    beat = worker._heartbeat()
-    for changes in ({"worker": ""}, {"worker": "é" * 100}, {"waiting": 2**62}, {"block_size": 0}):
-        await worker.nats.publish("hr.worker.m.liar", encode(msgspec.structs.replace(beat, **changes)))
-    gateway = GatewayHeartbeat(gateway="liar", unclaimed=2**62, unclaimed_tokens=0)
-    for _ in range(100):
-        for junk in (b"junk", *_UNDECODABLE):
-            await worker.nats.publish("hr.worker.m.liar", junk)
-        await worker.nats.publish("hr.gateway.liar", encode(gateway))
-    await until_there_are_two(bench, worker)
-    load = bench.dispatcher.fleet.load(beat.model)
-    assert load is not None
-    assert load.queued_requests == 0
-    dropped = [record for record in caplog.records if "is no heartbeat" in record.getMessage()]
-    assert len(dropped) == 2
-    assert not [record for record in caplog.records if record.exc_info]
-
-
-async def test_heartbeat_on_the_subject_of_another_counts_for_neither(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker = await bench.worker("a")
-    beat = worker._heartbeat()
-    lies = [
-        (worker_subject(beat.model, "liar"), beat),
-        (worker_subject(beat.model, "liar"), msgspec.structs.replace(beat, worker="other")),
-        (worker_subject("other", "liar"), msgspec.structs.replace(beat, worker="liar")),
-        (gateway_subject("liar"), GatewayHeartbeat(gateway="other", unclaimed=9, unclaimed_tokens=9)),
-    ]
-    for subject, lie in lies:
-        await worker.nats.publish(subject, encode(lie))
-    await until_there_are_two(bench, worker)
-    load = bench.dispatcher.fleet.load(beat.model)
-    assert load is not None
-    assert (load.num_workers, load.num_gateways) == (2, 1)
-    assert sum("is no heartbeat" in record.getMessage() for record in caplog.records) == 3
 
 
 async def test_failing_sweep_of_the_fleet_does_not_stop_that_of_the_requests(

@@ -13,7 +13,6 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from gateway.dispatch.publisher import Publisher
 from gateway.dispatch.revoker import MAX_DELETIONS
 from gateway.errors import ApiError
 from shared.errors import DependencyError
@@ -77,22 +76,6 @@ async def test_gateway_that_closes_takes_its_requests_out_of_the_queue_first(ben
     errors = {(e.status, e.code, e.retry_after_s) for sink in sinks if (e := sink.error) is not None}
     assert errors == {(503, "shutting_down", 1.0)}
     assert {sink.endings for sink in sinks} == {1}
-
-
-async def test_acknowledgement_of_an_attempt_that_was_given_up_is_not_heard(bench: Bench) -> None:
-    stored: list[int] = []
-    takers = bench.dispatcher.fleet.takers_of_resumed
-    publisher = Publisher(bench.nats, takers, on_stored=lambda flight, epoch, stream_seq: stored.append(stream_seq))
-    await publisher.start()
-    await bench.submit(ListSink())
-    publisher.publish(bench.flight)
-    publisher.forget(bench.flight)
-    publisher.publish(bench.flight)
-    await until(lambda: stored)
-    await bench.nats.flush()
-    assert len(stored) == 1
-    # Nothing is waited for any more.
-    assert bench.flight.ack is None
 
 
 async def test_closed_dispatcher_waits_for_no_stream_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

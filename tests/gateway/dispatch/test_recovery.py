@@ -192,36 +192,6 @@ async def test_suspect_that_is_the_only_one_at_two_deaths_is_quarantined(moves: 
     assert list(moves.flights) == [neighbour]
 
 
-async def test_stream_with_progress_between_deaths_is_never_a_suspect(moves: Moves) -> None:
-    flight = moves.flight("a")
-    for number in range(10):
-        moves.flights.claim(flight, f"w{number}")
-        flight.emitted += range(100)
-        await moves.die(f"w{number}")
-        assert flight.probation == 0
-    assert flight.losses == []
-
-
-async def test_death_without_blame_makes_no_request_a_suspect(moves: Moves) -> None:
-    flight = moves.flight("a")
-    for number in range(10):
-        moves.flights.claim(flight, f"w{number}")
-        await moves.die(f"w{number}", is_blamed=False)
-        assert flight.probation == 0
-    assert moves.wire.failed == []
-
-
-async def test_blame_is_taken_back_when_the_worker_is_heard_again(moves: Moves) -> None:
-    flight = moves.flight("a", "w0")
-    await moves.die("w0")
-    for number in (1, 2, 3):
-        moves.flights.claim(flight, f"w{number}")
-        for loss in flight.losses:
-            loss.death.is_blamed = False
-        await moves.die(f"w{number}")
-    assert moves.wire.quarantined == []
-
-
 async def test_refused_publication_is_repeated_and_one_that_is_too_large_fails(moves: Moves) -> None:
     flight = moves.flight("a", "w")
     moves.wire.refusal = ApiError(503, "full")

@@ -295,10 +295,3 @@ async def test_summary_of_another_tenant_is_refused() -> None:
     item = {"type": "compaction", "encrypted_content": SEALS.seal("acme", "m", "compaction", "cmp_1", SUMMARY)}
     with pytest.raises(ApiError, match="could not be verified"):
         await generation({"input": [item]})
-
-
-async def test_without_a_secret_the_operator_s_setting_is_named() -> None:
-    for compacts, given in ((True, "x"), (False, [*HISTORY, TRIGGER])):
-        with pytest.raises(ApiError, match="HEADRACE_RESPONSES_SECRET"):
-            await generation({"input": given}, compacts=compacts, seals=None)
-        assert (await generation({"input": given}, compacts=compacts)).draft.is_compaction

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from nats.js.api import RawStreamMsg
 
 from gateway.api.large_bodies import LARGE_BYTES
 from gateway.errors import ApiError
@@ -17,7 +16,6 @@ from gateway.responses.body import ItemBody, PartBody
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.items import new_response_id
 from gateway.responses.log import (
-    CONCURRENT_CALLS,
     PIECE_BYTES,
     PieceBudget,
     ResponseLog,
@@ -89,27 +87,6 @@ async def test_tenant_reads_and_deletes_its_own_alone(nats: DirectClient, tenant
     await nats.jetstream().publish(response_subject("thief", written.draft.id, 0), stored.data or b"")
     assert await log.get("thief", written.draft.id) is None
     assert await log.get(tenant, written.draft.id) == written
-
-
-async def test_tenant_that_reads_much_keeps_no_other_from_reading(
-    nats: DirectClient, tenant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, written, ids = ResponseLog(nats), record(tenant), [new_response_id() for _ in range(2 * CONCURRENT_CALLS)]
-    await log.put(written)
-    read, released = log._js.get_last_msg, asyncio.Event()
-
-    async def slow_for_the_greedy(stream: str, subject: str) -> RawStreamMsg:
-        if subject != response_subject(tenant, written.draft.id, 0):
-            await released.wait()
-        return await read(stream, subject)
-
-    monkeypatch.setattr(log._js, "get_last_msg", slow_for_the_greedy)
-    greedy = [asyncio.create_task(log.get("greedy", each)) for each in ids]
-    await asyncio.sleep(0)
-    async with asyncio.timeout(30):
-        assert await log.get(tenant, written.draft.id) == written
-    released.set()
-    assert await asyncio.gather(*greedy) == [None] * len(ids)
 
 
 async def test_record_with_a_piece_missing_or_unreadable_is_gone(nats: DirectClient, tenant: str) -> None:
