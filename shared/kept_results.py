@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.errors import NoStreamResponseError, NotFoundError
+from nats.js.errors import NoStreamResponseError
 
 from shared.log_limit import LogLimit
 from shared.messages import FinishReason
-from shared.publication import publish_expecting
+from shared.publication import last_message, publish_expecting
 from shared.result_shares import ResultShares
 from shared.streams import ENDS_STREAM, RESULTS_STREAM
 from shared.subjects import end_subject, result_subject
@@ -90,10 +90,8 @@ class KeptResults:
 
     async def stored(self, tenant: str, request_id: str) -> bytes | None:
         """Return a job's encoded result; raises as `result`."""
-        try:
-            return (await self._js.get_last_msg(RESULTS_STREAM, result_subject(tenant, request_id))).data or b""
-        except NotFoundError:
-            return None
+        found = await last_message(self._js, RESULTS_STREAM, result_subject(tenant, request_id))
+        return None if found is None else found.data or b""
 
     async def end_of(self, tenant: str, request_id: str) -> JobEnd | None:
         """Return how a job ended; None if that is not known.
@@ -103,10 +101,8 @@ class KeptResults:
             OSError: The connection failed.
         """
         try:
-            message = await self._js.get_last_msg(ENDS_STREAM, end_subject(tenant, request_id))
-            return self._decode_end(message.data or b"")
-        except NotFoundError:
-            return None
+            found = await last_message(self._js, ENDS_STREAM, end_subject(tenant, request_id))
+            return None if found is None else self._decode_end(found.data or b"")
         except msgspec.MsgspecError as error:
             self._log_limit.warning(tenant, "the record of a job's end cannot be read: %s", error)
             return None

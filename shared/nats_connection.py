@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from shared.direct_client import DirectClient
@@ -37,6 +38,14 @@ _OPTIONS: dict[str, Any] = {
 
 # What publishing raises while a connection is away: the client's own errors, and those of the socket under it.
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
+
+
+async def unsubscribe(subscription: Subscription | None) -> None:
+    """End a subscription, if there is one; a connection that is away has ended it already."""
+    if subscription is not None:
+        with contextlib.suppress(*SEND_ERRORS):
+            await subscription.unsubscribe()
+
 
 _NO_FILES = NatsFiles()
 

@@ -1,10 +1,11 @@
-"""Publication to a JetStream stream on a condition, and what NATS answers to a publication."""
+"""Publications to JetStream on a condition, what NATS answers to a publication, and the last message of a subject."""
 
 from __future__ import annotations
 
 import msgspec
 from nats.js import JetStreamContext
-from nats.js.errors import APIError
+from nats.js.api import RawStreamMsg
+from nats.js.errors import APIError, NotFoundError
 
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 WRONG_LAST_SEQUENCE = 10071
@@ -42,4 +43,12 @@ async def publish_expecting(
     except APIError as error:
         if error.err_code != WRONG_LAST_SEQUENCE:
             raise
+        return None
+
+
+async def last_message(js: JetStreamContext, stream: str, subject: str) -> RawStreamMsg | None:
+    """Return the last message of a subject, None if there is none. The stream's leader answers; raises as above."""
+    try:
+        return await js.get_last_msg(stream, subject)
+    except NotFoundError:
         return None

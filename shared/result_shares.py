@@ -21,13 +21,13 @@ import msgspec
 from msgspec import Struct
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError
 
 from shared.background_tasks import BackgroundTasks
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.publication import WRONG_LAST_SEQUENCE, publish_expecting
+from shared.publication import WRONG_LAST_SEQUENCE, last_message, publish_expecting
 from shared.server_clock import ServerClock
 from shared.streams import ENDS_STREAM, RESULTS_STREAM
 from shared.subjects import decode_name, ends_filter, ledger_subject, results_filter
@@ -194,9 +194,8 @@ class ResultShares:
 
     async def _ledger(self, tenant: str) -> tuple[list[Piece], int]:
         """Return the pieces of a tenant, the oldest first, and the number of their message."""
-        try:
-            message = await self._js.get_last_msg(ENDS_STREAM, ledger_subject(tenant))
-        except NotFoundError:
+        message = await last_message(self._js, ENDS_STREAM, ledger_subject(tenant))
+        if message is None:
             return [], 0
         try:
             return self._decode(message.data or b""), message.seq or 0

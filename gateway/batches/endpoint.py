@@ -35,7 +35,7 @@ from gateway.batches.record import (
     batch_answer,
 )
 from gateway.errors import ApiError
-from gateway.files.catalog import FileCatalog, Hooks, PartialFile
+from gateway.files.catalog import FileCatalog, Hooks, ReadableFile
 from gateway.files.endpoint import checked_after, reading
 from gateway.files.objects import ordered_hex
 from gateway.files.upload import checked_expiry
@@ -178,7 +178,7 @@ class BatchRoutes:
                 continue
         return json_response(batch_answer(record))
 
-    async def _growing(self, tenant: str, file_id: str) -> PartialFile | None:
+    async def _growing(self, tenant: str, file_id: str) -> ReadableFile | None:
         found = OUTPUT_ID.fullmatch(file_id)
         if found is None:
             return None

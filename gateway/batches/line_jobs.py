@@ -26,7 +26,7 @@ from shared.direct_client import DirectClient
 from shared.kept_results import JOB_ENDED, JobEnd, KeptResults
 from shared.media import IMAGE_NOT_FOUND
 from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode, encode_request
-from shared.nats_connection import SEND_ERRORS
+from shared.nats_connection import SEND_ERRORS, unsubscribe
 from shared.subjects import cancel_subject, request_subject, stored_filter
 
 # A worker that is asked to end a job stores its result within so long.
@@ -87,9 +87,7 @@ class LineJobs:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._subscription is not None:
-            with contextlib.suppress(*SEND_ERRORS):
-                await self._subscription.unsubscribe()
+        await unsubscribe(self._subscription)
 
     def prefix(self, line: int, attempt: int = 0) -> str:
         """Return what the ids of a line's jobs begin with."""

@@ -20,7 +20,7 @@ from gateway.batches.record import BATCH_ID, BatchRecord, decode_batch
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError, InvalidNameError
 from shared.nats_connection import SEND_ERRORS
-from shared.publication import publish_expecting
+from shared.publication import last_message, publish_expecting
 from shared.streams import BATCHES_STREAM, StreamLimits
 from shared.subjects import batch_subject, batches_filter, decode_name
 
@@ -85,10 +85,7 @@ class BatchLog:
         return Stored(record, message.seq or 0) if is_meant else None
 
     async def _message(self, state: str, tenant: str, batch_id: str) -> RawStreamMsg | None:
-        try:
-            return await self._js.get_last_msg(BATCHES_STREAM, batch_subject(state, tenant, batch_id))
-        except NotFoundError:
-            return None
+        return await last_message(self._js, BATCHES_STREAM, batch_subject(state, tenant, batch_id))
 
     async def put(self, record: BatchRecord, revision: int) -> int:
         """Replace an active record if its last revision is `revision`, 0 for none; else raise `ReplacedError`."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gateway.batches.lease import Lease
 from gateway.batches.record import ENDED, KINDS, BatchError, BatchRecord, Kind, Part, with_done
-from gateway.files.catalog import READ_BYTES, FileCatalog, PartialFile
+from gateway.files.catalog import READ_BYTES, FileCatalog, ReadableFile
 from gateway.files.object_store import MissingObjectError, StoreError
 from gateway.files.objects import FileRecord
 from gateway.files.upload import DEFAULT_EXPIRY_S
@@ -128,7 +128,7 @@ async def delete_parts(catalog: FileCatalog, record: BatchRecord) -> None:
     await catalog.store.delete_folder(_folder(record))
 
 
-def growing_file(catalog: FileCatalog, record: BatchRecord, kind: Kind) -> PartialFile | None:
+def growing_file(catalog: FileCatalog, record: BatchRecord, kind: Kind) -> ReadableFile | None:
     """Return the file of a batch that has not ended, as far as it is written; None before it has begun."""
     if not record.num_bytes(kind):
         return None
@@ -136,7 +136,7 @@ def growing_file(catalog: FileCatalog, record: BatchRecord, kind: Kind) -> Parti
     async def read(start: int, num_bytes: int) -> bytes:
         return await _read(catalog, record, kind, start, num_bytes)
 
-    return PartialFile(_file_record(record, kind, record.created_at, ""), read)
+    return ReadableFile(_file_record(record, kind, record.created_at, ""), read)
 
 
 async def _pieces(catalog: FileCatalog, record: BatchRecord, kind: Kind) -> AsyncIterator[bytes]:

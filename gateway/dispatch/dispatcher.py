@@ -155,11 +155,6 @@ class Dispatcher:
         await self._recovery.close()
         await self._revoker.close()
 
-    @property
-    def num_active(self) -> int:
-        """Requests in flight."""
-        return len(self._flights)
-
     def share(self, model: str, tenant: str) -> FleetLoad | None:
         """Return the rest of a tenant's share of a busy fleet; None if no other tenant has requests."""
         if self._flights.num_tenants(model, tenant) == 1:

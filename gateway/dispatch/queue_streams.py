@@ -51,11 +51,6 @@ class QueueStreams:
         """What is under way, or was."""
         return [task for task in (self._restoring, self._records) if task is not None]
 
-    @property
-    def is_restoring(self) -> bool:
-        """Whether `restore_soon` is under way."""
-        return self._restoring is not None
-
     async def restore(self) -> None:
         """Make the interactive stream where it is missing, or wait until it has a leader."""
         while self._nats.is_connected:

@@ -25,6 +25,7 @@ from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.subjects import decode_name, encode_name
+from shared.tenant_bounds import counted
 
 READ_BYTES = 1 << 20
 # Of one tenant: each upload and each list looks at all of them.
@@ -41,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PartialFile:
-    """A file that still grows: its record so far, and how its bytes are read."""
+class ReadableFile:
+    """A file, whole or still growing: its record so far, and how its bytes are read."""
 
     record: FileRecord
     read: Callable[[int, int], Awaitable[bytes]]
@@ -57,7 +58,7 @@ class Hooks:
         user_of: Returns the id of a running batch that reads a file.
     """
 
-    growing: Callable[[str, str], Awaitable[PartialFile | None]]
+    growing: Callable[[str, str], Awaitable[ReadableFile | None]]
     user_of: Callable[[str, str], Awaitable[str | None]]
 
 
@@ -123,13 +124,8 @@ class FileCatalog:
             stored = await self.store.objects(_folder(tenant))
         num_files = sum(each.name.endswith(_RECORD) for each in stored)
         self._check_quota(num_files + 1, sum(each.num_bytes for each in stored) + self._uploading[tenant], num_bytes)
-        self._uploading[tenant] += num_bytes
-        try:
+        with counted(self._uploading, tenant, num_bytes):
             yield
-        finally:
-            self._uploading[tenant] -= num_bytes
-            if not self._uploading[tenant]:
-                del self._uploading[tenant]
 
     def _check_quota(self, num_files: int, used: int, num_bytes: int) -> None:
         if num_files > MAX_FILES:

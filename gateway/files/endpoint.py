@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import Request
@@ -20,11 +19,12 @@ from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
-from gateway.files.catalog import READ_BYTES, FileCatalog
+from gateway.files.catalog import READ_BYTES, FileCatalog, ReadableFile
 from gateway.files.form_data import FormData
 from gateway.files.object_store import MissingObjectError, StoreError
-from gateway.files.objects import BYTES, FILE_ID, DeletedFile, FileList, FileRecord, file_answer, ordered_hex
+from gateway.files.objects import BYTES, FILE_ID, DeletedFile, FileList, file_answer, ordered_hex
 from gateway.files.upload import UploadForm
+from shared.tenant_bounds import counted
 
 _PATH = "/v1/files"
 _MAX_FILES = 10_000
@@ -34,12 +34,6 @@ _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 # Of the form around the file.
 _FORM_BYTES = 64 << 10
 _LIST = frozenset({"after", "limit", "order", "purpose"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    record: FileRecord
-    read: Callable[[int, int], Awaitable[bytes]]
 
 
 class _Download(StreamingResponse):
@@ -52,14 +46,11 @@ class _Download(StreamingResponse):
         self._pieces, self._running, self._tenant = pieces, running, tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._running[self._tenant] += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._running.subtract((self._tenant,))
-            if not self._running[self._tenant]:
-                del self._running[self._tenant]
-            await self._pieces.aclose()
+        with counted(self._running, self._tenant):
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                await self._pieces.aclose()
 
 
 class FileRoutes:
@@ -160,7 +151,7 @@ class FileRoutes:
         pieces = self._pieces(found, first, start, end)
         return _Download(pieces, self._downloads, principal.tenant, 206 if asked else 200, headers)
 
-    async def _pieces(self, found: _Found, first: bytes, start: int, end: int) -> AsyncGenerator[bytes]:
+    async def _pieces(self, found: ReadableFile, first: bytes, start: int, end: int) -> AsyncGenerator[bytes]:
         """Yield bytes of a file; where they cannot be read, the connection is cut, so that the client knows."""
         piece = first
         while piece:
@@ -176,17 +167,17 @@ class FileRoutes:
     def _reading(self, principal: Principal) -> AbstractAsyncContextManager[None]:
         return reading(self._services, principal)
 
-    async def _found(self, request: Request, principal: Principal) -> _Found:
+    async def _found(self, request: Request, principal: Principal) -> ReadableFile:
         file_id: str = request.path_params["file_id"]
         catalog, tenant = self._catalog, principal.tenant
         async with self._reading(principal):
             record = await catalog.get(tenant, file_id)
             if record is not None:
-                return _Found(record, partial(catalog.read, record))
+                return ReadableFile(record, partial(catalog.read, record))
             growing = None if catalog.hooks is None else await catalog.hooks.growing(tenant, file_id)
         if growing is None:
             raise _not_found(file_id)
-        return _Found(growing.record, growing.read)
+        return growing
 
 
 @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ import httptools
 from gateway.errors import ApiError
 from gateway.media.host_lookup import HostLookup
 from shared.errors import ConfigError
+from shared.tenant_bounds import counted
 
 MAX_REDIRECTS = 3
 TIMEOUT_S = 10.0
@@ -106,19 +107,15 @@ class ImageFetcher:
         if own >= MAX_AT_ONCE_OF_ONE or all_running >= MAX_AT_ONCE:
             message = f"{own} images of this tenant are being fetched, {all_running} of all. Try again shortly."
             raise ApiError(429, message, param=where, code="too_many_images", retry_after_s=1.0)
-        self._running[tenant] += 1
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._follow(tenant, url)
+            with counted(self._running, tenant):
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._follow(tenant, url)
         except FetchError as error:
             raise ApiError(400, f"The image at '{where}' {error}", param=where, code="image_not_fetched") from None
         except TimeoutError:
             message = f"The image at '{where}' could not be fetched within {self._timeout_s:g} s."
             raise ApiError(400, message, param=where, code="image_not_fetched") from None
-        finally:
-            self._running[tenant] -= 1
-            if not self._running[tenant]:
-                del self._running[tenant]
 
     async def _follow(self, tenant: str, url: str) -> bytes:
         for _ in range(1 + MAX_REDIRECTS):

@@ -25,7 +25,7 @@ from shared.batch_progress import BatchProgress
 from shared.direct_client import DirectClient
 from shared.formats import ContentText, OutputEvent, OutputReader, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import BatchResult, FinishReason
-from shared.nats_connection import SEND_ERRORS
+from shared.nats_connection import SEND_ERRORS, unsubscribe
 from shared.subjects import Queue, progress_subject, stored_subject
 
 _STATUSES: dict[FinishReason, Status] = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
@@ -236,8 +236,7 @@ class JobWatch:
         """Subscribe to nothing any more."""
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
-            with contextlib.suppress(*SEND_ERRORS):
-                await subscription.unsubscribe()
+            await unsubscribe(subscription)
 
     def _receive_record(self, message: Msg) -> None:
         with contextlib.suppress(msgspec.MsgspecError):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 from nats.errors import MaxPayloadError
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import APIError, NoStreamResponseError
 
 from gateway.errors import ApiError
 from gateway.responses.job import BackgroundJob, JobWatch
@@ -25,6 +26,7 @@ from shared.direct_client import DirectClient
 from shared.kept_results import JobEnd, KeptResults
 from shared.messages import BatchResult, Cancel, Request, encode, encode_request
 from shared.nats_connection import SEND_ERRORS
+from shared.publication import last_message
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.streams import PROGRESS_STREAM, consumer_name
@@ -137,25 +139,19 @@ class JobQueue:
 
     async def result(self, ref: JobRef) -> BatchResult | None:
         """Return the result of a job, None while it has none; `ApiError` 410 if it is no longer kept."""
-        try:
+        with _answering():
             found = await self.kept.result(ref.tenant, ref.response_id)
-        except _ERRORS as error:
-            raise _unavailable() from error
         if isinstance(found, JobEnd):
             raise _no_longer_kept(ref.response_id, found)
         return self._overdue(ref) if found is None else self._decode_result(found)
 
     async def state(self, ref: JobRef) -> JobState:
         """Return the state of a job without a result."""
-        try:
-            message = await self._js.get_last_msg(PROGRESS_STREAM, progress_subject(ref.tenant, ref.response_id))
-            progress = self._decode_progress(message.data or b"")
-            if progress.stream_seq == ref.job.stream_seq:
+        with _answering(), contextlib.suppress(msgspec.MsgspecError):
+            message = await last_message(self._js, PROGRESS_STREAM, progress_subject(ref.tenant, ref.response_id))
+            progress = None if message is None else self._decode_progress(message.data or b"")
+            if progress is not None and progress.stream_seq == ref.job.stream_seq:
                 return JobState(True, progress.text, progress.in_reasoning)
-        except (NotFoundError, msgspec.MsgspecError):
-            pass
-        except _ERRORS as error:
-            raise _unavailable() from error
         return JobState(await self._is_taken(ref))
 
     async def cancel(self, ref: JobRef) -> None:
@@ -179,10 +175,8 @@ class JobQueue:
             attempt=0,
             completed=self.clock.now(),
         )
-        try:
+        with _answering():
             is_first = await self.kept.store(ref.tenant, ref.response_id, msgspec.json.encode(result), "cancelled")
-        except _ERRORS as error:
-            raise _unavailable() from error
         if is_first:  # else it has just ended
             await self._withdraw(ref)
 
@@ -191,11 +185,9 @@ class JobQueue:
         await self.cancel(ref)
         empty = BatchResult(id=ref.response_id, model=ref.model, tenant=ref.tenant, text="", finish="cancelled")
         progress = BatchProgress(b"", 0, "", 0)
-        try:
+        with _answering():
             await self._js.publish(result_subject(ref.tenant, ref.response_id), msgspec.json.encode(empty))
             await self._js.publish(progress_subject(ref.tenant, ref.response_id), msgspec.msgpack.encode(progress))
-        except _ERRORS as error:
-            raise _unavailable() from error
 
     async def _end_at_worker(self, ref: JobRef) -> bool:
         """Have the worker that has a job end it; False if it has not ended after some time."""
@@ -229,10 +221,8 @@ class JobQueue:
 
     async def _is_taken(self, ref: JobRef) -> bool:
         subject = f"$JS.API.CONSUMER.INFO.{batch_stream(ref.tenant)}.{consumer_name(ref.model, ref.job.queue)}"
-        try:
+        with _answering():
             info = self._decode_consumer((await self._nats.request(subject, timeout=_TIMEOUT_S)).data)
-        except SEND_ERRORS as error:
-            raise _unavailable() from error
         return info.delivered.stream_seq >= ref.job.stream_seq
 
     def _overdue(self, ref: JobRef) -> BatchResult | None:
@@ -254,3 +244,11 @@ def _no_longer_kept(response_id: str, end: JobEnd) -> ApiError:
 def _unavailable() -> ApiError:
     message = "The queue of background responses does not answer at the moment. Try again shortly."
     return ApiError(503, message, code="queue_unavailable", retry_after_s=2.0)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except _ERRORS as error:
+        raise _unavailable() from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable
 from functools import partial
 from typing import TypeVar
@@ -18,20 +17,21 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Raw, Struct
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError
 
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import ResponseDraft, Status
 from gateway.responses.job import BackgroundJob
-from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
+from shared.publication import last_message
 from shared.streams import RESPONSES_STREAM, StreamLimits
 from shared.subjects import response_subject, responses_filter
+from shared.tenant_bounds import TenantBound
 
 
 class ResponseRecord(Struct, frozen=True, array_like=True, tag="response_1"):
@@ -148,8 +148,7 @@ class ResponseLog:
         self._bodies = bodies or LargeBodies()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self._calls: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._written: Counter[str] = Counter()
-        self._tasks = BackgroundTasks()
+        self._bound = TenantBound(self._js, RESPONSES_STREAM, responses_filter, TENANT_PIECES, PIECES_BETWEEN_PURGES)
         self._log_limit = LogLimit(_log)
 
     async def put(self, record: ResponseRecord) -> None:
@@ -167,7 +166,7 @@ class ResponseLog:
             await self._js.publish(response_subject(tenant, response_id, 0), first)
         except _ERRORS as error:
             raise ResponseLogError(f"NATS does not store the response: {error!r}") from error
-        self._bound(tenant, len(pieces))
+        self._bound.count(tenant, len(pieces))
 
     async def get(self, tenant: str, response_id: str, budget: PieceBudget | None = None) -> ResponseRecord | None:
         """Return a response of a tenant, or None if there is none; its pieces are taken from `budget`.
@@ -202,7 +201,7 @@ class ResponseLog:
 
     async def close(self) -> None:
         """Wait for purges under way."""
-        await self._tasks.wait()
+        await self._bound.close()
 
     def _turns(self, tenant: str) -> asyncio.Semaphore:
         return self._calls.setdefault(tenant, asyncio.Semaphore(CONCURRENT_CALLS))
@@ -210,32 +209,14 @@ class ResponseLog:
     async def _piece(self, tenant: str, response_id: str, number: int) -> bytes | None:
         async with self._turns(tenant):
             # The leader's own: what a gateway has just written, every other one finds.
-            try:
-                message = await _answered(
-                    self._js.get_last_msg(RESPONSES_STREAM, response_subject(tenant, response_id, number))
-                )
-            except NotFoundError:
-                return None
-        return message.data or b""
-
-    def _bound(self, tenant: str, num_pieces: int) -> None:
-        self._written[tenant] += num_pieces
-        if self._written[tenant] >= PIECES_BETWEEN_PURGES:
-            del self._written[tenant]
-            self._tasks.spawn(self._purge(tenant), f"purge of responses of {tenant}")
-
-    async def _purge(self, tenant: str) -> None:
-        try:
-            await self._js.purge_stream(RESPONSES_STREAM, subject=responses_filter(tenant), keep=TENANT_PIECES)
-        except _ERRORS as error:
-            self._log_limit.warning(tenant, "old responses not dropped: %r", error)
+            subject = response_subject(tenant, response_id, number)
+            message = await _answered(last_message(self._js, RESPONSES_STREAM, subject))
+        return None if message is None else message.data or b""
 
 
 async def _answered(call: Awaitable[Result]) -> Result:
     try:
         return await call
-    except NotFoundError:
-        raise
     except _ERRORS as error:
         message = "The log of responses cannot be read at the moment. Try again shortly."
         raise ApiError(503, message, code="response_log_unavailable", retry_after_s=2.0) from error

@@ -20,7 +20,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from gateway.resumable.record import StreamHead
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
-from shared.nats_connection import SEND_ERRORS
+from shared.nats_connection import SEND_ERRORS, unsubscribe
 from shared.subjects import owner_subject
 
 TIMEOUT_S = 1.0
@@ -80,9 +80,7 @@ class OwnerCalls:
     async def close(self) -> None:
         """Answer nothing more: others take the streams over."""
         subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            with contextlib.suppress(*SEND_ERRORS):
-                await subscription.unsubscribe()
+        await unsubscribe(subscription)
 
     async def ask(self, head: StreamHead, action: Action) -> OwnerReply | None:
         """Call the owner of a stream; return None if it is dead, raise one of `SEND_ERRORS` if NATS is away."""

@@ -19,13 +19,13 @@ from nats.aio.subscription import Subscription
 from nats.errors import ConnectionReconnectingError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import APIError, NoStreamResponseError
 
 from gateway.resumable.journal import SLOTS, JournalTail, Span
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
-from shared.nats_connection import SEND_ERRORS
-from shared.publication import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE, decode_ack, publish_expecting
+from shared.nats_connection import SEND_ERRORS, unsubscribe
+from shared.publication import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE, decode_ack, last_message, publish_expecting
 from shared.streams import STREAMS_STREAM
 from shared.subjects import fence_subject, journal_subject
 
@@ -82,9 +82,7 @@ class Fences:
     async def close(self) -> None:
         """Hear of nothing more."""
         subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            with contextlib.suppress(*SEND_ERRORS):
-                await subscription.unsubscribe()
+        await unsubscribe(subscription)
         await self._tasks.wait()
 
     def send_journal(self, writer: str, number: int, payload: bytes) -> None:
@@ -127,9 +125,8 @@ class Fences:
 
     async def find(self, writer: str) -> Fence | None:
         """Return the fence of a writer; a JetStream stream that was made anew has none."""
-        try:
-            message = await self._js.get_last_msg(STREAMS_STREAM, fence_subject(writer))
-        except NotFoundError:
+        message = await last_message(self._js, STREAMS_STREAM, fence_subject(writer))
+        if message is None:
             return None
         first, _, end = (message.headers or {}).get(_SPAN, "0-0").partition("-")
         return Fence(message.data == writer.encode(), message.seq or 0, (int(first), int(end)))
@@ -169,10 +166,8 @@ class Fences:
         return found
 
     async def _message(self, writer: str, number: int) -> bytes | None:
-        try:
-            return (await self._js.get_last_msg(STREAMS_STREAM, journal_subject(writer, number % SLOTS))).data
-        except NotFoundError:
-            return None
+        found = await last_message(self._js, STREAMS_STREAM, journal_subject(writer, number % SLOTS))
+        return None if found is None else found.data
 
     def _drop_later(self, writer: str) -> None:
         if self._subscription is not None or self._nats.is_connected:

@@ -24,7 +24,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.resumable.calls import OwnerCall, OwnerCalls
 from gateway.resumable.follower import Follower
 from gateway.resumable.live import LiveStream
-from gateway.resumable.log import ERRORS, StreamLog, no_longer_kept, not_found, unavailable
+from gateway.resumable.log import Stored, StreamLog, answering, no_longer_kept, not_found
 from gateway.resumable.orphans import Orphans
 from gateway.resumable.owner import StreamLimits, StreamOwner
 from gateway.resumable.record import KeyRecord, StreamForm, StreamHead, encode_requests
@@ -95,12 +95,7 @@ class StreamHub:
         """Return a stream, wherever it is generated; `ApiError` 404, 410 if no longer kept, 503."""
         known = self._streams.get((tenant, stream_id))
         if known is None:
-            try:
-                found = await self._log.find(tenant, stream_id)
-            except ERRORS as error:
-                raise unavailable() from error
-            if found is None:
-                raise not_found(stream_id)
+            found = await self._find(tenant, stream_id)
             # Another request may have opened it meanwhile.
             known = self._streams.get((tenant, stream_id))
             if known is None:
@@ -119,13 +114,14 @@ class StreamHub:
         known = self._streams.get((tenant, stream_id))
         if known is not None:
             return known.head
-        try:
+        return (await self._find(tenant, stream_id)).head
+
+    async def _find(self, tenant: str, stream_id: str) -> Stored:
+        with answering():
             found = await self._log.find(tenant, stream_id)
-        except ERRORS as error:
-            raise unavailable() from error
         if found is None:
             raise not_found(stream_id)
-        return found.head
+        return found
 
     async def stop(self, head: StreamHead) -> None:
         """End a stream and forget it; `ApiError` 404 or 503."""
@@ -134,34 +130,26 @@ class StreamHub:
             self._owner.stop(stream)
             await stream.ended
             return
-        try:
-            found = await self._log.find(head.tenant, head.id)
-            if found is None:
-                raise not_found(head.id)
+        found = await self._find(head.tenant, head.id)
+        with answering():
             reply = None if found.head.ended is not None else await self._calls.ask(found.head, "stop")
             if found.head.ended is None and (reply is None or not reply.is_known):
                 # Its owner is dead, or has just noted its end.
                 await self._log.fences.revoke(found.head.owner)
             if found.head.ended is not None or stream is None:
                 await self._log.delete(found.head)
-        except ERRORS as error:
-            raise unavailable() from error
 
     async def running(self, principal: Principal) -> tuple[list[StreamHead], int, bool]:
         """Return a key's running streams, oldest first; how many of its tenant were read; whether there are more."""
-        try:
+        with answering():
             heads, has_more = await self._log.heads(principal.tenant)
-        except ERRORS as error:
-            raise unavailable() from error
         own = [head for head in heads if head.key_id == principal.key_id and head.form.has_ids and head.ended is None]
         return sorted(own, key=lambda head: head.created), len(heads), has_more
 
     async def repeated(self, principal: Principal, key: IdempotencyKey) -> LoggedGeneration | None:
         """Return the generation that a key stands for, or None if it is new."""
-        try:
+        with answering():
             return (await self._find_key(principal.tenant, key))[0]
-        except ERRORS as error:
-            raise unavailable() from error
 
     async def _find_key(self, tenant: str, key: IdempotencyKey) -> tuple[LiveStream | None, int]:
         """Return the stream that a key stands for, if it stands for one, and the number of its message."""
@@ -248,7 +236,7 @@ class StreamHub:
 
     async def _claim(self, key: IdempotencyKey, tenant: str, stream_id: str) -> None:
         """Let a key stand for a new stream."""
-        try:
+        with answering():
             for _ in range(2):
                 other, seq = await self._find_key(tenant, key)
                 if other is not None:
@@ -256,8 +244,6 @@ class StreamHub:
                 record = KeyRecord(stream_id, key.request_digest, self._dispatcher.clock.now())
                 if await self._log.claim_key(tenant, key.digest, record, seq):
                     return
-        except ERRORS as error:
-            raise unavailable() from error
         message = "A request with this 'Idempotency-Key' is just beginning. Try again shortly."
         raise ApiError(409, message, param="Idempotency-Key", code="idempotency_conflict", retry_after_s=1.0)
 

@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,14 +21,14 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from gateway.errors import ApiError
 from gateway.resumable.fences import Fences
 from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, encode
-from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.publication import publish_expecting
+from shared.publication import last_message, publish_expecting
 from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
 from shared.subjects import decode_name, stream_subject, streams_filter
+from shared.tenant_bounds import TenantBound
 
 # A quarter of the stream: a tenant that keeps as much as it can leaves room for three others that do.
 TENANT_MESSAGES = StreamLimits().streams_max_bytes // 4 // PIECE_BYTES
@@ -73,8 +72,7 @@ class StreamLog:
         self._limits = limits or StreamLimits()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
         self.fences = Fences(nats, self._js)
-        self._written: Counter[str] = Counter()
-        self._tasks = BackgroundTasks()
+        self._bound = TenantBound(self._js, STREAMS_STREAM, streams_filter, TENANT_MESSAGES, MESSAGES_BETWEEN_PURGES)
         self._log_limit = LogLimit(_log)
 
     async def ensure(self) -> None:
@@ -87,15 +85,13 @@ class StreamLog:
         Raises:
             ApiError: 409, there is a stream of this id; 503, the log cannot be written.
         """
-        try:
+        with answering():
             try:
                 stored = await self._create(head, requests)
             except NoStreamResponseError:
                 # The first stream since NATS has started.
                 await self.ensure()
                 stored = await self._create(head, requests)
-        except ERRORS as error:
-            raise unavailable() from error
         if stored is None:
             message = (
                 f"There is a resumable stream '{head.id[:128]}' already. Send another 'x-request-id', or none, and the "
@@ -214,21 +210,12 @@ class StreamLog:
 
     def count(self, tenant: str, num_messages: int) -> None:
         """Count messages that a tenant keeps more than before; now and then, drop its oldest ones."""
-        self._written[tenant] += num_messages
-        if self._written[tenant] >= MESSAGES_BETWEEN_PURGES:
-            del self._written[tenant]
-            self._tasks.spawn(self._bound(tenant), f"purge of streams of {tenant}")
+        self._bound.count(tenant, num_messages)
 
     async def close(self) -> None:
         """Wait for purges under way."""
         await self.fences.close()
-        await self._tasks.wait()
-
-    async def _bound(self, tenant: str) -> None:
-        try:
-            await self._js.purge_stream(STREAMS_STREAM, subject=streams_filter(tenant), keep=TENANT_MESSAGES)
-        except ERRORS as error:
-            self._log_limit.warning(tenant, "old streams not dropped: %r", error)
+        await self._bound.close()
 
     async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
         for number, piece in enumerate(requests):
@@ -273,11 +260,17 @@ class StreamLog:
         await self._js.purge_stream(STREAMS_STREAM, subject=subject)
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
-        try:
-            message = await self._js.get_last_msg(STREAMS_STREAM, subject)
-        except NotFoundError:
-            return None
-        return message.data or b"", message.seq or 0
+        found = await last_message(self._js, STREAMS_STREAM, subject)
+        return None if found is None else (found.data or b"", found.seq or 0)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Turn errors of NATS into an `ApiError` 503."""
+    try:
+        yield
+    except ERRORS as error:
+        raise unavailable() from error
 
 
 def unavailable() -> ApiError:

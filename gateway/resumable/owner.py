@@ -25,7 +25,7 @@ from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.resumable.live import LiveStream, LoggedSink, fail, unfinished
-from gateway.resumable.log import ERRORS, StreamLog, unavailable
+from gateway.resumable.log import ERRORS, StreamLog, answering, unavailable
 from gateway.resumable.record import StreamHead, decode_requests
 from gateway.resumable.writer import LogWriter
 from shared.background_tasks import BackgroundTasks
@@ -147,11 +147,9 @@ class StreamOwner:
         head = stream.head
         if self._num_of[head.tenant] >= MAX_OWNED:
             raise unavailable()
-        try:
+        with answering():
             pieces = await self._log.requests(head)
             requests = decode_requests(pieces, head.form.n)
-        except ERRORS as error:
-            raise unavailable() from error
         seq, stream.head = stream.seq, msgspec.structs.replace(head, owner=self.writer.name, term=head.term + 1)
         self.begin(stream)
         new_seq = None

@@ -33,7 +33,7 @@ async def test_tokens_arrive_in_order_and_end_once(bench: Bench) -> None:
     assert sink.text == expected_text(8)
     assert sink.deltas[-1].finish == Finish("length", Usage(3, 8, 1))
     assert bench.endings == ["completed"]
-    assert bench.dispatcher.num_active == 0
+    assert len(bench.dispatcher._flights) == 0
 
 
 async def test_end_that_was_lost_with_the_workers_own_connection_is_not_waited_for_long(bench: Bench) -> None:

@@ -147,7 +147,7 @@ async def test_deleted_stream_is_made_again(own_bench: Bench, nats: NatsServer) 
     await own_bench.submit(refused)
     await refused.end()
     assert refused.refusal == (503, "queue_unavailable")
-    await until(lambda: not own_bench.dispatcher._streams.is_restoring)
+    await until(lambda: own_bench.dispatcher._streams._restoring is None)
     await own_bench.submit(accepted)
     await until(lambda: own_bench.flight.stream_seq is not None)
 
@@ -179,11 +179,11 @@ async def test_close_ends_the_making_of_the_stream(own_bench: Bench) -> None:
     never = asyncio.Event()
     own_bench.dispatcher._streams._ensure_interactive = never.wait  # type: ignore[assignment, method-assign]
     own_bench.dispatcher._streams.restore_soon()
-    assert own_bench.dispatcher._streams.is_restoring
+    assert own_bench.dispatcher._streams._restoring is not None
     await asyncio.sleep(0)
     await own_bench.dispatcher.close()
     await asyncio.sleep(0)
-    assert not own_bench.dispatcher._streams.is_restoring
+    assert own_bench.dispatcher._streams._restoring is None
 
 
 @pytest.fixture

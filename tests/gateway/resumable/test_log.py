@@ -95,9 +95,9 @@ async def test_list_reads_no_heads_of_ended_streams(
 async def test_large_heads_of_a_tenant_push_out_its_own_streams(
     opened: tuple[StreamLog, JetStreamContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_log, "TENANT_MESSAGES", MAX_BYTES // 4 // PIECE_BYTES)
-    monkeypatch.setattr(stream_log, "MESSAGES_BETWEEN_PURGES", 16)
     log, _ = opened
+    monkeypatch.setattr(log._bound, "_keep", MAX_BYTES // 4 // PIECE_BYTES)
+    monkeypatch.setattr(log._bound, "_every", 16)
     await log.create(head_of("victim", "v"), [b"request"])
     for number in range(64):
         await log.create(head_of("evil", f"s{number}", 76_000), [b"request"])
