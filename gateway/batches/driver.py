@@ -18,7 +18,7 @@ from nats.errors import MaxPayloadError
 from gateway.api.large_bodies import LargeBodies
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
-from gateway.batches.line import BatchLine, JobNaming, checked_id, output_line, read_openai_line, with_images
+from gateway.batches.line import BatchLine, checked_id, output_line, read_openai_line, with_images
 from gateway.batches.line_jobs import LineJobs, QueueFullError, SentLine
 from gateway.batches.log import ERRORS, BatchLog
 from gateway.batches.output import BatchOutput, delete_parts, patiently
@@ -254,8 +254,8 @@ class BatchDriver:
         record, services = self._lease.record, self._services
 
         def read() -> BatchLine:
-            naming = JobNaming(self._jobs.prefix(place.number, attempt), record.expires_at, services.clock.now())
-            return read_openai_line(line_fields(place, services.max_line_bytes), record.tenant, None, naming)
+            fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
+            return read_openai_line(fields, record.tenant, prefix, record.expires_at, services.clock.now())
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
         return await self._with_images(line)

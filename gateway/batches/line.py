@@ -7,7 +7,6 @@ stored result does not hold (log probabilities, calls of tools) is refused and n
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import struct
@@ -114,28 +113,18 @@ class BatchLine:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JobNaming:
-    """How the jobs of a batch's line are named, and when they are of no use any more.
+def read_openai_line(
+    fields: dict[str, Any], tenant: str, prefix: str, deadline: float | None = None, now: float | None = None
+) -> BatchLine:
+    """Return the jobs of a line; a bad line is a `BadRequestError` that names the field.
 
-    Attributes:
-        prefix: Of their ids, unique within the tenant; None makes one of the line, so that equal lines share results.
-        deadline: Unix seconds; None leaves it to the line.
+    Args:
+        fields: The line.
+        tenant: Whose jobs these are.
+        prefix: Of the jobs' ids, unique within the tenant.
+        deadline: Unix seconds; None leaves it to the body.
         now: Unix seconds at the server; this machine's if not given.
     """
-
-    prefix: str | None = None
-    deadline: float | None = None
-    now: float | None = None
-
-
-_NAMED_BY_LINE = JobNaming()
-
-
-def read_openai_line(
-    fields: dict[str, Any], tenant: str, model: str | None, naming: JobNaming = _NAMED_BY_LINE
-) -> BatchLine:
-    """Return the jobs of a line; equal lines make equal jobs. A bad line is a `BadRequestError` naming the field."""
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
         message = f"{strange[0][:64]!r} is no field of a batch line; those are {known}"
@@ -147,26 +136,20 @@ def read_openai_line(
         raise BadRequestError("method has to be POST", "method", "invalid_method")
     if not isinstance(url, str) or url not in PARSERS:
         raise BadRequestError(f"url has to be one of {', '.join(PARSERS)}", "url", "invalid_url")
-    if model and body.get("model") is None:
-        body = {**body, "model": model}
     try:
         generation = PARSERS[url](json.dumps(body).encode())
     except ApiError as error:
         param = "body" if error.param is None else f"body.{error.param}"
         raise BadRequestError(f"body: {error.message}", param, error.code or "invalid_value") from None
     _check_is_kept(generation)
-    prefix = naming.prefix
-    if prefix is None:
-        digest = hashlib.sha256(json.dumps([custom_id, url, body], sort_keys=True).encode()).hexdigest()[:40]
-        prefix = f"batch-{digest}"
     # A job without a deadline waits until a worker takes it.
-    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256], now=naming.now)
+    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256], now=now)
     for index, request in enumerate(requests):
         job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
         # The worker that takes it knows what its model's files advise.
         job |= {"left_out": generation.left_out}
-        if naming.deadline is not None:
-            job |= {"deadline": min(naming.deadline, request.deadline or naming.deadline)}
+        if deadline is not None:
+            job |= {"deadline": min(deadline, request.deadline or deadline)}
         requests[index] = msgspec.structs.replace(request, **job)
     return BatchLine(custom_id, generation, requests)
 

@@ -97,7 +97,7 @@ class InputCheck:
                 f"'{str(url)[:128]}'. It should match the batch API endpoint: '{record.endpoint}'."
             )
             raise BadRequestError(message, "url", "invalid_url")
-        parsed = read_openai_line(fields, record.tenant, None)
+        parsed = read_openai_line(fields, record.tenant, record.id)
         digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "replace"), digest_size=16).digest()
         first = self._ids.setdefault(digest, line.number)
         if first != line.number:

@@ -85,7 +85,7 @@ def _body(kind: int) -> dict[str, Any]:
 
 def _line(custom_id: str, kind: int) -> BatchLine:
     fields = {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": _body(kind)}
-    return read_openai_line(fields, TENANT, None)
+    return read_openai_line(fields, TENANT, f"batch-{custom_id}")
 
 
 async def _publish(lines: list[BatchLine], publisher: Publisher, span_s: float) -> None:

@@ -36,7 +36,7 @@ def answered(line: BatchLine, **fields: Any) -> dict[str, Any]:
 
 
 def test_best_answers_of_a_line_are_told_and_the_tokens_of_all_are_counted() -> None:
-    line = read_openai_line(chat_line(n=2, best_of=4, temperature=1), "default", None)
+    line = read_openai_line(chat_line(n=2, best_of=4, temperature=1), "default", "batch")
     assert [request.sampling.logprobs for request in line.requests] == [0] * 4
     # By the sum the short one would be the best, and the one without a finite sum is the last.
     said = [("long", 6, -6.0), ("short", 1, -2.0), ("middling", 2, -3.0), ("never", 2, None)]
@@ -59,7 +59,7 @@ def test_best_answers_of_a_line_are_told_and_the_tokens_of_all_are_counted() -> 
 
 
 def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
-    line = read_openai_line(chat_line(), "default", None)
+    line = read_openai_line(chat_line(), "default", "batch")
     blame = {"error_param": "messages", "error_code": "context_length_exceeded"}
     error = answered(line, finish="failed", error="too long", **blame)["response"]["body"]["error"]
     assert (error["message"], error["param"], error["code"]) == ("too long", "messages", "context_length_exceeded")
@@ -86,7 +86,7 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
 )
 def test_line_that_cannot_be_a_job_is_refused_with_the_reason(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequestError, match=message):
-        read_openai_line(chat_line() | change, "default", None)
+        read_openai_line(chat_line() | change, "default", "batch")
 
 
 @pytest.mark.parametrize("missing", ["custom_id", "body", "url"])
@@ -94,20 +94,13 @@ def test_line_that_lacks_a_field_is_refused(missing: str) -> None:
     line = chat_line()
     del line[missing]
     with pytest.raises(BadRequestError, match=missing):
-        read_openai_line(line, "default", None)
-
-
-def test_model_of_the_command_is_for_bodies_that_name_none() -> None:
-    line = chat_line()
-    del line["body"]["model"]
-    assert read_openai_line(line, "default", "other").requests[0].model == "other"
-    assert read_openai_line(chat_line(), "default", "other").requests[0].model == "m"
+        read_openai_line(line, "default", "batch")
 
 
 def test_what_a_body_leaves_out_is_left_to_the_model() -> None:
     every = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    assert read_openai_line(chat_line(), "t", None).requests[0].left_out == every
-    named = read_openai_line(chat_line(temperature=1, top_k=-1), "t", None).requests[0]
+    assert read_openai_line(chat_line(), "t", "batch").requests[0].left_out == every
+    named = read_openai_line(chat_line(temperature=1, top_k=-1), "t", "batch").requests[0]
     assert named.left_out == ("top_p", "min_p", "repetition_penalty")
     advised = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
     sampling = with_advice(named.sampling, named.left_out, advised)
@@ -115,14 +108,9 @@ def test_what_a_body_leaves_out_is_left_to_the_model() -> None:
     assert msgspec.structs.replace(sampling, seed=0) == msgspec.structs.replace(at_the_gateway.sampling, seed=0)
 
 
-def test_same_line_makes_the_same_job_and_another_line_another() -> None:
-    ids = [read_openai_line(line, "t", None).requests[0].id for line in (chat_line(), chat_line(), chat_line("b"))]
-    assert ids[0] == ids[1] != ids[2]
-
-
 def test_job_has_a_deadline_only_where_its_body_has_a_timeout() -> None:
     (without,), (within,) = (
-        read_openai_line(line, "t", None).requests for line in (chat_line(), chat_line("b", timeout=30.0))
+        read_openai_line(line, "t", "batch").requests for line in (chat_line(), chat_line("b", timeout=30.0))
     )
     assert without.deadline is None
     assert within.deadline == pytest.approx(within.created + 30.0)
@@ -130,7 +118,10 @@ def test_job_has_a_deadline_only_where_its_body_has_a_timeout() -> None:
 
 def test_reasoning_is_told_apart_as_the_worker_s_format_says() -> None:
     output = answered(
-        read_openai_line(chat_line(), "default", None), text="hm</think>yes", in_reasoning=True, chat_format="thinking"
+        read_openai_line(chat_line(), "default", "batch"),
+        text="hm</think>yes",
+        in_reasoning=True,
+        chat_format="thinking",
     )
     message = output["response"]["body"]["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("yes", "hm")
@@ -141,7 +132,7 @@ def test_reasoning_is_told_apart_as_the_worker_s_format_says() -> None:
 def test_vectors_are_told_as_embeddings(encoding: str) -> None:
     body = {"model": "m", "input": ["a", "b"], "encoding_format": encoding}
     fields = {"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": body}
-    output = answered(read_openai_line(fields, "default", None), vector=struct.pack("<2f", 0.5, -2.0))
+    output = answered(read_openai_line(fields, "default", "batch"), vector=struct.pack("<2f", 0.5, -2.0))
     data = output["response"]["body"]["data"]
     if encoding == "float":
         parsed = CreateEmbeddingResponse.model_validate(json.loads(json.dumps(output["response"]["body"])))
@@ -152,9 +143,9 @@ def test_vectors_are_told_as_embeddings(encoding: str) -> None:
 
 
 def test_failed_and_expired_jobs_are_errors_in_openai_s_form() -> None:
-    failed = answered(read_openai_line(chat_line(), "default", None), finish="failed", error="too long")
+    failed = answered(read_openai_line(chat_line(), "default", "batch"), finish="failed", error="too long")
     assert failed["response"]["status_code"] == 400
     assert failed["response"]["body"]["error"]["message"] == "too long"
-    expired = answered(read_openai_line(chat_line(), "default", None), finish="expired")
+    expired = answered(read_openai_line(chat_line(), "default", "batch"), finish="expired")
     assert expired["response"] is None
     assert expired["error"]["code"] == "batch_expired"
