@@ -11,8 +11,8 @@ from gateway.anthropic.body import CountTokensBody, MessagesBody
 from gateway.anthropic.dialect import ANTHROPIC, AnthropicError
 from gateway.anthropic.message import AnthropicEvent, AnthropicMessage, StreamedMessage, WholeMessage
 from gateway.anthropic.parsing import parse_count_tokens, parse_messages
-from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.answer import Answer, Asked, StreamParts
+from gateway.api.endpoint import Endpoint
 from gateway.api.operation import Operation
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 

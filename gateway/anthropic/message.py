@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.anthropic.dialect import ANTHROPIC, BlockEvents, BlockList, event
-from gateway.api.answer import Answer, EventAnswer
+from gateway.api.answer import Answer, Asked, EventAnswer, StreamParts
 from gateway.api.chat_answers import CONTEXT_FULL, is_context_full
-from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.read_choice import ReadChoice
 from gateway.api.usage import UsageTotals
 from gateway.generation import PLAIN_READING, OutputReading
@@ -133,7 +132,7 @@ class WholeMessage(Answer):
     """An answer as one message."""
 
     def __init__(self, asked: Asked) -> None:
-        super().__init__(asked.exchange, asked.generation, asked.head)
+        super().__init__(asked)
         self._model = asked.generation.model
         self._token = asked.stamp.token
         self._blocks = BlockList(asked.stamp.derived)
@@ -149,8 +148,7 @@ class StreamedMessage(EventAnswer):
     """An answer as the events of one message."""
 
     def __init__(self, asked: Asked, parts: StreamParts) -> None:
-        generation = asked.generation
-        super().__init__(asked.exchange, generation, asked.head, parts.flusher, parts.limits, parts.now)
+        super().__init__(asked, parts)
         self._choice = _StreamedChoice(self, self._stream, asked)
         self.sinks = [self._choice]
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from os import urandom
 
+import msgspec
 from msgspec import Struct
 
+from gateway.admission.auth import Principal
 from gateway.api.output_reading import naming_field
 from gateway.api.request_observer import RequestRecord
 from gateway.api.usage import UsageTotals
@@ -92,6 +94,34 @@ class ResponseHead:
         ]
 
 
+class Asked(Struct, frozen=True):
+    """A request that is to be answered; a struct of msgspec, as `Generation` is, because there is one a request.
+
+    Attributes:
+        exchange: Where the answer goes.
+        generation: As its model reads it.
+        head: The answer's headers.
+        principal: Who asks.
+        fingerprint: Names the files of the model that answers; None where no worker has told.
+        stamp: What is new in the answer.
+    """
+
+    exchange: Exchange
+    generation: Generation
+    head: ResponseHead
+    principal: Principal
+    fingerprint: str | None = None
+    stamp: AnswerStamp = msgspec.field(default_factory=AnswerStamp.new)
+
+
+class StreamParts(Struct, frozen=True):
+    """What every event stream works with. `now` is loop time."""
+
+    flusher: Flusher
+    limits: EventStreamLimits
+    now: float
+
+
 class Answer(ABC):
     """Base of the two kinds of answers.
 
@@ -105,16 +135,17 @@ class Answer(ABC):
 
     sinks: Sequence[Sink]
 
-    def __init__(self, exchange: Exchange, generation: Generation, head: ResponseHead) -> None:
-        self._exchange = exchange
-        self._head = head
+    def __init__(self, asked: Asked) -> None:
+        self._exchange = exchange = asked.exchange
+        self._head = asked.head
+        generation = asked.generation
         self._num_unfinished = generation.num_sequences
         self.max_tokens = generation.sampling.max_tokens
         self.usage = UsageTotals(generation.n)
         self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.error: ApiError | None = None
-        asked = generation.structured_output
-        self._grammar_field = "tools" if asked is None else asked.field
+        output = generation.structured_output
+        self._grammar_field = "tools" if output is None else output.field
         self.first_token_at: float | None = None
         exchange.on_disconnect = self._disconnect
         if exchange.disconnected:
@@ -206,24 +237,15 @@ class Answer(ABC):
 class EventAnswer(Answer):
     """Base of answers that are event streams. Derived classes set `sinks` and write to `_stream`."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        generation: Generation,
-        head: ResponseHead,
-        flusher: Flusher,
-        limits: EventStreamLimits,
-        now: float,
-    ) -> None:
-        super().__init__(exchange, generation, head)
-        cut = partial(self.end, Outcome.SLOW_READER)
+    def __init__(self, asked: Asked, parts: StreamParts) -> None:
+        super().__init__(asked)
+        cut, head = partial(self.end, Outcome.SLOW_READER), asked.head
+        stream = (asked.exchange, parts.flusher, parts.limits, self._headers, parts.now, head.dialect, cut)
         self._numbered: NumberedEventStream | None = None
         if head.first_event is None:
-            self._stream = EventStream(exchange, flusher, limits, self._headers, now, head.dialect, cut)
+            self._stream = EventStream(*stream)
         else:
-            self._stream = self._numbered = NumberedEventStream(
-                exchange, flusher, limits, self._headers, now, head.dialect, cut, head.first_event, super()._report
-            )
+            self._stream = self._numbered = NumberedEventStream(*stream, head.first_event, super()._report)
 
     def close(self) -> None:
         """Let go of what refers back to the answer."""

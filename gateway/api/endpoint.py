@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
-from gateway.api.answer import Answer, AnswerStamp, ResponseHead
+from gateway.api.answer import Answer, Asked, StreamParts
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LargeBodies
@@ -23,29 +23,7 @@ from gateway.api.streamed import StreamedAnswer
 from gateway.api.whole import WholeAnswer
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
-from gateway.http1.exchange import Exchange
 from gateway.streams.dialect import OPENAI, Dialect
-from gateway.streams.event_stream import EventStreamLimits, Flusher
-
-
-class Asked(Struct, frozen=True):
-    """A request that is to be answered; a struct of msgspec, as `Generation` is, because there is one a request.
-
-    Attributes:
-        exchange: Where the answer goes.
-        generation: As its model reads it.
-        head: The answer's headers.
-        principal: Who asks.
-        fingerprint: Names the files of the model that answers; None where no worker has told.
-        stamp: What is new in the answer.
-    """
-
-    exchange: Exchange
-    generation: Generation
-    head: ResponseHead
-    principal: Principal
-    fingerprint: str | None = None
-    stamp: AnswerStamp = field(default_factory=AnswerStamp.new)
 
 
 class GenerationStart(Struct, frozen=True):
@@ -64,14 +42,6 @@ class GenerationStart(Struct, frozen=True):
     answer: Answer
     caller: Caller
     is_fresh: bool
-
-
-class StreamParts(Struct, frozen=True):
-    """What every event stream works with. `now` is loop time."""
-
-    flusher: Flusher
-    limits: EventStreamLimits
-    now: float
 
 
 class Endpoint(ABC):
@@ -127,13 +97,11 @@ class _OpenAiEndpoint(Endpoint):
 
     def whole_answer(self, asked: Asked) -> Answer:
         identity = AnswerIdentity.new(asked.generation, asked.fingerprint, asked.stamp)
-        return WholeAnswer(asked.exchange, asked.generation, identity, asked.head)
+        return WholeAnswer(asked, identity)
 
     def streamed_answer(self, asked: Asked, parts: StreamParts) -> Answer:
         identity = AnswerIdentity.new(asked.generation, asked.fingerprint, asked.stamp)
-        return StreamedAnswer(
-            asked.exchange, asked.generation, identity, asked.head, parts.flusher, parts.limits, parts.now
-        )
+        return StreamedAnswer(asked, parts, identity)
 
 
 class ChatEndpoint(_OpenAiEndpoint):

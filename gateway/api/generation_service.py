@@ -18,9 +18,9 @@ from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
 from gateway.admission.limits import Lease, reserved_output, reserved_tokens
 from gateway.admission.shedding import Shedder
-from gateway.api.answer import Answer, Outcome, ResponseHead
+from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
 from gateway.api.door import CLIENT_LEFT
-from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
+from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading, check_sees, with_adapter

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import Lease
-from gateway.api.answer import Answer, ResponseHead
-from gateway.api.endpoint import Asked, GenerationStart
+from gateway.api.answer import Answer, Asked, ResponseHead
+from gateway.api.endpoint import GenerationStart
 from gateway.api.generation_starter import Membership
 from gateway.errors import ApiError
 from gateway.http1.exchange import Exchange

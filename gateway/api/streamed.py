@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from gateway.api.answer import Answer, EventAnswer, ResponseHead
+from gateway.api.answer import Answer, Asked, EventAnswer, StreamParts
 from gateway.api.chat_answers import AnswerIdentity, finish_reason, stop_reason, usage_answer
 from gateway.api.chunks import ChoiceChunks, encode_json, encode_text, usage_event
 from gateway.api.details import ChoiceDetails, DetailedSink
 from gateway.api.read_choice import ReadChoice
 from gateway.dispatch.sinks import Sink
 from gateway.generation import PLAIN_READING, Generation, OutputReading
-from gateway.http1.exchange import Exchange
-from gateway.streams.event_stream import EventStream, EventStreamLimits, Flusher
+from gateway.streams.event_stream import EventStream
 from shared.messages import Delta, Finish
 
 
@@ -101,17 +100,9 @@ class StreamedChoice(ReadChoice):
 class StreamedAnswer(EventAnswer):
     """An answer as an event stream."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        generation: Generation,
-        identity: AnswerIdentity,
-        head: ResponseHead,
-        flusher: Flusher,
-        limits: EventStreamLimits,
-        now: float,
-    ) -> None:
-        super().__init__(exchange, generation, head, flusher, limits, now)
+    def __init__(self, asked: Asked, parts: StreamParts, identity: AnswerIdentity) -> None:
+        super().__init__(asked, parts)
+        generation = asked.generation
         self._chunks: list[ChoiceChunks] = []
         self._choices: list[StreamedChoice] = []
         self._identity = identity

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.api.answer import Answer, ResponseHead
+from gateway.api.answer import Answer, Asked
 from gateway.api.chat_answers import (
     AnswerIdentity,
     AssistantMessage,
@@ -22,8 +22,7 @@ from gateway.api.chat_answers import (
 )
 from gateway.api.details import ChoiceDetails, DetailedSink, RankedSink, likeliest
 from gateway.api.read_choice import ReadChoice
-from gateway.generation import PLAIN_READING, Generation, OutputReading
-from gateway.http1.exchange import Exchange
+from gateway.generation import PLAIN_READING, OutputReading
 from shared.messages import Delta, Finish
 
 
@@ -102,10 +101,9 @@ class WholeChoice(ReadChoice):
 class WholeAnswer(Answer):
     """An answer as one JSON body."""
 
-    def __init__(
-        self, exchange: Exchange, generation: Generation, identity: AnswerIdentity, head: ResponseHead
-    ) -> None:
-        super().__init__(exchange, generation, head)
+    def __init__(self, asked: Asked, identity: AnswerIdentity) -> None:
+        super().__init__(asked)
+        generation = asked.generation
         self._identity = identity
         reading = generation.reading or PLAIN_READING
         self._choices = [WholeChoice(self, index, reading) for index in range(generation.num_sequences)]

@@ -17,8 +17,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked
+from gateway.api.answer import Answer, Asked
 from gateway.errors import ApiError
 from gateway.pooling.parsing import EmbeddingsRequest, RerankRequest
 from shared.messages import Delta
@@ -131,7 +130,7 @@ class NumbersAnswer(Answer, Generic[Value]):
 
     def __init__(self, asked: Asked) -> None:
         generation = asked.generation
-        super().__init__(asked.exchange, generation, asked.head)
+        super().__init__(asked)
         self._model = generation.model
         self._values: list[Value | None] = [None] * generation.num_sequences
         self.sinks = [_NumbersSink(self, index) for index in range(generation.num_sequences)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked, Endpoint, StreamParts
+from gateway.api.answer import Answer, Asked, StreamParts
+from gateway.api.endpoint import Endpoint
 from gateway.api.operation import Operation
 from gateway.pooling.answers import (
     EmbeddingList,

@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.answer import Answer, EventAnswer, Outcome
+from gateway.api.answer import Answer, Asked, EventAnswer, Outcome, StreamParts
 from gateway.api.chat_answers import chat_logprobs
-from gateway.api.endpoint import Asked, StreamParts
 from gateway.api.read_choice import ReadChoice
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
@@ -151,7 +150,7 @@ class WholeResponse(ResponseAnswer):
     """A response as one JSON body."""
 
     def __init__(self, asked: Asked, keeping: Keeping) -> None:
-        super().__init__(asked.exchange, asked.generation, asked.head)
+        super().__init__(asked)
         self.prepare(asked, keeping, no_events)
 
     def _send(self, response: dict[str, Any]) -> None:
@@ -162,7 +161,7 @@ class StreamedResponse(ResponseAnswer, EventAnswer):
     """A response as a stream of events. Its first output is written at once; what follows waits for the flush."""
 
     def __init__(self, asked: Asked, keeping: Keeping, parts: StreamParts) -> None:
-        EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
+        EventAnswer.__init__(self, asked, parts)
         self._events = EventWriter(self._stream.send)
         self._opened, self._head_delay_s = parts.now, parts.limits.head_delay_s
         self._has_written = False

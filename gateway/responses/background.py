@@ -19,8 +19,7 @@ import msgspec
 
 from gateway.admission.caller import Caller
 from gateway.admission.limits import reserved_tokens
-from gateway.api.answer import Answer, EventAnswer, Outcome
-from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.answer import Answer, Asked, EventAnswer, Outcome, StreamParts
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -247,7 +246,7 @@ class QueuedResponse(BackgroundAnswer):
     """The queued response as one JSON body."""
 
     def __init__(self, asked: Asked) -> None:
-        super().__init__(asked.exchange, asked.generation, asked.head)
+        super().__init__(asked)
         self.reserve(asked.generation)
 
     def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
@@ -261,7 +260,7 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
     """The events of a response, from its queuing to its end."""
 
     def __init__(self, asked: Asked, store: ResponseStore, parts: StreamParts) -> None:
-        EventAnswer.__init__(self, asked.exchange, asked.generation, asked.head, parts.flusher, parts.limits, parts.now)
+        EventAnswer.__init__(self, asked, parts)
         self.reserve(asked.generation)
         self._tenant = asked.principal.tenant
         self._store = store

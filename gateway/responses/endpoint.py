@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission.auth import Principal
-from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked, Endpoint, GenerationStart, StreamParts
+from gateway.api.answer import Answer, Asked, StreamParts
+from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.large_bodies import LARGE_BYTES, LargeBodies
 from gateway.api.routes import KeyRoute, RouteServices, json_response

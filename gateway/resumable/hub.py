@@ -14,8 +14,8 @@ import time
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
 from gateway.admission.limits import Lease
-from gateway.api.answer import Answer
-from gateway.api.endpoint import Asked, GenerationStart
+from gateway.api.answer import Answer, Asked
+from gateway.api.endpoint import GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import IdempotencyKey, LoggedGeneration, RepeatedError
 from gateway.dispatch.dispatcher import Dispatcher

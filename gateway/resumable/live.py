@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.admission.auth import Principal
 from gateway.admission.limits import Lease
-from gateway.api.answer import Answer, ResponseHead
-from gateway.api.endpoint import Asked
+from gateway.api.answer import Answer, Asked, ResponseHead
 from gateway.api.output_reading import naming_field
 from gateway.api.sequences import SequenceWindow
 from gateway.api.usage import UsageTotals

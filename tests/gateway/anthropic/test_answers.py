@@ -11,8 +11,7 @@ import pytest
 from gateway.admission.auth import Principal
 from gateway.anthropic.dialect import ANTHROPIC, BlockList
 from gateway.anthropic.message import StreamedMessage, WholeMessage
-from gateway.api.answer import Answer, ResponseHead
-from gateway.api.endpoint import Asked, StreamParts
+from gateway.api.answer import Answer, Asked, ResponseHead, StreamParts
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading, Prompt
 from gateway.streams.event_stream import Flusher

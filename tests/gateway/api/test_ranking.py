@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.admission.auth import Principal
 from gateway.admission.limits import reserved_tokens
-from gateway.api.answer import ResponseHead
+from gateway.api.answer import Asked, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.details import RankedSink, likeliest
 from gateway.api.schemas.parsing import parse_chat, parse_completion
@@ -51,7 +52,7 @@ def answer(generation: Generation, sequences: list[Sequence]) -> dict[str, Any]:
     """Return the JSON that is told of these sequences, whose deltas come in turns."""
     exchange, _, transport = kept_exchange()
     identity = AnswerIdentity("x-1", generation.kind, "m", 7)
-    told = WholeAnswer(exchange, generation, identity, ResponseHead("req_1", 0.0))
+    told = WholeAnswer(Asked(exchange, generation, ResponseHead("req_1", 0.0), Principal("k", "t")), identity)
     for position in range(max(map(len, sequences))):
         for sink, deltas in zip(told.sinks, sequences, strict=True):
             for delta in deltas[position : position + 1]:

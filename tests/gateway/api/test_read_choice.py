@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.answer import ResponseHead
+from gateway.admission.auth import Principal
+from gateway.api.answer import Asked, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.read_choice import ReasoningTokens
 from gateway.api.whole import WholeAnswer
@@ -52,7 +53,7 @@ async def whole(choices: list[list[Delta]], reading: OutputReading = READING) ->
     generation = Generation(
         "chat", "m", (Prompt(1, messages=()),), len(choices), Sampling(), deterministic=False, reading=reading
     )
-    answer = WholeAnswer(exchange, generation, IDENTITY, ResponseHead("req_1", 0.0))
+    answer = WholeAnswer(Asked(exchange, generation, ResponseHead("req_1", 0.0), Principal("k", "t")), IDENTITY)
     for index, said in enumerate(choices):
         for delta in said:
             answer.sinks[index].deliver(delta)

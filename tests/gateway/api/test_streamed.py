@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 
-from gateway.api.answer import Outcome, ResponseHead
+from gateway.admission.auth import Principal
+from gateway.api.answer import Asked, Outcome, ResponseHead, StreamParts
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.streamed import StreamedAnswer
 from gateway.errors import ApiError
@@ -33,9 +34,9 @@ class Streamed:
         generation = Generation(
             identity.kind, "m", (prompt,), n, Sampling(), deterministic=False, stream=True, reading=reading
         )
-        head = ResponseHead("req_1", 0.0)
+        asked = Asked(self.exchange, generation, ResponseHead("req_1", 0.0), Principal("k", "t"))
         self._flusher = Flusher(asyncio.get_running_loop())
-        self.answer = StreamedAnswer(self.exchange, generation, identity, head, self._flusher, LIMITS, 0.0)
+        self.answer = StreamedAnswer(asked, StreamParts(self._flusher, LIMITS, 0.0), identity)
 
     def say(self, position: int, text: str = "t", choice: int = 0, finish: Finish | None = None) -> None:
         self.answer.sinks[choice].deliver(Delta("r", 0, position, (position,), text, finish))

@@ -7,8 +7,7 @@ import time
 import weakref
 
 from gateway.admission.auth import Principal
-from gateway.api.answer import ResponseHead
-from gateway.api.endpoint import Asked
+from gateway.api.answer import Asked, ResponseHead
 from gateway.errors import ApiError
 from gateway.pooling.answers import EmbeddingsAnswer
 from gateway.pooling.parsing import parse_embeddings

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.auth import Principal
-from gateway.api.answer import Outcome, ResponseHead
-from gateway.api.endpoint import Asked
+from gateway.api.answer import Asked, Outcome, ResponseHead
 from gateway.responses.answers import Keeping, WholeResponse
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.request import own_items, parse_body, to_generation

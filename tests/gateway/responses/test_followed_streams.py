@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect
 
 from gateway.admission.auth import Principal
 from gateway.admission.caller import Caller
-from gateway.api.answer import Answer, Outcome, ResponseHead
-from gateway.api.endpoint import Asked, GenerationStart, StreamParts
+from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
+from gateway.api.endpoint import GenerationStart
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses import store as store_module
