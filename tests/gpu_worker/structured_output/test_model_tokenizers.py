@@ -14,7 +14,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import TOKENIZER
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary, sentencepiece_vocabulary
 from tests.gpu_worker.text.conftest import sentencepiece_tokenizer, wordpiece_tokenizer
 
@@ -54,11 +54,10 @@ def test_bytes_of_sentencepiece_tokens_are_the_same(strips_space: bool) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "sentencepiece"])
 def test_gguf_tokenizer_follows_a_grammar(tmp_path: Path, name: str) -> None:
     vocabulary = sentencepiece_vocabulary() if name == "sentencepiece" else byte_pair_vocabulary(name)
-    variant = VARIANTS["llama-F32"]
     size = len(vocabulary.tokens)
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": size}
     path = tmp_path / "model.gguf"
-    write_oracle(path, make_oracle(variant, **sizes), variant, vocabulary)
+    write_model(path, "llama-F32", vocabulary, **sizes)
     directory = read_model_directory(path)
     tokenizer = ModelTokenizer(directory)
     grammar_tokenizer = tokenizer.grammar_tokenizer

@@ -5,7 +5,7 @@ Options are those that the format can carry: where it has no field for something
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,7 @@ class Converted:
         published: Fields that published checkpoints have in `config.json`, and the converter reads, beyond what
             `transformers` writes there.
         kind: What matrices are stored as; vectors, routers and convolutions are F32.
+        blocks: What matrices are stored as, by their names: blocks of random bits, whose numbers the oracle gets.
         whole_up: What makes keys and values of latent vectors is one matrix, as older converters wrote it.
         num_drafting: Layers behind the last one, which the file has and the model does not use.
         fuses_inputs: Queries, keys, values and gates of states are one matrix, as the first converters left them.
@@ -92,6 +93,7 @@ class Converted:
     model: str | None = None
     published: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "F32"
+    blocks: Callable[[str], str] | None = None
     whole_up: bool = False
     num_drafting: int = 0
     fuses_inputs: bool = False

@@ -7,6 +7,7 @@ converter writes what is read; these need the `gguf` package only, whose own tab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from tests.gpu_worker.quantization.gguf.converted_dense import DENSE
 from tests.gpu_worker.quantization.gguf.converted_hybrids import HYBRIDS
 from tests.gpu_worker.quantization.gguf.converted_mixtures import MIXTURES
 from tests.gpu_worker.quantization.gguf.file_fields import add_fields
-from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE, plain_vocabulary
-from tests.gpu_worker.quantization.gguf.written_file import names_of, written
+from tests.gpu_worker.quantization.gguf.raw_blocks import dequantized, random_rows
+from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE, names_of, plain_vocabulary, written
 
-Array = npt.NDArray[np.float32]
+Kind = gguf.GGMLQuantizationType
+# Numbers, or the bytes of rows of blocks.
+Array = npt.NDArray[Any]
 Parts = Iterator[tuple[str, Array]]
 
 # A checkpoint of every family that GGUF files are read of, for llama.cpp's own converter.
@@ -31,11 +34,13 @@ CASES: Mapping[str, Converted] = {**DENSE, **MIXTURES, **HYBRIDS}
 # Sizes of which blocks of 32 make whole rows.
 WHOLE_BLOCKS: Mapping[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96}
 
-_NEIGHBOURS = ("arcee", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3")
+_NEIGHBOURS = ("llama", "arcee", "mistral3", "granite", "granitemoe", "granitehybrid", "smollm3")
+_PLAIN = ("gate.weight", "router.proj.weight", "moe.router.weight", "mlp.router.weight", "_bias")
 _BUFFERS = ("correction_bias", "expert_bias", "layer_scalar")
 _MAMBA = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias"}
 # Names that the package's table does not know, because the converter has a rule for each.
 _OWN_NAMES = {
+    "self_attn.sinks": "attn_sinks.weight",
     "router.scale": "ffn_gate_inp.scale",
     "per_expert_scale": "ffn_down_exps.scale",
     "layer_scalar": "layer_output_scale.weight",
@@ -44,7 +49,7 @@ _OWN_NAMES = {
 }
 
 
-def write_family(path: Path, case: Converted) -> Any:
+def write_family(path: Path, case: Converted, vocabulary: Callable[[Any], None] | None = None) -> Any:
     """Write a random model, and return the oracle with the numbers that the file holds."""
     oracle = random_model(case)
     config = oracle.config
@@ -52,13 +57,12 @@ def write_family(path: Path, case: Converted) -> Any:
     buffers = [(name, buffer) for name, buffer in oracle.named_buffers() if name.endswith(_BUFFERS)]
     with written(path, case.architecture) as writer:
         add_fields(writer, config, case)
-        plain_vocabulary(writer, config.vocab_size)
-        for name, tensor in [*oracle.named_parameters(), *buffers]:
-            kind = _kind(name, tensor, case)
-            if kind is not gguf.GGMLQuantizationType.F32:
-                _round(tensor, name, kind, case, config)
-            for own, array in _transformed(name, tensor.detach().float().numpy(), config, case):
-                raw = gguf.quants.quantize(np.ascontiguousarray(array), kind)
+        (vocabulary or partial(plain_vocabulary, size=config.vocab_size))(writer)
+        for seed, (name, tensor) in enumerate([*oracle.named_parameters(), *buffers]):
+            kind, array = _values(name, tensor, config, case, seed)
+            for own, part in _transformed(name, array, config, case):
+                part = np.ascontiguousarray(part)
+                raw = part if part.dtype == np.uint8 else gguf.quants.quantize(part, kind)
                 writer.add_tensor(stored(own), raw, raw_dtype=kind)
         for index in range(case.num_drafting):
             for part in ("attn_q.weight", "nextn.eh_proj.weight"):
@@ -66,13 +70,25 @@ def write_family(path: Path, case: Converted) -> Any:
     return oracle
 
 
-def _kind(name: str, tensor: torch.Tensor, case: Converted) -> gguf.GGMLQuantizationType:
-    """Vectors, routers and convolutions are never quantized."""
-    plain = tensor.dim() < 2 or "conv" in name.split(".")[-2] or name.endswith(("gate.weight", "router.proj.weight"))
-    return gguf.GGMLQuantizationType["F32" if plain or name.endswith("moe.router.weight") else case.kind]
+def _values(name: str, tensor: torch.Tensor, config: Any, case: Converted, seed: int) -> tuple[Kind, Array]:
+    """Return a tensor's type and its rows, which the oracle has too; experts' of two families lie transposed there."""
+    is_transposed = ".experts." in name and tensor.dim() == 3 and case.architecture in ("llama4", "gpt-oss")
+    rows = tensor.detach().mT if is_transposed else tensor.detach()
+    # Vectors, routers and convolutions are never quantized.
+    if tensor.dim() < 2 or name.endswith(_PLAIN) or "conv" in name.split(".")[-2]:
+        return Kind.F32, rows.float().numpy()
+    if case.blocks is not None:
+        kind = case.blocks(name)
+        spread = 0.3 if "embed_tokens" in name or "lm_head" in name else 1.5 / rows.shape[-1] ** 0.5
+        blocks = random_rows(kind, rows[..., 0].numel(), rows.shape[-1], spread, seed)
+        rows.copy_(torch.from_numpy(dequantized(kind, blocks)).view(rows.shape))
+        return Kind[kind], blocks.reshape(*rows.shape[:-1], -1)
+    if case.kind != "F32":
+        _round(tensor, name, Kind[case.kind], case, config)
+    return Kind[case.kind], rows.float().numpy()
 
 
-def _round(tensor: torch.Tensor, name: str, kind: gguf.GGMLQuantizationType, case: Converted, config: Any) -> None:
+def _round(tensor: torch.Tensor, name: str, kind: Kind, case: Converted, config: Any) -> None:
     """Give the oracle the numbers that the file will hold; rounding them again changes nothing."""
 
     def rounded(values: torch.Tensor) -> torch.Tensor:
@@ -133,18 +149,18 @@ def _plain(name: str, array: Array, config: Any, case: Converted) -> tuple[str, 
 
 
 def _experts(name: str, layer: str, array: Array, case: Converted) -> Parts:
-    """Write gates and up projections apart, but for Gemma 4's; Llama 4's checkpoints have all matrices transposed."""
-    if case.architecture == "llama4":
-        array = array.swapaxes(1, 2)
+    """Write gates and up projections apart, but for Gemma 4's; GPT-OSS's take turns."""
+    end = "bias" if name.endswith("bias") else "weight"
     if "gate_up_proj" not in name and "input_linear" not in name:
         down = "down_proj" in name or "output_linear" in name
-        yield f"{layer}ffn_{'down' if down else 'up'}_exps.weight", array
+        yield f"{layer}ffn_{'down' if down else 'up'}_exps.{end}", array
     elif case.architecture == "gemma4":
         yield f"{layer}ffn_gate_up_exps.weight", array
     else:
-        gate, up = np.split(array, 2, axis=1)
-        yield f"{layer}ffn_gate_exps.weight", gate
-        yield f"{layer}ffn_up_exps.weight", up
+        takes_turns = case.architecture == "gpt-oss"
+        gate, up = (array[:, ::2], array[:, 1::2]) if takes_turns else np.split(array, 2, axis=1)
+        yield f"{layer}ffn_gate_exps.{end}", gate
+        yield f"{layer}ffn_up_exps.{end}", up
 
 
 def _granite_shared(name: str, layer: str, array: Array, config: Any) -> Parts:

@@ -34,7 +34,7 @@ def add_fields(writer: Any, config: Any, case: Converted) -> None:
         _add_attention(writer, config, case)
     if (state_size := _first(config, "ssm_state_size", "mamba_d_state", "state_size")) is not None:
         _add_states(writer, config, case, state_size)
-    if case.architecture.startswith("qwen3") and case.architecture != "qwen3":
+    if case.architecture in ("qwen3next", "qwen35", "qwen35moe"):
         _add_delta_net(writer, config)
     num_experts = _first(config, "n_routed_experts", "num_local_experts", "moe_num_experts", "num_experts")
     if num_experts and getattr(config, "enable_moe_block", True) and case.architecture not in ("nemotron_h", "arcee"):
@@ -76,6 +76,8 @@ def _add_attention(writer: Any, config: Any, case: Converted) -> None:
         rope = rope.get("full_attention", rope)
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
         _add_rope(writer, rope)
+        if rope["rope_type"] == "llama3":
+            writer.add_tensor("rope_freqs.weight", _llama3_divisors(rope, head_dim))
         if "mscale_all_dim" in rope:
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -88,6 +90,15 @@ def _add_rope(writer: Any, rope: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _llama3_divisors(rope: dict[str, Any], head_dim: int) -> Any:
+    """How much longer Llama 3's scaling makes each wavelength, as converters of such models write it."""
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] / wavelengths
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
 
 
 def _add_latent(writer: Any, config: Any, case: Converted) -> None:
@@ -212,7 +223,7 @@ def _add_own(writer: Any, config: Any, case: Converted) -> None:
 
 
 def _add_windows(writer: Any, config: Any, architecture: str) -> None:
-    if architecture in ("gemma2", "gemma3", "cohere2"):
+    if architecture in ("gemma2", "gemma3", "cohere2", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     elif architecture in ("olmo2", "exaone4", "exaone-moe") and getattr(config, "sliding_window", None) is not None:
         writer.add_sliding_window(config.sliding_window)

@@ -19,9 +19,8 @@ from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, ru
 from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.quantization.gguf.converted import YARN, Converted
 from tests.gpu_worker.quantization.gguf.family_files import CASES, WHOLE_BLOCKS, write_family
-from tests.gpu_worker.quantization.gguf.gguf_models import VOCAB_SIZE
 from tests.gpu_worker.quantization.gguf.test_defects import Parts
-from tests.gpu_worker.quantization.gguf.written_file import assert_file_equals
+from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE, assert_file_equals
 
 _LONG = {
     "rope_type": "longrope",

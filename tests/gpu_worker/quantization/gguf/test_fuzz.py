@@ -19,7 +19,7 @@ from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary, sentencepiece_vocabulary
 
 MAX_BYTES = 8 << 20
@@ -29,8 +29,7 @@ SHARED_PATH = [HealthCheck.function_scoped_fixture]
 
 
 def _write(path: Path, vocabulary: Callable[[Any], None], size: int) -> bytes:
-    variant = VARIANTS["llama-Q8_0"]
-    write_oracle(path, make_oracle(variant, vocab_size=size, **SMALL), variant, vocabulary)
+    write_model(path, "llama-Q8_0", vocabulary, vocab_size=size, **SMALL)
     return path.read_bytes()
 
 

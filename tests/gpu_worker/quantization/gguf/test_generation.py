@@ -17,7 +17,7 @@ from kernels.linear.dense import keeps_half
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary
 from tests.integration.system import running_system
 
@@ -70,8 +70,7 @@ def test_headrace_up_serves_a_gguf_file(tmp_path: Path, is_directory: bool) -> N
     vocabulary = byte_pair_vocabulary("qwen2")
     (tmp_path / "tiny").mkdir()
     path = tmp_path / "tiny" / "tiny-model.gguf"
-    variant = VARIANTS["qwen2"]
-    oracle = write_oracle(path, make_oracle(variant, vocab_size=len(vocabulary.tokens)), variant, vocabulary)
+    oracle = write_model(path, "qwen2", vocabulary, vocab_size=len(vocabulary.tokens))
     prompt = "The quick brown fox, 日本"
     expected = oracle_tokens(oracle, vocabulary.tokenizer.encode(prompt).ids, 8)
     model = path.parent if is_directory else path

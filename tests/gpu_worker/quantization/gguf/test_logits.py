@@ -16,7 +16,8 @@ from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, VOCAB_SIZE
+from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS
+from tests.gpu_worker.quantization.gguf.written_file import VOCAB_SIZE
 
 CPU = torch.device("cpu")
 LENGTHS = (70, 23)

@@ -15,7 +15,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
 from shared.sampling import Sampling
-from tests.gpu_worker.quantization.gguf.gguf_models import VARIANTS, make_oracle, write_oracle
+from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import (
     TEXTS,
     Vocabulary,
@@ -47,10 +47,9 @@ def write(tmp_path: Path) -> Write:
     """Write a model of one layer with a vocabulary; return its path."""
 
     def make(vocabulary: Callable[[Any], None], size: int) -> Path:
-        variant = VARIANTS["llama-F32"]
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": size}
         path = tmp_path / "model.gguf"
-        write_oracle(path, make_oracle(variant, **sizes), variant, vocabulary)
+        write_model(path, "llama-F32", vocabulary, **sizes)
         return path
 
     return make

@@ -16,6 +16,8 @@ from gpu_worker.models.loader import load_model
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.variants import oracle_logits
 
+VOCAB_SIZE = 99
+
 
 @contextmanager
 def written(path: Path, architecture: str) -> Iterator[Any]:
@@ -26,6 +28,17 @@ def written(path: Path, architecture: str) -> Iterator[Any]:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def plain_vocabulary(writer: Any, size: int = VOCAB_SIZE) -> None:
+    """Tokens without a meaning; the last two begin and end sequences."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{index}" for index in range(size)])
+    writer.add_token_types([1] * (size - 2) + [3, 3])
+    writer.add_token_merges([])
+    writer.add_bos_token_id(size - 2)
+    writer.add_eos_token_id(size - 1)
 
 
 def names_of(architecture: str, num_layers: int) -> Callable[[str], str]:
