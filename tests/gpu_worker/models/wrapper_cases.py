@@ -180,10 +180,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "kimi-k2.5": WrapperCase(
         "Kimi_K25",
         _KIMI,
-        {
-            "vision_config": {name: _VIT[name] for name in list(_VIT)[:4]},
-            "tie_word_embeddings": False,
-        },
+        {"vision_config": {name: _VIT[name] for name in list(_VIT)[:4]}, "tie_word_embeddings": False},
     ),
     "llava-llama": _case("Llava", "llama", vision_config=_CLIP),
     "llava-qwen2": _case("Llava", "qwen2", vision_config=_CLIP),
@@ -221,11 +218,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
     "lighton-ocr": _case("LightOnOcr", "qwen3", _QWEN3, vision_config={"model_type": "pixtral", **_VIT}),
     "video-llama3": _case("VideoLlama3", "qwen2", vision_config=_VIT),
     "qwen2-audio": _case("Qwen2Audio", "qwen2", audio_config=_WHISPER),
-    "voxtral": _case(
-        "Voxtral",
-        "llama",
-        audio_config=_AUDIO,
-    ),
+    "voxtral": _case("Voxtral", "llama", audio_config=_AUDIO),
     "aya-vision": WrapperCase(
         "AyaVision",
         {"model_type": "cohere2", "sliding_window": 9, "logit_scale": 0.5},
@@ -296,11 +289,7 @@ WRAPPER_CASES: Mapping[str, WrapperCase] = {
             "qformer_config": {**_QFORMER, "hidden_size": 64, "num_attention_heads": 1, "encoder_hidden_size": 64},
         },
     ),
-    "glm-asr": _case(
-        "GlmAsr",
-        "llama",
-        audio_config=_AUDIO,
-    ),
+    "glm-asr": _case("GlmAsr", "llama", audio_config=_AUDIO),
     "gemma4-unified": WrapperCase(
         "Gemma4Unified",
         {

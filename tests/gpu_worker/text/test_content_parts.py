@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import ChatTemplate
 from gpu_worker.text.spelled_tokens import SpelledTokens
@@ -49,20 +45,6 @@ def prompt(source: str, *messages: ChatMessage) -> str:
     return template.render(fields, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (LLAVA, "USER: what is it? ASSISTANT: a USER: and now? ! ASSISTANT:"),
-        (SMOLVLM, "User: what is it?<end>Assistant: a<end>User: and now? !<end>Assistant:"),
-        (QWEN2_VL, "user: what is it?<end>assistant: a<end>user: and now? !<end>"),
-    ],
-)
-def test_a_text_reaches_the_prompt(source: str, expected: str) -> None:
-    texts = (("user", "what is it?"), ("assistant", "a"), ("user", "and now?"))
-    messages = [ChatMessage(role=role, content=text) for role, text in texts]
-    assert prompt(source, *messages) == expected
-
-
 def test_a_message_without_a_text_has_an_empty_part() -> None:
     messages = [ChatMessage(role="assistant", content=""), ChatMessage(role="user", content="x")]
     assert prompt(SMOLVLM, *messages) == "Assistant: <end>User: x !<end>Assistant:"
@@ -72,27 +54,6 @@ def test_a_message_without_a_text_has_an_empty_part() -> None:
 def test_parts_are_for_templates_that_show_no_text(source: str, has_parts: bool) -> None:
     assert ChatTemplate(source, {}, is_trusted=True).needs.has_parts is has_parts
     assert not ChatTemplate(source, {}, is_trusted=False).needs.has_parts
-
-
-@pytest.mark.parametrize("source", [GRANITE4, GEMMA4, LLAVA, "{% for m in messages %}{{ m.content }}{% endfor %}"])
-def test_texts_of_a_list_reach_the_template_one_by_one(source: str) -> None:
-    tokenizer = Tokenizer(models.BPE({"a": 0}, [], unk_token="a"))
-    oracle: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=source)
-    parts = [" one", "two \n", " three"]
-    listed = ChatMessage(role="user", content="".join(parts), part_lengths=(4, 5, 6))
-    single = ChatMessage(role="user", content=" all ", part_lengths=(5,))
-    text = ChatMessage(role="assistant", content=" a ")
-    content = [{"type": "text", "text": part} for part in parts]
-    reads_lists = "type" in source
-    conversation = [
-        {"role": "user", "content": content if reads_lists else "".join(parts)},
-        {"role": "assistant", "content": " a " if source is not LLAVA else [{"type": "text", "text": " a "}]},
-        {"role": "user", "content": [{"type": "text", "text": " all "}] if reads_lists else " all "},
-    ]
-    expected = oracle.apply_chat_template(conversation, tokenize=False)
-    template = ChatTemplate(source, {}, is_trusted=True)
-    fields = template_messages([listed, text, single], template.needs, SpelledTokens([]).shield())
-    assert template.render(fields, add_generation_prompt=False) == expected
 
 
 def test_roles_whose_lists_a_template_would_show_get_one_text() -> None:

@@ -26,7 +26,7 @@ from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError
-from tests.gpu_worker.text.test_content_parts import GEMMA4, GRANITE4, LLAVA
+from tests.gpu_worker.text.test_content_parts import GEMMA4, GRANITE4, LLAVA, QWEN2_VL
 from tests.gpu_worker.text.test_conversation_text import DEEPSEEK_R1, GEMMA, MINISTRAL, QWEN3
 
 DEMO = Path(ops.__file__).parent / "demo_model" / "model" / "tokenizer_config.json"
@@ -48,6 +48,7 @@ TEMPLATES = {
     "granite4": GRANITE4,
     "llava": LLAVA,
     "ministral": MINISTRAL,
+    "qwen2-vl": QWEN2_VL,
     "qwen3": QWEN3,
     "smolvlm": DEFAULT_CHAT_TEMPLATE,
     **{path.stem: path.read_text() for path in sorted(Path(FOLDER).glob("*.jinja") if FOLDER else ())},

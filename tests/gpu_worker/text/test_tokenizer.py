@@ -227,3 +227,40 @@ def test_shown_token_is_text_and_bytes_of_every_id(tokenizer: ModelTokenizer) ->
     for token_id in [*range(tokenizer.vocab_size), 2, 2]:
         assert tokenizer.shown_token(token_id) == (tokenizer.token_text(token_id), tokenizer.token_bytes(token_id))
     assert tokenizer.shown_token(7) is tokenizer.shown_token(7)
+
+
+def test_last_message_goes_on_where_the_client_ended_it(tokenizer: ModelTokenizer) -> None:
+    messages = [_message("2+3?"), _message("def f(", "assistant")]
+    token_ids = tokenizer.encode_chat(messages, ChatOptions(continue_final_message=True)).token_ids
+    assert tokenizer.decode(token_ids) == "2+3?def f("
+    # Not closed by the token that ends a turn.
+    assert token_ids[-1] != 0
+
+
+@pytest.mark.parametrize(("setting", "name"), [("auto", "hermes"), ("plain", "plain"), ("harmony", "harmony")])
+def test_format_is_that_of_the_template_unless_the_operator_knows_better(
+    demo_directory: ModelDirectory, setting: str, name: str
+) -> None:
+    assert ModelTokenizer(demo_directory, ChatSettings(setting)).chat_format == name
+
+
+def test_prompt_that_opens_the_reasoning_says_so(demo_directory: ModelDirectory) -> None:
+    settings = ChatSettings("auto", allows_templates=True)
+    tokenizer = ModelTokenizer(demo_directory, settings)
+    thinking = (
+        "{% for m in messages %}{{ m.content }}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}>{% if enable_thinking is not defined %}<think>\n"
+        "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    )
+
+    def starts_inside(message: ChatMessage, **options: Any) -> bool:
+        return tokenizer.encode_chat([message], ChatOptions(template=thinking, **options)).in_reasoning
+
+    user = _message("x")
+    assert starts_inside(user)
+    assert not starts_inside(user, variables='{"enable_thinking": false}')
+    assert not starts_inside(user, add_generation_prompt=False)
+    assert not starts_inside(ChatMessage(role="user", content="<think>"), variables='{"enable_thinking": false}')
+    assert starts_inside(ChatMessage(role="assistant", content="<think>so"), continue_final_message=True)
+    thought = ChatMessage(role="assistant", content="", reasoning="so")
+    assert starts_inside(thought, continue_final_message=True)
