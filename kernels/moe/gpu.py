@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -114,19 +115,17 @@ class GpuExperts:
             x = x.bfloat16()
         ids, weights = ids.contiguous(), weights.contiguous()
         num_experts = len(self._counts)
-        if self._rounds_inputs and dtype is not torch.float32 and ids.numel() > SCALED_ROWS * num_experts:
-            launch = launch or launch_for(_SCALED[self._gpu.generation], -(-ids.numel() // num_experts))
-            rows = sort_pairs(ids, self._counts, self.tokens_per_expert, self._first_expert, launch.block_m)
-            hidden = _scaled(x, self._gate_up, rows, launch, self._activation)
-            outputs = _scaled(hidden, self._down, rows, launch, None)
-            return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
-        launch = launch or expert_launch(self._gpu.generation, ids.numel(), num_experts, is_packed=is_packed)
+        num_rows = ids.numel()
+        is_rounded = self._rounds_inputs and dtype is not torch.float32 and num_rows > SCALED_ROWS * num_experts
+        if is_rounded:
+            launch = launch or launch_for(_SCALED[self._gpu.generation], -(-num_rows // num_experts))
+        launch = launch or expert_launch(self._gpu.generation, num_rows, num_experts, is_packed=is_packed)
         if x.dtype is torch.float32:
             # Numbers of twice the size: as many bytes at once.
             launch = replace(launch, block_k=launch.block_k // 2)
         rows = sort_pairs(ids, self._counts, self.tokens_per_expert, self._first_expert, launch.block_m)
-        hidden = multiply(x, self._gate_up, rows, launch, self._activation)
-        outputs = multiply(hidden, self._down, rows, launch)
+        hidden = multiply(x, self._gate_up, rows, launch, self._activation, is_rounded=is_rounded)
+        outputs = multiply(hidden, self._down, rows, launch, is_rounded=is_rounded)
         return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
 
 
@@ -148,6 +147,8 @@ def multiply(
     rows: SortedPairs,
     launch: ProductLaunch,
     activation: ExpertActivation | None = None,
+    *,
+    is_rounded: bool = False,
 ) -> torch.Tensor:
     """Multiply rows by the matrix of their expert.
 
@@ -158,148 +159,97 @@ def multiply(
         launch: Of the product.
         activation: Of the first product, whose results are those of rows. None for the second product, whose results
             are those of pairs. Both are in the type of the inputs.
+        is_rounded: Round inputs to float8 first; the stack is packed so, too.
     """
-    size = stack.shape[1] // (1 if activation is None else activation.num_projections)
-    outputs = torch.empty((len(rows.pairs), size), dtype=inputs.dtype, device=inputs.device)
-    if isinstance(stack, PackedStack):
-        _packed(inputs, stack, outputs, rows, launch, activation)
-    else:
-        _dense(inputs, stack, outputs, rows, launch, activation)
-    return outputs
-
-
-def _grid(stack: ExpertStack, rows: SortedPairs, launch: ProductLaunch) -> tuple[int, int]:
     num_experts, out_features, _ = stack.shape
-    return triton.cdiv(out_features, launch.block_n), max_blocks(len(rows.pairs), num_experts, launch.block_m)
+    size = out_features // (1 if activation is None else activation.num_projections)
+    outputs = torch.empty((len(rows.pairs), size), dtype=inputs.dtype, device=inputs.device)
+    grid = triton.cdiv(out_features, launch.block_n), max_blocks(len(rows.pairs), num_experts, launch.block_m)
+    of_rows = (outputs, rows.pairs, rows.row_starts, rows.block_ends, num_experts, out_features)
+    constants = {
+        "TOP_K": rows.top_k,
+        "IS_FIRST": activation is not None,
+        "HAS_GATE": isinstance(activation, GatedActivation),
+        "EXPERTS": triton.next_power_of_2(num_experts),
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.block_n,
+        "num_stages": launch.num_stages,
+        **dependent_launch(inputs.device),
+    }
+    numbers = kernel_numbers(activation)
+    if isinstance(stack, DenseStack):
+        _dense(inputs, stack, grid, of_rows, launch, numbers, constants)
+    elif is_rounded:
+        _scaled(inputs, stack, grid, of_rows, launch, numbers, constants)
+    else:
+        _packed(inputs, stack, grid, of_rows, launch, numbers, constants)
+    return outputs
 
 
 def _dense(
     inputs: torch.Tensor,
     stack: DenseStack,
-    outputs: torch.Tensor,
-    rows: SortedPairs,
+    grid: tuple[int, int],
+    of_rows: tuple[Any, ...],
     launch: ProductLaunch,
-    activation: ExpertActivation | None,
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
 ) -> None:
-    num_experts, out_features, in_features = stack.shape
+    in_features = stack.shape[2]
     launch = replace(launch, block_k=launch.block_k or TILE_ROWS).for_columns(in_features, inputs.element_size())
-    dense_experts_kernel[_grid(stack, rows, launch)](
-        inputs,
-        stack.weight,
-        stack.bias,
-        outputs,
-        rows.pairs,
-        rows.row_starts,
-        rows.block_ends,
-        num_experts,
-        out_features,
-        in_features,
-        inputs.stride(0),
-        *kernel_numbers(activation),
-        TOP_K=rows.top_k,
-        IS_FIRST=activation is not None,
-        HAS_GATE=isinstance(activation, GatedActivation),
-        EXPERTS=triton.next_power_of_2(num_experts),
-        BLOCK_M=launch.block_m,
-        BLOCK_N=launch.block_n,
+    dense_experts_kernel[grid](
+        *(inputs, stack.weight, stack.bias, *of_rows, in_features, inputs.stride(0), *numbers),
         BLOCK_K=launch.block_k,
         IS_EVEN=in_features % launch.block_k == 0,
         num_warps=launch.num_warps,
-        **dependent_launch(inputs.device),
-        num_stages=launch.num_stages,
+        **constants,
     )
 
 
 def _packed(
     inputs: torch.Tensor,
     stack: PackedStack,
-    outputs: torch.Tensor,
-    rows: SortedPairs,
+    grid: tuple[int, int],
+    of_rows: tuple[Any, ...],
     launch: ProductLaunch,
-    activation: ExpertActivation | None,
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
 ) -> None:
-    num_experts, out_features, in_features = stack.shape
-    plane, planes = stack.plane, stack.num_planes
-    packed_experts_kernel[_grid(stack, rows, launch)](
-        inputs,
-        stack.words,
-        stack.scales.words,
-        None if stack.offsets is None else stack.offsets.words,
-        stack.input_order,
-        stack.bias,
-        outputs,
-        rows.pairs,
-        rows.row_starts,
-        rows.block_ends,
-        num_experts,
-        out_features,
-        in_features,
-        inputs.stride(0),
-        stack.words.shape[2],
-        stack.scales.words.stride(0),
-        0 if stack.offsets is None else stack.offsets.words.stride(0),
-        stack.padded_rows,
-        *kernel_numbers(activation),
+    in_features, plane, planes = stack.in_features, stack.plane, stack.num_planes
+    scales, offsets = stack.scales, stack.offsets
+    packed_experts_kernel[grid](
+        *(inputs, stack.words, scales.words, None if offsets is None else offsets.words, stack.input_order),
+        *(stack.bias, *of_rows, in_features, inputs.stride(0), stack.words.shape[2]),
+        *(scales.words.stride(0), 0 if offsets is None else offsets.words.stride(0), stack.padded_rows, *numbers),
         KIND=stack.number.name,
         PLANE=plane,
         NUM_PLANES=planes,
         PLANES_PER_PART=stack.groups.planes_per_part,
-        SCALES=stack.scales.constants,
-        OFFSETS=None if stack.offsets is None else stack.offsets.constants,
+        SCALES=scales.constants,
+        OFFSETS=None if offsets is None else offsets.constants,
         TILE_ROWS=TILE_ROWS,
-        TOP_K=rows.top_k,
-        IS_FIRST=activation is not None,
-        HAS_GATE=isinstance(activation, GatedActivation),
-        EXPERTS=triton.next_power_of_2(num_experts),
-        BLOCK_M=launch.block_m,
-        BLOCK_N=launch.block_n,
         IS_EVEN=in_features % (planes * plane) == 0,
         num_warps=launch.warps_for(plane),
-        **dependent_launch(inputs.device),
-        num_stages=launch.num_stages,
+        **constants,
     )
 
 
 def _scaled(
     inputs: torch.Tensor,
-    stack: ExpertStack,
-    rows: SortedPairs,
+    stack: PackedStack,
+    grid: tuple[int, int],
+    of_rows: tuple[Any, ...],
     launch: ProductLaunch,
-    activation: ExpertActivation | None,
-) -> torch.Tensor:
-    assert isinstance(stack, PackedStack)
-    num_experts, out_features, _ = stack.shape
-    size = out_features // (1 if activation is None else activation.num_projections)
-    outputs = torch.empty((len(rows.pairs), size), dtype=inputs.dtype, device=inputs.device)
-    rounded = quantize_tokens_triton(inputs, _ROUNDING, interleaves=True)
-    scaled_experts_kernel[_grid(stack, rows, launch)](
-        rounded.values,
-        rounded.scales,
-        stack.words.view(torch.float8_e4m3fn),
-        stack.scales.words,
-        stack.bias,
-        outputs,
-        rows.pairs,
-        rows.row_starts,
-        rows.block_ends,
-        num_experts,
-        out_features,
-        stack.words.shape[2],
-        rounded.scales.stride(1),
-        stack.scales.words.stride(0),
-        stack.padded_rows,
-        *kernel_numbers(activation),
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
+) -> None:
+    rounded, scales = quantize_tokens_triton(inputs, _ROUNDING, interleaves=True), stack.scales
+    scaled_experts_kernel[grid](
+        *(rounded.values, rounded.scales, stack.words.view(torch.float8_e4m3fn), scales.words, stack.bias, *of_rows),
+        *(stack.words.shape[2], rounded.scales.stride(1), scales.words.stride(0), stack.padded_rows, *numbers),
         BLOCK_K=SCALE_BLOCK,
-        SCALES=stack.scales.constants,
+        SCALES=scales.constants,
         TILE_ROWS=TILE_ROWS,
-        TOP_K=rows.top_k,
-        IS_FIRST=activation is not None,
-        HAS_GATE=isinstance(activation, GatedActivation),
-        EXPERTS=triton.next_power_of_2(num_experts),
-        BLOCK_M=launch.block_m,
-        BLOCK_N=launch.block_n,
         num_warps=launch.num_warps,
-        **dependent_launch(inputs.device),
-        num_stages=launch.num_stages,
+        **constants,
     )
-    return outputs
