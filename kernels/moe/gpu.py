@@ -174,7 +174,6 @@ def multiply(
         "BLOCK_M": launch.block_m,
         "BLOCK_N": launch.block_n,
         "num_stages": launch.num_stages,
-        **dependent_launch(inputs.device),
     }
     numbers = kernel_numbers(activation)
     if isinstance(stack, DenseStack):
@@ -203,6 +202,7 @@ def _dense(
         IS_EVEN=in_features % launch.block_k == 0,
         num_warps=launch.num_warps,
         **constants,
+        **dependent_launch(inputs.device),
     )
 
 
@@ -231,6 +231,7 @@ def _packed(
         IS_EVEN=in_features % (planes * plane) == 0,
         num_warps=launch.warps_for(plane),
         **constants,
+        **dependent_launch(inputs.device),
     )
 
 
@@ -252,4 +253,5 @@ def _scaled(
         TILE_ROWS=TILE_ROWS,
         num_warps=launch.num_warps,
         **constants,
+        **dependent_launch(inputs.device),
     )

@@ -5,7 +5,7 @@ exactly the specialisation that a GPU would see, and not run. The tests' own pro
 so the compiler runs in processes of its own: one imports torch and Triton, which takes longer than most kernels, and
 forks for each module.
 
-`MODULE.launches(gpu)` returns the launches by name.
+`MODULE.launches(gpu)`, or another function of a module, returns the launches by name.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class CompiledKernel:
 
 
 def compile_launches(module: str, capabilities: tuple[int, ...], output: Path) -> list[CompiledKernel]:
-    """Compile all launches of a module in a process of their own; `output` is a file to pass the result in."""
+    """Compile the launches of `MODULE` or `MODULE:FUNCTION` apart from this process; `output` passes the result."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -143,9 +143,11 @@ def _serve() -> None:
 
 def _compile_module(module: str, capabilities: list[int], output: Path) -> None:
     compiled = []
+    name, _, function = module.partition(":")
+    launches = getattr(importlib.import_module(name), function or "launches")
     for capability in capabilities:
         gpu = Gpu(generation_of(*divmod(capability, 10)), NUM_MULTIPROCESSORS[capability])
-        for name, launch in importlib.import_module(module).launches(gpu).items():
+        for name, launch in launches(gpu).items():
             compiled += _compile(name, launch, capability)
     output.write_text(json.dumps([asdict(kernel) for kernel in compiled]))
 

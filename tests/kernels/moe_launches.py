@@ -86,3 +86,9 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
     named["route_groups"] = partial(route_triton, torch.zeros(4, 256), grouped)
     named["route_after"] = partial(route_triton, torch.zeros(4, 32), RoutingRule(4, "softmax_after_topk"))
     return named
+
+
+def hot(gpu: Gpu) -> dict[str, Callable[[], object]]:
+    """Return those that every run of the tests compiles."""
+    named = launches(gpu)
+    return {name: named[name] for name in ("qwen_1", "gpt_oss_512")}

@@ -13,7 +13,7 @@ from kernels.gpu_config import Gpu
 from kernels.linear.forms import FLOAT4
 from kernels.moe import RoutingRule
 from kernels.moe.triton_route import route_triton
-from tests.kernels import attention_variant_launches, moe_launches, recurrent_launches
+from tests.kernels import attention_launches, moe_launches, recurrent_launches
 
 CHECKED = "float32"
 """In the names of launches that serve exactness: registers may spill there."""
@@ -46,7 +46,7 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], object]]:
     for dtype in (torch.bfloat16, torch.float32):
         label = CHECKED if dtype is torch.float32 else "bfloat16"
         for name, (sizes, options) in _ATTENTION.items():
-            attend = partial(attention_variant_launches.launch, gpu, cache_dtype=dtype, **options)
+            attend = partial(attention_launches.launch, gpu, cache_dtype=dtype, **options)
             named[f"{name} decode {label}"] = partial(attend, 64, 1, *sizes)
             named[f"{name} chunk {label}"] = partial(attend, 1, 128, *sizes)
         for name in _EXPERTS:

@@ -21,22 +21,24 @@ COPY_8_OR_16 = r"cp\.async\.c[ag][^\n]* 0x(?:8|10),"
 LOAD, STORE = r"ld\.global", r"st\.global"
 
 
+def compiled(tmp_path_factory: pytest.TempPathFactory, launches: str) -> list[CompiledKernel]:
+    output = tmp_path_factory.mktemp("compiled") / "kernels.json"
+    return compile_launches(f"tests.kernels.{launches}", CAPABILITIES, output)
+
+
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
-    output = tmp_path_factory.mktemp("compiled") / "attention.json"
-    return compile_launches("tests.kernels.attention_launches", CAPABILITIES, output)
+    return compiled(tmp_path_factory, "attention_launches")
 
 
 @pytest.fixture(scope="module")
 def elementwise(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
-    output = tmp_path_factory.mktemp("compiled") / "elementwise.json"
-    return compile_launches("tests.kernels.elementwise_launches", CAPABILITIES, output)
+    return compiled(tmp_path_factory, "elementwise_launches")
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledKernel]:
-    output = tmp_path_factory.mktemp("compiled") / "quantized.json"
-    return compile_launches("tests.kernels.quantized_kv_launches", CAPABILITIES, output)
+    return compiled(tmp_path_factory, "attention_launches:eight_bits")
 
 
 def check_resources(kernels: list[CompiledKernel]) -> None:
@@ -127,8 +129,7 @@ def test_chunks_on_a_long_context_are_split_among_programs(attention: list[Compi
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_variants_of_attention_fit_the_gpu_and_copy_ahead_of_use(tmp_path: Path) -> None:
-    module = "tests.kernels.attention_variant_launches"
-    compiled = compile_launches(module, CAPABILITIES, tmp_path / "variants.json")
+    compiled = compile_launches("tests.kernels.attention_launches:variants", CAPABILITIES, tmp_path / "variants.json")
     check_resources(compiled)
     for kernel in compiled:
         if not kernel.kernel.startswith("reduce") and "8bit" not in kernel.launch:
@@ -163,3 +164,18 @@ def test_elementwise_kernels_access_16_bytes(elementwise: list[CompiledKernel]) 
         narrow = 2 if kernel.launch.startswith("silu_mul_fp8_blocks") else int(is_rounded)
         assert kernel.count(STORE) - kernel.count(STORE_16) == narrow, str(kernel)
         assert kernel.count(STORE_16) > 0 or narrow == 2, str(kernel)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kernels_with_a_state_fit_the_gpu_without_spills(tmp_path: Path) -> None:
+    compiled = compile_launches("tests.kernels.recurrent_launches", CAPABILITIES, tmp_path / "recurrent.json")
+    # Chunks of the delta rule are two kernels: what solves their systems is found beforehand, for all at once.
+    assert len(compiled) == 15 * len(CAPABILITIES)
+    for kernel in compiled:
+        # Two registers that a step keeps aside while it copies a state, since it reads its inputs in wide loads.
+        kernel.check_fits(8 if kernel.launch == "ssd_steps_copied" else 0)
+        # Features are read 16 bytes at once, gates and what a state remembers one by one.
+        assert kernel.count(r"ld\.global\S*\.b16") <= 10, str(kernel)
+    launched = [kernel.kernel for kernel in compiled if (kernel.launch, kernel.capability) == ("delta_chunks", 90)]
+    assert launched == ["invert_chunks_kernel", "gated_delta_kernel"]

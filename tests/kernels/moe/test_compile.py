@@ -33,7 +33,7 @@ def check(kernel: CompiledKernel) -> None:
 
 
 def test_products_of_a_step_fit_the_gpu(tmp_path: Path) -> None:
-    kernels = compile_launches("tests.kernels.moe_hot_launches", (90,), tmp_path / "experts.json")
+    kernels = compile_launches("tests.kernels.moe_launches:hot", (90,), tmp_path / "experts.json")
     for kernel in kernels:
         check(kernel)
     launched = [kernel.kernel for kernel in kernels if kernel.launch == "qwen_1"]
