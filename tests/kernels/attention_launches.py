@@ -1,4 +1,4 @@
-"""The attention launches that compile checks look at: decodes and chunks of the shapes that models have, and variants."""
+"""The attention launches that compile checks look at: decodes and chunks of the shapes of models, and variants."""
 
 from __future__ import annotations
 
