@@ -111,14 +111,48 @@ def test_decodes_equal_reference(shape: Shape, gpu: Gpu, device: torch.device) -
     check(batch_of(shape, [1, 130, 17], [1, 1, 1]), device, gpu=gpu)
 
 
+LONG_AMONG_SHORT = [5, 9, 300, 1, 40, 7, 12, 3]
+# Contexts, new tokens of each, the window and the cap, of `ONE_GROUP` if no shapes are named.
+BATCHES: dict[str, tuple[list[int], list[int], int | None, float | None]] = {
+    # With two heads a group, 8 query tokens fill the 16 rows of the split kernel; 9 go to the other one.
+    "either side of the split": ([20, 30, 40], [8, 9, 33], None, None),
+    "one long chunk": ([75], [60], None, None),
+    "one long context": (LONG_AMONG_SHORT, [1] * 8, None, None),
+    # A chunk beside them is the other kernel's.
+    "one long context, a chunk": (LONG_AMONG_SHORT, [1, 1, 1, 1, 30, 1, 1, 1], None, None),
+    "cap alone": ([50, 40], [1, 40], None, 2.0),
+    "window 40 over split chunks": ([210, 61, 9], [17, 20, 9], 40, 2.0),
+    "window 100 over split chunks": ([210, 61, 9], [17, 20, 9], 100, None),
+    **{
+        f"window {window}, {name}": ([90, 38, 70], query_lens, window, cap)
+        for name, query_lens in (("decodes", [1, 1, 1]), ("mixed", [1, 38, 20]))
+        for window, cap in ((1, None), (8, 2.0), (50, None))
+    },
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batch_equals_reference(name: str, device: torch.device) -> None:
+    lengths, query_lens, sliding_window, soft_cap = BATCHES[name]
+    check(batch_of(ONE_GROUP, lengths, query_lens), device, sliding_window, soft_cap)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "query_lens"),
+    [([70, 27, 1, 33], [1, 27, 1, 20]), ([70, 3, 40], [3, 3, 2])],
+    ids=["mixed", "verified drafts"],
+)
 @pytest.mark.parametrize("shape", mostly_slow(0, 10), ids=str)
-def test_mixed_batch_equals_reference(shape: Shape, device: torch.device) -> None:
-    check(batch_of(shape, [70, 27, 1, 33], [1, 27, 1, 20]), device)
+def test_shapes_of_mixed_batches_equal_reference(
+    shape: Shape, lengths: list[int], query_lens: list[int], device: torch.device
+) -> None:
+    check(batch_of(shape, lengths, query_lens), device)
 
 
-@pytest.mark.parametrize("shape", [SMALL, SHAPES[1], pytest.param(SHAPES[4], marks=pytest.mark.slow)], ids=str)
-def test_verified_drafts_equal_reference(shape: Shape, device: torch.device) -> None:
-    check(batch_of(shape, [70, 3, 40], [3, 3, 2]), device)
+@pytest.mark.parametrize("shape", [INT8, FP8], ids=str)
+@pytest.mark.parametrize("query_lens", [[1, 1], [1, 38]], ids=["decodes", "mixed"])
+def test_window_over_eight_bits_equals_reference(shape: Shape, query_lens: list[int], device: torch.device) -> None:
+    check(batch_of(shape, [90, 38], query_lens), device, 20, 2.0)
 
 
 def check_trees(
@@ -192,11 +226,6 @@ def test_windows_over_masks_of_any_bits_equal_sequences_of_their_own(trees: list
     check_trees(trees, ONE_GROUP, device, 64)
 
 
-def test_sequences_on_either_side_of_the_split_equal_reference(device: torch.device) -> None:
-    # With two heads a group, 8 query tokens fill the 16 rows of the split kernel; 9 go to the other one.
-    check(batch_of(ONE_GROUP, [20, 30, 40], [8, 9, 33]), device)
-
-
 @pytest.mark.parametrize(
     ("shape", "gpu"),
     [
@@ -222,40 +251,9 @@ def test_few_new_tokens_on_a_long_context_equal_reference(shape: Shape, gpu: Gpu
     check(batch, device, gpu=gpu)
 
 
-@pytest.mark.parametrize(
-    ("sliding_window", "soft_cap"), [pytest.param(1, None, marks=pytest.mark.slow), (40, 2.0), (100, None)]
-)
-def test_windows_of_split_chunks_equal_reference(
-    sliding_window: int, soft_cap: float | None, device: torch.device
-) -> None:
-    check(batch_of(ONE_GROUP, [210, 61, 9], [17, 20, 9]), device, sliding_window, soft_cap)
-
-
 def test_trees_of_split_chunks_equal_sequences_of_their_own(device: torch.device) -> None:
     check_trees([random_tree(200, 20, seed=6), AnyMasks(150, num_before=20)], ONE_HEAD, device)
     check_trees([random_tree(200, 20, seed=7), AnyMasks(150, num_before=20)], ONE_HEAD, device, 64)
-
-
-def test_one_long_chunk_equals_reference(device: torch.device) -> None:
-    check(batch_of(ONE_GROUP, [75], [60]), device)
-
-
-@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(1, None), (8, 2.0), (50, None)])
-@pytest.mark.parametrize("query_lens", [[1, 1, 1], [1, 38, 20]], ids=["decodes", "mixed"])
-def test_window_and_cap_equal_reference(
-    query_lens: list[int], sliding_window: int, soft_cap: float | None, device: torch.device
-) -> None:
-    check(batch_of(ONE_GROUP, [90, 38, 70], query_lens), device, sliding_window, soft_cap)
-
-
-def test_soft_cap_without_window_equals_reference(device: torch.device) -> None:
-    check(batch_of(ONE_GROUP, [50, 40], [1, 40]), device, None, 2.0)
-
-
-@pytest.mark.parametrize("shape", [INT8, FP8], ids=str)
-@pytest.mark.parametrize("query_lens", [[1, 1], [1, 38]], ids=["decodes", "mixed"])
-def test_window_over_eight_bits_equals_reference(shape: Shape, query_lens: list[int], device: torch.device) -> None:
-    check(batch_of(shape, [90, 38], query_lens), device, 20, 2.0)
 
 
 @pytest.mark.parametrize("magnitude", [0.05, 1.0, 6e4])
@@ -335,13 +333,6 @@ def test_splits_fill_the_gpu_but_stay_long() -> None:
     assert most_splits(config, 20, 131072) == 32
     assert most_splits(config, 66, 1000) == 8
     assert most_splits(config, 66, 128) == 1
-
-
-def test_one_long_context_among_short_ones_equals_reference(device: torch.device) -> None:
-    lengths = [5, 9, 300, 1, 40, 7, 12, 3]
-    check(batch_of(ONE_GROUP, lengths, [1] * len(lengths)), device)
-    # A chunk beside them is the other kernel's.
-    check(batch_of(ONE_GROUP, lengths, [1, 1, 1, 1, 30, 1, 1, 1]), device)
 
 
 @triton.jit
