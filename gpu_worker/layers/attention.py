@@ -255,8 +255,6 @@ class AttentionWeights:
 class Attention:
     """Grouped-query attention, with what `AttentionShape` says."""
 
-    __slots__ = ("_cos_sin", "_growth", "_index", "_norm", "_output", "_qkv", "_scale", "_shape", "_weights")
-
     def __init__(
         self,
         index: int,

@@ -13,8 +13,6 @@ from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 class BidirectionalAttention:
     """Grouped-query attention of tokens to all of their sequence, or to those that are near."""
 
-    __slots__ = ("_cos_sin", "_head_norms", "_output", "_qkv", "_scale", "_sizes", "_window")
-
     def __init__(
         self,
         sizes: tuple[int, int, int],

@@ -71,16 +71,6 @@ class DenseAndMixture:
     Source: Gemma 4 26B-A4B; what is computed is what `transformers` computes.
     """
 
-    __slots__ = (
-        "_after_dense",
-        "_after_mixture",
-        "_before_dense",
-        "_before_mixture",
-        "_before_router",
-        "_dense",
-        "_mixture",
-    )
-
     def __init__(self, weights: DenseAndMixtureWeights, dense: GatedMLP, mixture: Mixture) -> None:
         self._dense = dense
         self._mixture = mixture

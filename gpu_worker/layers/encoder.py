@@ -68,8 +68,6 @@ class EncoderLayerWeights:
 class EncoderLayer:
     """Attention and feed-forward block, each with its normalisation behind it."""
 
-    __slots__ = ("_activation", "_attention_norm", "_inner", "_norm", "_num_heads", "_outer", "_output", "_qkv")
-
     def __init__(
         self, weights: EncoderLayerWeights, num_heads: int, activation: Activation, linears: LinearFactory
     ) -> None:
@@ -89,8 +87,6 @@ class EncoderLayer:
 
 class Encoder:
     """Embeddings and layers, in the place of a decoder's. Holds weights only."""
-
-    __slots__ = ("_embeddings", "_layers")
 
     def __init__(self, embeddings: EncoderEmbeddings, layers: Iterable[EncoderLayer]) -> None:
         self._embeddings = embeddings

@@ -27,8 +27,6 @@ class ExpertLoad:
 class ExpertLoads:
     """Reads the counters of a model's mixtures; any thread may do so while steps are computed. It waits for a GPU."""
 
-    __slots__ = ("_counters", "_sizes", "_stream")
-
     def __init__(self, tokens_per_expert: Sequence[torch.Tensor]) -> None:
         self._counters = tuple(tokens_per_expert)
         self._sizes = [len(counter) for counter in self._counters]

@@ -34,8 +34,6 @@ def fusing_library(shape: StackShape, dtype: torch.dtype, device: torch.device) 
 class FusedDecoder:
     """Packs the weights layer by layer; the plain ones can be freed afterwards."""
 
-    __slots__ = ("_cos_sin", "_embedding", "_num_layers", "_stack", "_tapped_layers", "_tokens_per_expert")
-
     def __init__(
         self,
         library: CpuLibrary,

@@ -164,24 +164,6 @@ class LatentWeights:
 class LatentAttention:
     """Multi-head latent attention."""
 
-    __slots__ = (
-        "_cos_sin",
-        "_eps",
-        "_expansion",
-        "_growth",
-        "_index",
-        "_key_up",
-        "_latent",
-        "_latent_norm",
-        "_output",
-        "_query",
-        "_query_down",
-        "_query_norm",
-        "_rounding",
-        "_shape",
-        "_value_up",
-    )
-
     def __init__(self, index: int, weights: LatentWeights, parts: LayerParts) -> None:
         self._index = index
         self._shape = weights.shape

@@ -204,17 +204,6 @@ class LayerWeights:
 class DecoderLayer:
     """The blocks of one layer, with the normalisations before and after each."""
 
-    __slots__ = (
-        "_feed_forward",
-        "_is_parallel",
-        "_layer_input",
-        "_mixer",
-        "_norms",
-        "_residual_scale",
-        "_rounded_blocks",
-        "_stream_scale",
-    )
-
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
         norms = weights.norms
         self._norms = [

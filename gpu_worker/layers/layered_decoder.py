@@ -40,8 +40,6 @@ class PostNormLayer:
     Source: Vaswani et al., arXiv 1706.03762, section 3.1.
     """
 
-    __slots__ = ("_after_feed_forward", "_after_mixer", "_feed_forward", "_mixer")
-
     def __init__(self, index: int, weights: LayerWeights, parts: LayerParts) -> None:
         norms = weights.norms
         assert weights.mixer is not None
@@ -84,16 +82,6 @@ def _layer(index: int, weights: LayerWeights, parts: LayerParts) -> DecoderLayer
 
 class LayeredDecoder:
     """Holds weights only: every call's state is in its arguments."""
-
-    __slots__ = (
-        "_embedding",
-        "_embedding_adapters",
-        "_layer_inputs",
-        "_layers",
-        "_norm",
-        "_positions",
-        "_tapped_layers",
-    )
 
     def __init__(
         self,

@@ -109,8 +109,6 @@ def adapter_tables(
 class Linear:
     """A linear layer of a block: `x @ weight.T + bias`, and what the adapters of rows add."""
 
-    __slots__ = ("_adapters", "_inputs", "_product", "_ranks", "input_rounding", "shape")
-
     def __init__(
         self,
         product: Product,

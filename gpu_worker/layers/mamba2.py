@@ -141,8 +141,6 @@ class Mamba2:
     Source: Dao and Gu, arXiv 2405.21060, section 7.
     """
 
-    __slots__ = ("_index", "_inputs", "_norm", "_ones", "_output", "_weights")
-
     def __init__(self, index: int, weights: Mamba2Weights, inputs: Linear, output: Linear, norm: VectorNorm) -> None:
         self._norm = norm
         self._index = index

@@ -22,8 +22,6 @@ class GrowthTable:
     A table, because torch's logarithm on a CPU rounds by where a number lies among those of the step.
     """
 
-    __slots__ = ("_factors", "_growth")
-
     def __init__(self, growth: QueryGrowth, num_positions: int, device: torch.device) -> None:
         num_stretches = (num_positions - 1 + growth.shift) // growth.length + 1
         self._growth = growth

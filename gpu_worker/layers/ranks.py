@@ -123,8 +123,6 @@ def layers_of_stage(num_layers: int, stage: int, num_stages: int) -> range:
 class ReceivedStream:
     """The residual stream from the stage before, in the place of the embeddings."""
 
-    __slots__ = ("_like", "_ranks")
-
     def __init__(self, ranks: Ranks, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._ranks = ranks
         self._like = torch.empty(0, hidden_size, dtype=dtype, device=device)
@@ -151,8 +149,6 @@ class VectorNorm:
 
 class SummedExperts:
     """Experts of which each rank has some, or some features of each: their results are summed."""
-
-    __slots__ = ("_counted", "_experts", "_ranks", "tokens_per_expert")
 
     def __init__(self, experts: Experts, ranks: Ranks) -> None:
         self._experts = experts

@@ -57,8 +57,6 @@ class Rotations:
     Owns the tables and how many of their rows are computed; one thread uses it.
     """
 
-    __slots__ = ("_device", "_max_len", "_num_filled", "_ropes", "_tables")
-
     def __init__(
         self, ropes: Sequence[RopeParameters], max_len: int, device: torch.device, *, is_lazy: bool = False
     ) -> None:

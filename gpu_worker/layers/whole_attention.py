@@ -16,8 +16,6 @@ class WholeAttention:
     which needs no lengths on the host, and so can be captured.
     """
 
-    __slots__ = ("_ends", "_is_same")
-
     def __init__(self, query_starts: torch.Tensor, sequences: torch.Tensor) -> None:
         """Describe a step.
 

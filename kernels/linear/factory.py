@@ -24,8 +24,6 @@ class LinearFactory:
     Shared are the memory for dequantized copies, and a workspace a GPU: its layers' products follow one another.
     """
 
-    __slots__ = ("_copy_memory", "_workspaces")
-
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self._copy_memory = CopyMemory(free_bytes)
         self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}

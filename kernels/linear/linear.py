@@ -74,8 +74,6 @@ class WideningLinear:
 class SplitLinear:
     """Linear layers of the same input, run one after another, their features side by side."""
 
-    __slots__ = ("_parts", "rounding")
-
     def __init__(self, parts: Sequence[Linear]) -> None:
         self._parts = tuple(parts)
         self.rounding = common_rounding(

@@ -64,8 +64,6 @@ class CpuAdapterTable:
         address: Of the table, which is null in every slot without an adapter.
     """
 
-    __slots__ = ("_dtype", "_is_lookup", "_library", "_packed", "_pointers", "address")
-
     def __init__(self, library: CpuLibrary, num_slots: int, dtype: torch.dtype, *, is_lookup: bool = False) -> None:
         """Hold nothing yet."""
         self._library = library

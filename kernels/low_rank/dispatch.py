@@ -36,8 +36,6 @@ class AdapterTable(Protocol):
 class _ReferenceTable:
     """By plain torch."""
 
-    __slots__ = ("_adapters", "_device")
-
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._adapters: list[LowRank | None] = [None] * num_slots
         self._device = device

@@ -12,8 +12,6 @@ from kernels.low_rank.triton_kernel import BLOCK_FEATURES, low_rank_triton
 class GpuAdapterTable:
     """The parts of all adapters beside one matrix, in the type of its inputs."""
 
-    __slots__ = ("_addresses", "_device", "_dtype", "_kept", "_ranks")
-
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype

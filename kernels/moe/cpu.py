@@ -79,8 +79,6 @@ def _layout(form: WeightForm) -> tuple[object, ...] | None:
 class CpuExperts:
     """Experts on packed weights. Owns the memory between operations: one thread calls it at a time."""
 
-    __slots__ = ("_library", "_matrices", "_packed", "_scratch", "_takes_bfloat16", "structure", "tokens_per_expert")
-
     def __init__(
         self,
         library: CpuLibrary,

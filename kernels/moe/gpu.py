@@ -65,17 +65,6 @@ def max_blocks(num_rows: int, num_experts: int, block_m: int) -> int:
 class GpuExperts:
     """Experts on a GPU. One stream at a time calls it."""
 
-    __slots__ = (
-        "_activation",
-        "_counts",
-        "_down",
-        "_first_expert",
-        "_gate_up",
-        "_gpu",
-        "_rounds_inputs",
-        "tokens_per_expert",
-    )
-
     def __init__(
         self,
         gate_up: ExpertStack,

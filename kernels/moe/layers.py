@@ -47,8 +47,6 @@ class LinearExperts:
     It asks the device which experts have tokens, so steps with it cannot be captured.
     """
 
-    __slots__ = ("_activation", "_first_expert", "_layers", "tokens_per_expert")
-
     def __init__(
         self, layers: Sequence[ExpertLayers], activation: ExpertActivation, first_expert: int, device: torch.device
     ) -> None:

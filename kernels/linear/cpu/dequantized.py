@@ -20,8 +20,6 @@ _logger = logging.getLogger(__name__)
 class CopyMemory:
     """The memory for dequantized copies: half of what is free at the first product, after weights and KV cache."""
 
-    __slots__ = ("_free_bytes", "_has_warned", "spare_bytes")
-
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self._free_bytes = free_bytes
         self._has_warned = False
@@ -46,8 +44,6 @@ class DequantizedLinear:
     Where the copy does not fit, the formula dequantizes the matrix at every call. Workers call each layer before they
     are ready.
     """
-
-    __slots__ = ("_bias", "_form", "_make_dense", "_memory", "_multiply")
 
     def __init__(
         self,

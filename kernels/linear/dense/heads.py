@@ -48,8 +48,6 @@ class PlainHeadLinear:
 class KernelHeadLinear:
     """Matrices in panels, one head's behind another's, for the compiled CPU kernel (`heads.cpp`)."""
 
-    __slots__ = ("_library", "_num_heads", "_num_outputs", "_packed")
-
     def __init__(self, library: CpuLibrary, weight: torch.Tensor) -> None:
         self._library = library
         self._num_heads, _, self._num_outputs = weight.shape

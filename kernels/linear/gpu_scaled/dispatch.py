@@ -68,8 +68,6 @@ def _is_cublas_better(matrix: ScaledMatrix, num_rows: int, out_dtype: torch.dtyp
 class ScaledLinear:
     """A linear layer on numbers of eight bits whose inputs are rounded too."""
 
-    __slots__ = ("_bias", "_matrix", "rounding")
-
     def __init__(self, matrix: ScaledMatrix, bias: torch.Tensor | None) -> None:
         self._matrix = matrix
         self._bias = bias

@@ -50,8 +50,6 @@ class SmallGemmWorkspace:
         partials: `[MAX_SPLITS * max_rows * MAX_OUT_FEATURES]` float32.
     """
 
-    __slots__ = ("counters", "partials")
-
     def __init__(
         self, device: torch.device, max_rows: int = MAX_ROWS, max_out_features: int = MAX_OUT_FEATURES
     ) -> None:

@@ -181,8 +181,6 @@ class RoundedLinears(LinearFactory):
         saved_bytes: Of the weights so far, less than they had.
     """
 
-    __slots__ = ("_rounded", "saved_bytes")
-
     def __init__(self, rounded: str) -> None:
         super().__init__(free_host_bytes)
         assert rounded in ROUNDED
