@@ -43,14 +43,7 @@ class DenseAndMixtureShape:
 
 @dataclass(frozen=True, slots=True)
 class DenseAndMixtureWeights:
-    """A gated block and a mixture, both of the stream as it is.
-
-    Attributes:
-        dense, mixture: The blocks.
-        before_dense, before_mixture: Normalisations of what they read.
-        after_dense, after_mixture: Normalisations of their results, whose sum is the layer's.
-        before_router: Of what the mixture's router reads.
-    """
+    """A gated block and a mixture, both of the stream as it is."""
 
     dense: GatedWeights
     mixture: MixtureWeights

@@ -35,7 +35,6 @@ class MixerBlock(Protocol):
 
         A block that `TakesRounded` may be given rounded rows.
         """
-        ...
 
 
 @runtime_checkable
@@ -44,7 +43,6 @@ class RecurrentBlock(MixerBlock, Protocol):
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
         """Take states through tokens whose `inputs`, `[num_tokens, num_inputs]`, were computed before."""
-        ...
 
 
 @runtime_checkable
@@ -53,7 +51,6 @@ class TakesRounded(Protocol):
 
     def rounding(self, context: AttentionContext) -> InputRounding | None:
         """Return how; None where it is wanted as it is."""
-        ...
 
 
 class FeedForwardBlock(Protocol):
@@ -61,7 +58,6 @@ class FeedForwardBlock(Protocol):
 
     def __call__(self, x: Any, context: AttentionContext) -> torch.Tensor:
         """Transform `x: [num_tokens, hidden_size]`, or rounded rows if it `TakesRounded`."""
-        ...
 
 
 class MixerWeights(Protocol):
@@ -69,7 +65,6 @@ class MixerWeights(Protocol):
 
     def block(self, parts: LayerParts, index: int) -> MixerBlock:
         """Make the block; `index` is the layer's number, by which it finds its cache or its state."""
-        ...
 
 
 class FeedForwardWeights(Protocol):
@@ -77,7 +72,6 @@ class FeedForwardWeights(Protocol):
 
     def block(self, parts: LayerParts) -> FeedForwardBlock:
         """Make the block."""
-        ...
 
 
 class FeedForwardShape(Protocol):
@@ -85,11 +79,9 @@ class FeedForwardShape(Protocol):
 
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare its linear layers, but for those of experts, by the names that its weights have for them."""
-        ...
 
     def take(self, source: LayerSource, prefix: str) -> FeedForwardWeights:
         """Take its weights of the layer `prefix`, `model.layers.3`."""
-        ...
 
 
 class MixerShape(Protocol):
@@ -97,15 +89,12 @@ class MixerShape(Protocol):
 
     def linears(self, names: TensorNames, hidden_size: int) -> dict[str, LinearShape]:
         """Declare its linear layers, by the names that its weights have for them."""
-        ...
 
     def memory(self) -> LayerMemory:
         """Describe what the layer keeps of a sequence's past."""
-        ...
 
     def take(self, source: LayerSource, prefix: str) -> MixerWeights:
         """Take its weights of the layer `prefix`, `model.layers.3`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +152,7 @@ class LayerTraits:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
-    """The normalisations around a layer's two blocks; None where there is none.
-
-    Attributes:
-        before_mixer, before_feed_forward: Of what the blocks read of the residual stream.
-        after_mixer, after_feed_forward: Of what they add to it.
-    """
+    """The normalisations around a layer's two blocks; None where there is none."""
 
     before_mixer: NormWeights | None = None
     after_mixer: NormWeights | None = None

@@ -31,7 +31,6 @@ class DecoderForm(Protocol):
             result: `[num_tokens, hidden_size]`, normalised; behind it, as further columns, the streams before the
                 layers that are tapped
         """
-        ...
 
 
 class PostNormLayer:

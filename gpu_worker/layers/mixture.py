@@ -149,12 +149,7 @@ def _take_plain(source: LayerSource, prefix: str, shape: LinearShape) -> Project
 
 @dataclass(frozen=True, slots=True)
 class SharedExpertWeights:
-    """The expert that all tokens get.
-
-    Attributes:
-        gate_up: Yields the gate's features, if it has a gate, then the up projection's.
-        gate: `[1, hidden_size]`, the score of a token whose sigmoid the result is multiplied by.
-    """
+    """The expert that all tokens get."""
 
     gate_up: Projection
     down: Projection

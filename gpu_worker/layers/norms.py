@@ -42,7 +42,6 @@ class Norm(Protocol):
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add `x` to `residual` in place, and return the normalised sum."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

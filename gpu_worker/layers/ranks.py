@@ -18,60 +18,47 @@ class Ranks(Protocol):
     @property
     def rank(self) -> int:
         """Its number, from 0."""
-        ...
 
     @property
     def size(self) -> int:
         """How many there are."""
-        ...
 
     @property
     def has_whole_experts(self) -> bool:
         """Whether each has some experts as a whole; else it has some features of each."""
-        ...
 
     @property
     def exchange(self) -> Exchange | None:
         """By what the kernels of a CPU sum within a step; None where they cannot."""
-        ...
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' tensors, the same bits on each; `x` may be overwritten."""
-        ...
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return `[num_rows, size * num_columns]`, the columns of all ranks in their order, on each."""
-        ...
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite `x` by what it is on rank 0 of the group, and return it; only those of the last stage call it."""
-        ...
 
     @property
     def stage(self) -> int:
         """Which layers it has: stages follow one another, and each has as many ranks."""
-        ...
 
     @property
     def num_stages(self) -> int:
         """How many stages there are."""
-        ...
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite `x` by what this rank of the stage before has sent, and return it."""
-        ...
 
     def send(self, x: torch.Tensor) -> None:
         """Send this rank of the next stage what it receives; `x` is not changed any more."""
-        ...
 
     def tell_last(self, x: torch.Tensor) -> None:
         """Let those of the last stage share `x`, which may be overwritten then; rank 0 of the first stage calls it."""
-        ...
 
     def least(self, number: int) -> int:
         """Return the least of the numbers of all ranks of all stages."""
-        ...
 
 
 class OneStage:

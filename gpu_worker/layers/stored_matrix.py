@@ -38,7 +38,6 @@ class MatrixSource(TensorSource, Protocol):
 
     def take_item(self, name: str, index: int, *shape: int) -> torch.Tensor:
         """Return one of the tensors that are stacked along the first dimension of one, which has this shape."""
-        ...
 
 
 @runtime_checkable
@@ -54,7 +53,6 @@ class PartSource(MatrixSource, Protocol):
             box: Which entries, of the first dimensions; of others all.
             is_raw: As it is stored, as `take_raw` does, quantized blocks as bytes; else as `take` does.
         """
-        ...
 
 
 class _WholeNeededError(Exception):

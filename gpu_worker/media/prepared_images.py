@@ -40,7 +40,6 @@ class Preparer(Protocol):
         Raises:
             BadRequestError: The model cannot read it.
         """
-        ...
 
 
 class PreparedImages:

@@ -16,11 +16,9 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `[num_rows, out_features]` for `x: [num_rows, in_features]`, in the type of `x`."""
-        ...
 
     def to_float32(self, x: torch.Tensor) -> torch.Tensor:
         """Do the same, in float32, not rounded to the type of `x` where the form allows it."""
-        ...
 
 
 @runtime_checkable
@@ -30,7 +28,6 @@ class RoundsInputs(Protocol):
     @property
     def rounding(self) -> InputRounding | None:
         """How; None where its parts do it in different ways."""
-        ...
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """Do what `Linear` promises; rounded rows are so as `rounding` says."""

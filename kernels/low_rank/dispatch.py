@@ -19,18 +19,15 @@ class AdapterTable(Protocol):
 
     def pack(self, adapter: LowRank) -> Any:
         """Lay an adapter's part out as it is read; any thread may do so."""
-        ...
 
     def place(self, slot: int, packed: Any) -> None:
         """Put what `pack` made into a slot that no step reads; None clears the slot."""
-        ...
 
     def add(self, x: torch.Tensor, result: torch.Tensor, rows: AdapterRows) -> None:
         """Add to `result`, `[num_rows, out_features]`, what each row's adapter makes of `x`, `[num_rows, in_features]`.
 
         Rows without an adapter are not touched.
         """
-        ...
 
 
 class _ReferenceTable:

@@ -18,7 +18,6 @@ class Experts(Protocol):
     @property
     def tokens_per_expert(self) -> torch.Tensor:
         """How many tokens each expert here got since it was made: `[num_experts]` int64, on the device."""
-        ...
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the sum over a token's experts of weight times `down(activation(gate_up(x)))`, in the type of `x`.
@@ -30,7 +29,6 @@ class Experts(Protocol):
             ids: `[num_tokens, top_k]` int32; those of a token differ.
             weights: `[num_tokens, top_k]` float32
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

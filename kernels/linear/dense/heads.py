@@ -24,7 +24,6 @@ class HeadLinear(Protocol):
             x: `[num_rows, num_heads, num_inputs]`
             result: `[num_rows, num_heads, num_outputs]`
         """
-        ...
 
 
 def make_head_linear(weight: torch.Tensor) -> HeadLinear:

@@ -44,7 +44,6 @@ class Timer(Protocol):
 
     def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
         """Return the time of one call, its input sets taken in turn; `clock` is GRAPH or EVENTS."""
-        ...
 
 
 class CudaTimer:
