@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.dashboards.panel import Dashboard, Panel, Query, Variable, latencies, stat
+from ops.dashboards.panel import Dashboard, Panel, Query, Variable, graph, latencies, stat
 
 _MODEL = 'model_name=~"$model"'
 _OWN = 'model=~"$model"'
@@ -38,33 +38,31 @@ OVERVIEW = Dashboard(
             limit=1,
         ),
         *latencies(_MODEL),
-        Panel(
+        graph(
             "Answers by status",
             "Of the routes that generate. 503: no capacity. 429: a key is over its limit. 499: the client left.",
-            (
-                Query(
-                    'sum by (status) (rate(headrace_requests_total{route!~"/.*|operator:.*"}[$__rate_interval]))',
-                    "{{status}}",
-                ),
+            Query(
+                'sum by (status) (rate(headrace_requests_total{route!~"/.*|operator:.*"}[$__rate_interval]))',
+                "{{status}}",
             ),
             unit="reqps",
             colors=_COLORS_OF_STATUS,
         ),
-        Panel(
+        graph(
             "Refused for lack of capacity",
             "Each refusal says when to come back.",
-            (Query("sum by (reason) (rate(headrace_shed_total[$__rate_interval]))", "{{reason}}"),),
+            Query("sum by (reason) (rate(headrace_shed_total[$__rate_interval]))", "{{reason}}"),
             unit="reqps",
         ),
-        Panel(
+        graph(
             "Depth of the queue",
             "Requests that wait, by lane.",
-            (Query(f"sum by (model, lane) (headrace_queue_depth{{{_OWN}}})", "{{model}} {{lane}}"),),
+            Query(f"sum by (model, lane) (headrace_queue_depth{{{_OWN}}})", "{{model}} {{lane}}"),
         ),
-        Panel(
+        graph(
             "Age of the queue",
             "How long the first request has waited. The batch lane may wait for hours where people come first.",
-            (Query(f"max by (model, lane) (headrace_queue_oldest_seconds{{{_OWN}}})", "{{model}} {{lane}}"),),
+            Query(f"max by (model, lane) (headrace_queue_oldest_seconds{{{_OWN}}})", "{{model}} {{lane}}"),
             unit="s",
         ),
         Panel(
@@ -80,50 +78,40 @@ OVERVIEW = Dashboard(
             ),
             unit="s",
         ),
-        Panel(
+        graph(
             "Tokens",
             "Prompt tokens begun, of these found in the prefix cache, and tokens generated.",
-            (
-                Query(f"sum(rate(vllm:prompt_tokens_total{{{_MODEL}}}[$__rate_interval]))", "prompt"),
-                Query(f"sum(rate(vllm:prefix_cache_hits_total{{{_MODEL}}}[$__rate_interval]))", "of prompt: cached"),
-                Query(f"sum(rate(vllm:generation_tokens_total{{{_MODEL}}}[$__rate_interval]))", "generated"),
-            ),
+            Query(f"sum(rate(vllm:prompt_tokens_total{{{_MODEL}}}[$__rate_interval]))", "prompt"),
+            Query(f"sum(rate(vllm:prefix_cache_hits_total{{{_MODEL}}}[$__rate_interval]))", "of prompt: cached"),
+            Query(f"sum(rate(vllm:generation_tokens_total{{{_MODEL}}}[$__rate_interval]))", "generated"),
         ),
-        Panel(
+        graph(
             "Moves and quarantine",
             "Sequences moved to another worker, by reason, and requests in quarantine: losses that no client saw.",
-            (
-                Query("sum by (reason) (rate(headrace_redispatches_total[$__rate_interval]))", "moved: {{reason}}"),
-                Query("sum by (reason) (rate(headrace_dead_letters_total[$__rate_interval]))", "dead: {{reason}}"),
-            ),
+            Query("sum by (reason) (rate(headrace_redispatches_total[$__rate_interval]))", "moved: {{reason}}"),
+            Query("sum by (reason) (rate(headrace_dead_letters_total[$__rate_interval]))", "dead: {{reason}}"),
             unit="reqps",
         ),
-        Panel(
+        graph(
             "Response cache",
             "Answers repeated, joined to one in flight, or computed.",
-            (
-                Query("sum(rate(headrace_cache_hits_total[$__rate_interval]))", "repeated"),
-                Query("sum(rate(headrace_cache_shared_total[$__rate_interval]))", "joined"),
-                Query("sum(rate(headrace_cache_misses_total[$__rate_interval]))", "computed"),
-            ),
+            Query("sum(rate(headrace_cache_hits_total[$__rate_interval]))", "repeated"),
+            Query("sum(rate(headrace_cache_shared_total[$__rate_interval]))", "joined"),
+            Query("sum(rate(headrace_cache_misses_total[$__rate_interval]))", "computed"),
             unit="reqps",
         ),
-        Panel(
+        graph(
             "Connections to NATS and Redis",
             "0: a process is without. Without NATS nothing is served; without Redis there is no shared cache or limit.",
-            (
-                Query("min(headrace_is_nats_connected)", "NATS"),
-                Query("1 - max(headrace_is_redis_open)", "Redis"),
-            ),
+            Query("min(headrace_is_nats_connected)", "NATS"),
+            Query("1 - max(headrace_is_redis_open)", "Redis"),
         ),
-        Panel(
+        graph(
             "Gateway processes",
             "Processor time of each; one core is 1.",
-            (
-                Query(
-                    "sum by (instance, process) (rate(headrace_process_cpu_seconds_total[$__rate_interval]))",
-                    "{{instance}} {{process}}",
-                ),
+            Query(
+                "sum by (instance, process) (rate(headrace_process_cpu_seconds_total[$__rate_interval]))",
+                "{{instance}} {{process}}",
             ),
         ),
     ),

@@ -80,6 +80,11 @@ def quantiles(metric: str, by: str, match: str, quantiles: Sequence[float] = (0.
     return tuple(Query(f"histogram_quantile({q}, {rate})", f"p{q * 100:g}{legend}") for q in quantiles)
 
 
+def graph(title: str, text: str, *queries: Query, **attributes: Any) -> Panel:
+    """Return a panel of these queries; `attributes` are the others of `Panel`."""
+    return Panel(title, text, queries, **attributes)
+
+
 def stat(title: str, text: str, expression: str, limit: float | None = None) -> Panel:
     """Return a narrow panel of one number."""
     return Panel(title, text, (Query(expression),), kind="stat", width=4, limit=limit)

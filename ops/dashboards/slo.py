@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ops.dashboards.panel import Dashboard, Panel, Query, Variable, latencies, quantiles
+from ops.dashboards.panel import Dashboard, Panel, Query, Variable, graph, latencies, quantiles
 
 OBJECTIVE = 0.99
 _MATCH = 'model_name=~"$model"'
@@ -27,10 +27,10 @@ def _burn(title: str, record: str) -> Panel:
 
 def _kept(title: str, record: str, promise: str) -> Panel:
     query = Query(f"headrace:{record}:ratio_rate6h{{{_MATCH}}}", "{{model_name}}")
-    return Panel(
+    return graph(
         title,
         f"{promise} Over six hours; the objective is 99 %.",
-        (query,),
+        query,
         unit="percentunit",
         kind="stat",
         width=8,
@@ -47,14 +47,12 @@ SLO = Dashboard(
     (
         _kept("First token within 2.5 s", "ttft_good", "Share of requests."),
         _kept("Next token within 0.1 s", "itl_good", "Share of gaps between tokens."),
-        Panel(
+        graph(
             "Promises kept",
             "Of the clients that were told when to come back, and came: how many were admitted then. Over six hours.",
-            (
-                Query(
-                    'sum(increase(headrace_promises_total{reason="kept"}[6h])) / '
-                    '(sum(increase(headrace_promises_total{reason=~"kept|broken"}[6h])) > 0)'
-                ),
+            Query(
+                'sum(increase(headrace_promises_total{reason="kept"}[6h])) / '
+                '(sum(increase(headrace_promises_total{reason=~"kept|broken"}[6h])) > 0)'
             ),
             unit="percentunit",
             kind="stat",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.dashboards.panel import Dashboard, Panel, Query, Variable, ratio
+from ops.dashboards.panel import Dashboard, Panel, Query, Variable, graph, ratio
 
 _MATCH = 'model=~"$model", tenant=~"$tenant"'
 _RATE = "[$__rate_interval]"
@@ -18,7 +18,7 @@ _ALL_TOKENS = (
 
 def _rate(title: str, metric: str, text: str, unit: str = "short") -> Panel:
     query = Query(f"sum by (tenant, model) (rate({metric}{{{_MATCH}}}{_RATE}))", "{{tenant}} {{model}}")
-    return Panel(title, text, (query,), unit=unit)
+    return graph(title, text, query, unit=unit)
 
 
 TENANT = Dashboard(
@@ -31,10 +31,10 @@ TENANT = Dashboard(
     ),
     (
         _rate("Requests", "headrace_tenant_requests_total", "Answered.", "reqps"),
-        Panel(
+        graph(
             "Share of tokens",
             "Of all prompt and generated tokens.",
-            (Query(f"({_TOKENS}) / {_ALL_TOKENS}", "{{tenant}}"),),
+            Query(f"({_TOKENS}) / {_ALL_TOKENS}", "{{tenant}}"),
             unit="percentunit",
         ),
         _rate("Prompt tokens per second", "headrace_tenant_prompt_tokens_total", "Of answered requests."),
@@ -46,41 +46,37 @@ TENANT = Dashboard(
             f"sum by (tenant) (rate(headrace_tenant_prompt_tokens_total{{{_MATCH}}}{_RATE}))",
             "{{tenant}}",
         ),
-        Panel(
+        graph(
             "Refused by limits",
             "429: a key asked for more than its limit of requests, tokens or places.",
-            (Query(f"sum by (reason) (rate(headrace_limited_total{_RATE}))", "{{reason}}"),),
+            Query(f"sum by (reason) (rate(headrace_limited_total{_RATE}))", "{{reason}}"),
             unit="reqps",
         ),
-        Panel(
+        graph(
             "Use in the chosen time",
             "Tokens by tenant and model, jobs of the batch lane included.",
-            (
-                Query(
-                    f"sum by (tenant, model) (increase(headrace_usage_prompt_tokens_total{{{_MATCH}}}[$__range]))",
-                    "prompt tokens",
-                ),
-                Query(
-                    f"sum by (tenant, model) (increase(headrace_usage_completion_tokens_total{{{_MATCH}}}[$__range]))",
-                    "generated tokens",
-                ),
+            Query(
+                f"sum by (tenant, model) (increase(headrace_usage_prompt_tokens_total{{{_MATCH}}}[$__range]))",
+                "prompt tokens",
+            ),
+            Query(
+                f"sum by (tenant, model) (increase(headrace_usage_completion_tokens_total{{{_MATCH}}}[$__range]))",
+                "generated tokens",
             ),
             kind="table",
         ),
-        Panel(
+        graph(
             "Processor seconds per 1000 generated tokens",
             "Of all gateways and of all workers: what the system itself costs.",
-            (
-                Query(
-                    f"1000 * sum(rate(headrace_process_cpu_seconds_total{_RATE})) / "
-                    f"sum(rate(vllm:generation_tokens_total{_RATE}))",
-                    "gateways",
-                ),
-                Query(
-                    f"1000 * sum(rate(headrace_worker_process_cpu_seconds_total{_RATE})) / "
-                    f"sum(rate(vllm:generation_tokens_total{_RATE}))",
-                    "workers",
-                ),
+            Query(
+                f"1000 * sum(rate(headrace_process_cpu_seconds_total{_RATE})) / "
+                f"sum(rate(vllm:generation_tokens_total{_RATE}))",
+                "gateways",
+            ),
+            Query(
+                f"1000 * sum(rate(headrace_worker_process_cpu_seconds_total{_RATE})) / "
+                f"sum(rate(vllm:generation_tokens_total{_RATE}))",
+                "workers",
             ),
             unit="s",
         ),

@@ -1,10 +1,9 @@
 """Speculative decoding beside plain decoding, in the same run: acceptance, speed, and what the formula predicts.
 
-Run as `python -m ops.bench.spec [--model DIR | --shape 160m]`. The demo model drafts in every way that it can: prompt
+Run as `python -m ops.bench.spec [--model DIR]`. The demo model drafts in every way that it can: prompt
 lookup is measured on prompts that begin to repeat a text and are answered with a copy, which the small model does for
-about half of them, the others on the beginnings of documents that no training saw. Models with random weights get
-drafts that count as accepted with a set probability, which stands for a draft model that costs nothing. Other answers
-that differ from those of plain decoding are told. The depth that adapts has served some batches before it is measured.
+about half of them, the others on the beginnings of documents that no training saw. Answers that differ from those of
+plain decoding are told. The depth that adapts has served some batches before it is measured.
 The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
@@ -19,7 +18,6 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,16 +32,12 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.comparison import add_model, model_of
-from ops.bench.make_model import SHAPES
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
 from ops.bench.spec.fixed_depth import FixedDepth
-from ops.bench.spec.loads import Run, beginning_prompts, copied_prompts, random_prompts, serve, together
-from ops.bench.spec.scripted_drafts import ScriptedProposer
+from ops.bench.spec.loads import Run, beginning_prompts, copied_prompts, serve, together
 from ops.stack.config import DEMO_MODEL
 
-_PROMPT_TOKENS = 64
 # Drafts of a sequence where their number does not adapt.
 _DEPTH = 4
 _LEAST_PROMPTS = 8
@@ -64,13 +58,11 @@ class Way:
         proposer: Drafts in all runs: what it drafts by is loaded only once.
         prompts: Returns the given number of prompts to measure it on.
         is_tree: It drafts trees.
-        is_scripted: Answers are not those of plain decoding.
     """
 
     proposer: Proposer
     prompts: Callable[[int], Prompts]
     is_tree: bool = False
-    is_scripted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +136,7 @@ def compare(
                 parts[index].append(served(prompts, policies[index]))
         runs.append(tuple(map(together, parts)))
         plain, *drafted = (run.answers for run in runs[-1])
-        for answers in [] if way.is_scripted else drafted:
+        for answers in drafted:
             if count := sum(a != b for a, b in zip(answers, plain, strict=True)):
                 print(f"{count} of {len(plain)} answers differ from those of plain decoding", file=sys.stderr)
     plain_runs, fixed, adapted = (list(column) for column in zip(*runs, strict=True))
@@ -164,11 +156,10 @@ def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
 
 def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("spec", __doc__)
-    add_model(parser, "default: the demo model", model=DEMO_MODEL)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     proposers = "what drafts; what draft and eagle draft by lies beside the model, in folders of these names"
     add_list(parser, "--proposer", str, _PROPOSERS, proposers, _PROPOSERS)
     add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
-    add_list(parser, "--acceptance", float, [0.6, 0.8, 0.95], "of the known drafts of a --shape")
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--dtype", default="auto")
@@ -184,16 +175,10 @@ def _rows(model: Path, options: argparse.Namespace) -> Iterator[dict[str, object
             prompts = way.prompts(max(batch, _LEAST_PROMPTS))
             batches = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
             result = compare(runner, way, batches, options.new, _DEPTH, options.rounds, _LESSONS)
-            yield common | {"model": options.shape or model.name, "proposer": name, "batch": batch} | result.row()
+            yield common | {"model": model.name, "proposer": name, "batch": batch} | result.row()
 
 
 def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) -> Iterator[tuple[str, Way]]:
-    vocab_size = runner.model_config.vocab_size
-    if options.shape is not None:
-        for share in options.acceptance:
-            prompts = partial(random_prompts, vocab_size, length=_PROMPT_TOKENS)
-            yield f"known {share}", Way(ScriptedProposer(share, vocab_size), prompts, is_scripted=True)
-        return
     for name in options.proposer:
         trained = name in ("draft", "eagle")
         config = WorkerConfig(model=model, speculative=name, draft_model=model.parent / name if trained else None)
@@ -207,10 +192,9 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and record."""
     options = _parser().parse_args(arguments)
-    with nullcontext(options.model) if options.shape is None else model_of(SHAPES[options.shape]) as model:
-        table = ResultTable("spec")
-        for row in _rows(model, options):
-            table.add(row)
+    table = ResultTable("spec")
+    for row in _rows(options.model, options):
+        table.add(row)
 
 
 if __name__ == "__main__":

@@ -146,9 +146,3 @@ def beginning_prompts(model: Path, count: int) -> list[list[int]]:
         pieces += [token_ids[i : i + _DOCUMENT_TOKENS] for i in range(0, len(token_ids), _DOCUMENT_TOKENS)]
     whole = [piece for piece in pieces if len(piece) == _DOCUMENT_TOKENS]
     return random.Random(0).sample(whole, count)
-
-
-def random_prompts(vocab_size: int, count: int, length: int) -> list[list[int]]:
-    """Return prompts of random tokens."""
-    generator = random.Random(0)
-    return [[generator.randrange(3, vocab_size) for _ in range(length)] for _ in range(count)]

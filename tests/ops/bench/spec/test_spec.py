@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpu_worker.execution.build import build_runner
@@ -38,5 +36,4 @@ def test_scripted_drafts_are_accepted_as_often_as_asked_for(capsys: pytest.Captu
     assert 0.65 < comparison.row()["acceptance"] < 0.95  # type: ignore[operator]
     assert comparison.fixed[0].num_steps < comparison.plain[0].num_steps
     assert comparison.fixed[0].drafting_share > 0.9
-    compare(make_runner(), replace(way, is_scripted=False), batches, 10, 3, 1, lessons=0)
     assert "2 of 2 answers differ" in capsys.readouterr().err
