@@ -25,7 +25,7 @@ _CRASHED = re.compile(
     r"TypeError: .*(missing \d+ required|required (positional )?argument|takes .*arguments?\b|expected .*arguments?\b)"
     r"|ValueError: (not enough|too many) values to unpack|NameError:|UnboundLocalError:|ImportError:"
 )
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - |$)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::[^\s\[]+(?:\[.*?\])?)?)(?= - |$)", re.MULTILINE)
 _RAISED = re.compile(r"^(?:E +)?(\S+\.py):\d+: (.*)$", re.MULTILINE)
 
 

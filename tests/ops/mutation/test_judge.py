@@ -45,6 +45,7 @@ SOURCE = "def value():\n    return 1\n"
         (1, "/a/x.py:3: AssertionError\nFAILED t.py::b - assert 1", Failure("t.py::b", Kind.FAILED)),
         (1, "/a/x.py:3: TypeError: f() missing 1 required\nFAILED t.py::b", Failure("t.py::b", Kind.CRASHED)),
         (1, "/a/x.py:3: Failed: Timeout (>60.0s)\nFAILED t.py::b", Failure("t.py::b", Kind.LATE)),
+        (1, "FAILED t.py::b[a c] - assert [1] == [2]", Failure("t.py::b[a c]", Kind.FAILED)),
         (2, "ERROR t.py - ValueError", Failure("t.py", Kind.FAILED)),
         (-11, "", Failure("asked.py", Kind.FAILED)),
     ],
