@@ -41,7 +41,7 @@ def run(config: DoctorConfig) -> int:
     """Say what is wrong with this installation, and what to do.
 
     Prints one page, without secrets, that can be pasted into an issue: versions, processor, GPU, compiler, memory,
-    disk, settings, the key file, and processes, NATS (rights, queue, clock, workers), Redis and a gateway where they
+    disk, settings, the key file, and NATS (rights, queue, clock, workers), Redis and a gateway where they
     are named or a `headrace up` runs. The exit status is 1 where something keeps Headrace from working.
     """
     from ops.doctor.finding import exit_code, page

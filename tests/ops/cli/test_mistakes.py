@@ -138,27 +138,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         ("publish", "--file", "{files}/jobs.jsonl", "--model-name", "m", *NOWHERE),
         "--file: {files}/jobs.jsonl, line 3: 'text' is invalid: expected string or null, got integer",
     ),
-    (
-        ("publish", "--file", "{files}/jobs2.jsonl", "--model-name", "m", *NOWHERE),
-        "jobs2.jsonl, line 1: 'sampling' is invalid: expected object",
-    ),
-    (
-        ("publish", "--file", "{files}/jobs3.jsonl", "--model-name", "m", *NOWHERE),
-        "line 2: the request has no field 'prompt'; did you",
-    ),
-    (("publish", "--file", "{files}/jobs4.jsonl", "--model-name", "m", *NOWHERE), "jobs4.jsonl, line 2: not JSON"),
-    (
-        ("publish", "--file", "{files}/jobs5.jsonl", "--model-name", "m", *NOWHERE),
-        "line 1: 'tenant' is invalid: expected string of length >= 1",
-    ),
-    (
-        ("publish", "--file", "{files}/jobs6.jsonl", "--model-name", "m", *NOWHERE),
-        "line 1: A key of 'sampling.logit_bias' is invalid: expected integer, got string",
-    ),
-    (
-        ("publish", "--file", "{files}/jobs7.jsonl", "--model-name", "m", *NOWHERE),
-        "line 1: 'messages.[0].content' is missing",
-    ),
     (("publish", "--file", "{files}/nothing.jsonl", *NOWHERE), "--file: {files}/nothing.jsonl: no requests: one JSON"),
     (
         ("keys", "--keys-file", "{files}/keys2.json", "list"),
@@ -236,12 +215,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "none.json").touch()
     (folder / "text.txt").write_text("some text\n" * 20)
     (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
-    (folder / "jobs2.jsonl").write_text('{"text": "a", "sampling": [1]}\n')
-    (folder / "jobs3.jsonl").write_text('{"text": "a"}\n{"prompt": "a"}\n')
-    (folder / "jobs4.jsonl").write_text('{"text": "a"}\n{"text"\n')
-    (folder / "jobs5.jsonl").write_text('{"text": "a", "tenant": ""}')
-    (folder / "jobs6.jsonl").write_text('{"text": "a", "sampling": {"logit_bias": {"x": 1}}}')
-    (folder / "jobs7.jsonl").write_text('{"messages": [{"role": "user"}]}')
     (folder / "nothing.jsonl").write_text("\n")
     keys = [{"id": f"key_{name}", "sha256": "0" * 64, "tenant": "t"} for name in "ab"]
     (folder / "keys2.json").write_text(json.dumps([keys[0], {**keys[1], "requests_per_minute": 0}]))

@@ -90,6 +90,13 @@ def test_bad_requests_are_one_line_before_anything_is_connected() -> None:
         ('{"text": "a", "max_tokens": 3}', """'max_tokens' belongs into "sampling": {"max_tokens": ...}"""),
         ('{"text": "a", "sampling": {"max_token": 3}}', "no field 'max_token'; did you mean 'max_tokens'?"),
         ('{"custom_id": "a"}', "the request has no field 'custom_id'; did you mean 'id'?"),
+        ('{"text": "a", "sampling": [1]}', "'sampling' is invalid: expected object"),
+        ('{"text": "a", "tenant": ""}', "line 1: 'tenant' is invalid: expected string of length >= 1"),
+        (
+            '{"text": "a", "sampling": {"logit_bias": {"x": 1}}}',
+            "A key of 'sampling.logit_bias' is invalid: expected integer, got string",
+        ),
+        ('{"messages": [{"role": "user"}]}', "'messages.[0].content' is missing"),
         ('{"text": "a", "priority": 5}', "priority is 5, and that of a job is at most 0; give jobs that can wait"),
         ("{", "line 1: not JSON: "),
         ("[" * 100_000, "line 1: not JSON: maximum recursion depth"),
