@@ -25,37 +25,14 @@ from shared.nats_files import NatsFiles
 from shared.streams import RESULTS_STREAM
 from shared.subjects import request_subject, result_subject
 
-# After so long without a result that is told, and then from time to time.
+# After so long without a result the publisher is told: it may not listen to workers, so nothing else would.
 SILENCE_S = 10.0
-_AGAIN_S = 60.0
 _MAX_NAMES = 5
 _CONNECT_TIMEOUT_S = 10.0
 # That there is no connection is told once, by what is called when it is lost: each attempt to connect is an error too.
 _OF_CONNECTIONS = (OSError, UnexpectedEOF, StaleConnectionError)
 # A result that passed by while we were reconnecting is found in the stream.
 _LOOK_EVERY_S = 2.0
-
-
-class _Silence:
-    """Tells that no result comes: publishers may not listen to workers, so nothing else would."""
-
-    def __init__(self, tell: Callable[[str], None], now: float) -> None:
-        self._tell = tell
-        self._began, self._next_at = now, now + SILENCE_S
-
-    def look(self, now: float, missing: Iterable[str], num_missing: int, num_all: int) -> None:
-        """Tell it where it is time; `missing` are the models whose results have not come."""
-        if now < self._next_at:
-            return
-        self._next_at = now + _AGAIN_S
-        self._tell(
-            f"no result for {now - self._began:.0f} s, {num_missing} of {num_all} are missing, of "
-            f"{_shown(missing)}; jobs wait in the queue until a worker serves their model and has capacity that people "
-            "do not want; GET /v1/models of a gateway lists the models that are served"
-        )
-
-    def end(self, now: float) -> None:
-        self._began, self._next_at = now, now + SILENCE_S
 
 
 def _shown(models: Iterable[str]) -> str:
@@ -150,14 +127,21 @@ class BatchClient:
         """
         assert self._client is not None
         arrived: asyncio.Queue[Msg] = asyncio.Queue()
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
         for tenant in {request.tenant for request in requests}:
             await self._client.subscribe(result_subject(tenant, "any").rpartition(".")[0] + ".*", cb=arrived.put)
         missing = {await self.publish(request): request.model for request in requests}
-        silence = _Silence(self._tell, asyncio.get_running_loop().time())
+        heard_at: float | None = clock()
         while missing:
-            silence.look(asyncio.get_running_loop().time(), missing.values(), len(missing), len(requests))
-            wait_s = min(_LOOK_EVERY_S, deadline - asyncio.get_running_loop().time())
+            if heard_at is not None and clock() > heard_at + SILENCE_S:
+                self._tell(
+                    f"no result for {clock() - heard_at:.0f} s, {len(missing)} of {len(requests)} are missing, of "
+                    f"{_shown(missing.values())}; jobs wait in the queue until a worker serves their model and has "
+                    "capacity that people do not want; GET /v1/models of a gateway lists the models that are served"
+                )
+                heard_at = None
+            wait_s = min(_LOOK_EVERY_S, deadline - clock())
             if wait_s <= 0:
                 raise DependencyError(
                     f"after {timeout_s:g} s {len(missing)} of {len(requests)} results are missing, such as "
@@ -170,7 +154,7 @@ class BatchClient:
                 found = await self._stored(set(missing))
             for subject, data in found.items():
                 missing.pop(subject, None)
-                silence.end(asyncio.get_running_loop().time())
+                heard_at = clock()
                 yield json.loads(data)
 
     async def _unless_refused(self, publication: Awaitable[Any], tenant: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from ops.cli.batch_api import BatchApi
-from ops.cli.batch_files import _Bar
-from ops.cli.running_system import Endpoint
+from ops.cli.batch_files import _Bar, _patiently
+from ops.cli.running_system import Endpoint, ServerRefusedError
 from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.batches.test_batches import jsonl, line
 from tests.gateway.gateway_process import API_KEY
@@ -162,6 +162,24 @@ def test_output_that_nobody_reads_is_no_failure_of_the_server(monkeypatch: pytes
         BatchApi(Endpoint("http://x", None)).download("file-1", 0, _Closed())
 
 
+def test_server_that_is_away_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: Iterator[Any] = iter([ServerRefusedError(0, "away"), ServerRefusedError(503, "busy"), b'{"id": "a"}'])
+
+    def answer(*_: object) -> io.BytesIO:
+        found = next(answers)
+        if isinstance(found, ServerRefusedError):
+            raise found
+        return io.BytesIO(found)
+
+    pauses: list[float] = []
+    monkeypatch.setattr(Endpoint, "open", answer)
+    monkeypatch.setattr("ops.cli.batch_files.time.sleep", pauses.append)
+    assert _patiently(BatchApi(Endpoint("http://x", None)), "a") == {"id": "a"}
+    assert (len(pauses), capsys.readouterr().err) == (2, "headrace: away; trying again\n")
+
+
 def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[str]) -> None:
     moments = iter((0.0, 10.0, 20.0, 30.0))
     bar = _Bar("done", "lines", lambda: next(moments))
@@ -169,7 +187,7 @@ def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[
     bar.show(10, 100, False, "in_progress", 1000.0)
     bar.show(11, 100, False, "in_progress", 1.0)
     _, before, at = capsys.readouterr().err.splitlines()
-    assert "s to go" in before
+    assert "about 180 s to go" in before
     assert "to go" not in at
 
 
