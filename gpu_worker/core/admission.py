@@ -8,6 +8,7 @@ interactive one waits, and are preempted for any. No sequence is preempted while
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from operator import attrgetter
 
 from gpu_worker.core.live_sequences import LiveSequences
@@ -19,6 +20,15 @@ from gpu_worker.core.waiting_queue import FairQueue
 _EQUAL = 1e-9
 # Looking whether a sequence has room costs time, and what it may pass is seldom more than this.
 _MAX_PASSED = 8
+
+
+class Room(Enum):
+    """Whether there is room for a waiting sequence, after preempting others for it if need be."""
+
+    YES = auto()
+    NO = auto()
+    AFTER_LANDING = auto()
+    """Somebody would have to be preempted, which waits until the steps in flight have landed."""
 
 
 class _StepTokens:
@@ -80,30 +90,26 @@ class Admission:
         if not self._used and len(running) >= self._config.max_num_seqs and not running.num_batch:
             return True
         left = _StepTokens(self._config.max_num_batched_tokens - len(running.decoding["interactive"]), self._live)
-        while has_started := self._start_one(queue, left, now):
+        while (room := self._start_one(queue, left, now)) is Room.YES:
             pass
-        return has_started is not None
+        return room is Room.NO
 
-    def _start_one(self, queue: FairQueue, left: _StepTokens, now: float) -> bool | None:
-        """Start the interactive sequence whose turn it is, or one that may pass it because there is no room for it.
-
-        Returns:
-            False when none can start; None when somebody would have to be preempted while a step is in flight.
-        """
+    def _start_one(self, queue: FairQueue, left: _StepTokens, now: float) -> Room:
+        """Start the interactive sequence whose turn it is, or one that may pass it because there is no room for it."""
         passed: list[Sequence] = []
         for sequence in queue.heads():
             if len(passed) == _MAX_PASSED:
-                return False
+                break
             if not all(queue.counters.may_pass(sequence, first) for first in passed):
                 continue
-            has_room = left.for_prompt_of(sequence) > 0 and self.make_room(sequence)
-            if has_room and not self._live.try_restore(queue, sequence, now):
+            room = self.make_room(sequence) if left.for_prompt_of(sequence) > 0 else Room.NO
+            if room is Room.YES and not self._live.try_restore(queue, sequence, now):
                 self.start(queue, sequence, now)
                 left.add(sequence)
-            if has_room is not False:
-                return has_room
+            if room is not Room.NO:
+                return room
             passed.append(sequence)
-        return False
+        return Room.NO
 
     def ordered_prompts(self) -> list[Sequence]:
         """Return the interactive sequences that catch up, in the order in which they get the step's tokens."""
@@ -113,22 +119,18 @@ class Admission:
             ordered.sort(key=self._live.waiting["interactive"].counters.turn)
         return ordered
 
-    def make_room(self, sequence: Sequence) -> bool | None:
-        """Say whether a waiting sequence can start, after preempting others for it if need be.
-
-        Returns:
-            None when somebody would have to be preempted while a step is in flight.
-        """
+    def make_room(self, sequence: Sequence) -> Room:
+        """Preempt others for a waiting sequence if need be, and say whether it can start."""
         if self.fits(sequence):
-            return True
+            return Room.YES
         victims = self._victims(sequence) or self._victims_of_others(sequence)
         if victims and self._live.in_flight:
-            return None
+            return Room.AFTER_LANDING
         while victims:
             self._give_up(victims.pop())
             if self.fits(sequence):
-                return True
-        return False
+                return Room.YES
+        return Room.NO
 
     def fits(self, sequence: Sequence) -> bool:
         """Say whether a waiting sequence can start beside those that run."""

@@ -20,7 +20,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from gpu_worker.core.admission import Admission
+from gpu_worker.core.admission import Admission, Room
 from gpu_worker.core.batch_allowance import BatchAllowance
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.encoder_schedule import EncoderSchedule
@@ -156,11 +156,11 @@ class Planner:
         allowance = self._throttle.allowance(now, num_interactive, num_more_tokens, is_trial=bool(tried))
         if num_left <= 0 or allowance.is_spent:
             return _BatchWork(is_throttled=allowance.is_throttled)
-        may_try = self._may_try(tried) if tried else False
-        if may_try is None:
+        trial = self._room_for_trial(tried) if tried else Room.NO
+        if trial is Room.AFTER_LANDING:
             return None
         # Beside people a trial would last as long as the batch work beside it, which pauses instead.
-        is_trial = may_try and allowance.is_throttled
+        is_trial = trial is Room.YES and allowance.is_throttled
         decodes = self._batch_decodes(allowance, num_left, is_trial=is_trial)
         if not self._grow("batch", decodes):
             return None
@@ -169,18 +169,15 @@ class Planner:
         chunks = self._batch_chunks(allowance, num_left - len(decodes), decodes, now, is_trial=is_trial)
         return _BatchWork(decodes, chunks, allowance.is_throttled)
 
-    def _may_try(self, tried: list[Sequence]) -> bool | None:
-        """Say whether a batch sequence on trial runs, or can start, after preempting others for it if need be.
-
-        Returns:
-            None when a step in flight has to land first.
-        """
+    def _room_for_trial(self, tried: list[Sequence]) -> Room:
+        """Say whether a batch sequence on trial runs, or can start, after preempting others for it if need be."""
         first = self._live.waiting["batch"].peek()
+        room = Room.NO
         if first is not None and first.is_on_trial and not self._live.waiting["interactive"]:
-            has_room = self._admission.make_room(first)
-            if has_room is not False:
-                return has_room
-        return any(sequence.status is SequenceStatus.RUNNING for sequence in tried)
+            room = self._admission.make_room(first)
+        if room is Room.NO and any(sequence.status is SequenceStatus.RUNNING for sequence in tried):
+            return Room.YES
+        return room
 
     def _batch_decodes(
         self, allowance: BatchAllowance, num_tokens_left: int, *, is_trial: bool

@@ -30,7 +30,7 @@ from gpu_worker.execution.memory.out_of_memory import (
     smaller_share,
     smaller_step,
 )
-from gpu_worker.execution.memory.probe import CudaMemory, DeviceMemory, MemoryProbe
+from gpu_worker.execution.memory.probe import DeviceMemory, MemoryProbe
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,
@@ -73,7 +73,7 @@ def build_runner(
     start_up = start_up or StartUp()
     plan = make_plan(config, ranks.stage)
     if memory is None and plan.device.type == "cuda":
-        memory = CudaMemory(plan.device)
+        memory = DeviceMemory(plan.device)
     if memory is not None:
         return _build_device_runner(plan, memory, start_up, constraints, ranks, images)
     return _build_host_runner(plan, start_up, constraints, ranks, images)

@@ -14,30 +14,8 @@ import torch
 from gpu_worker.execution.memory.budget import MemoryUse
 
 
-class DeviceMemory(Protocol):
-    """Reads a device's memory, in bytes."""
-
-    def total(self) -> int:
-        """Return what the device has."""
-
-    def free(self) -> int:
-        """Return the free memory."""
-
-    def reserved(self) -> int:
-        """Return what this process's tensors and the allocator's cache take."""
-
-    def peak_reserved(self) -> int:
-        """Return the most of that since `reset_peak`."""
-
-    def reset_peak(self) -> None:
-        """Begin to look for the peak."""
-
-    def release_cached(self) -> None:
-        """Give back what holds no tensor."""
-
-
-class CudaMemory:
-    """Reads a CUDA device."""
+class DeviceMemory:
+    """Reads the memory of a CUDA device, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
         """Open the device, so that its driver context is there before the first reading."""
@@ -45,28 +23,28 @@ class CudaMemory:
         torch.cuda.mem_get_info(device)
 
     def total(self) -> int:
-        """Do what `DeviceMemory` promises."""
+        """Return what the device has."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def free(self) -> int:
-        """Do what `DeviceMemory` promises."""
+        """Return the free memory."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.mem_get_info(self._device)[0]
 
     def reserved(self) -> int:
-        """Do what `DeviceMemory` promises."""
+        """Return what this process's tensors and the allocator's cache take."""
         return torch.cuda.memory_reserved(self._device)
 
     def peak_reserved(self) -> int:
-        """Do what `DeviceMemory` promises."""
+        """Return the most of that since `reset_peak`."""
         return torch.cuda.max_memory_reserved(self._device)
 
     def reset_peak(self) -> None:
-        """Do what `DeviceMemory` promises."""
+        """Begin to look for the peak."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def release_cached(self) -> None:
-        """Do what `DeviceMemory` promises."""
+        """Give back what holds no tensor."""
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

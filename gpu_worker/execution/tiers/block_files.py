@@ -13,9 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
-from contextlib import AbstractContextManager
 from queue import Empty, Full, Queue
-from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +21,7 @@ from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
 from gpu_worker.execution.tiers.directory import FileStore
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, KEY, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
-from gpu_worker.execution.tiers.host_tier import Kept
+from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from shared.log_limit import LogLimit
 from shared.worker_metrics import KvTierReading
 
@@ -40,18 +38,8 @@ _MAX_FAILED_READS = 8
 _OTHER_TOKENS = 16
 
 
-class Rows(Protocol):
-    """Where contents are read from that are to be written."""
-
-    def pinned(self, group: int, digest: bytes) -> AbstractContextManager[Bytes | None]:
-        """Give a content, which stays as it is meanwhile; None where it is not there any more."""
-
-    def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
-        """Say whether a content that is pinned has not been forgotten."""
-
-
 class BlockFiles:
-    """Does what `gpu_worker.execution.tiers.block_tiers.Files` says.
+    """The tier behind the host's memory. Only `read` waits for a disk; any thread may call it.
 
     `tokens` says, by group, how many tokens are computed to have a content again; `make_maker` reads all weights, in a
     thread.
@@ -67,7 +55,7 @@ class BlockFiles:
         groups: Values[BlockBytes],
         tokens: Values[int],
         max_bytes: int,
-        rows: Rows,
+        rows: HostTier,
         make_maker: Callable[[], Maker],
     ) -> None:
         self.name = store.name

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 from gpu_worker.core.tiers import FULL, Wanted
-from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
-from gpu_worker.execution.tiers.host_tier import Batch, HostTier, Kept
+from gpu_worker.execution.memory.block_bytes import BlockBytes
+from gpu_worker.execution.tiers.block_files import BlockFiles
+from gpu_worker.execution.tiers.host_tier import Batch, HostTier
 from gpu_worker.execution.tiers.loading import BlockLoad, Loader
 from shared.worker_metrics import KvTierReading
 
@@ -28,37 +28,6 @@ _PROBE_INTERVAL = 32
 """One of so many loads that would not pay is done all the same, to measure again."""
 
 _RATE_MEMORY_BYTES = 256 << 20
-
-
-class Files(Protocol):
-    """The tier behind the host's memory. Only `read` may wait for a disk.
-
-    Attributes:
-        name: Of the tier, in metrics.
-    """
-
-    name: str
-
-    def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is likely to be there, and can be read now."""
-
-    def read(self, group: int, digest: bytes, salt: bytes) -> Bytes | None:
-        """Return a content that was verified, None where there is none. Any thread may call it."""
-
-    def add(self, kept: Kept) -> None:
-        """Write a content that is in the host's memory, some time later."""
-
-    def forget(self, digests: Iterable[bytes]) -> None:
-        """Delete contents, in all groups, some time later."""
-
-    def suspend(self) -> None:
-        """Have nothing for a while."""
-
-    def drain(self, timeout_s: float) -> None:
-        """Wait until all is written that is to be, or a time is over."""
-
-    def reading(self, hit_tokens: int, loaded_bytes: int) -> KvTierReading:
-        """Return the counts of the tier, with those of its hits."""
 
 
 class _Rate:
@@ -89,7 +58,9 @@ class BlockTiers:
         prefill_rate: Prompt tokens per second that the engine computes, 0 while unknown.
     """
 
-    def __init__(self, groups: Values[BlockBytes], block_size: int, host: HostTier, files: Files | None = None) -> None:
+    def __init__(
+        self, groups: Values[BlockBytes], block_size: int, host: HostTier, files: BlockFiles | None = None
+    ) -> None:
         self.prefill_rate = 0.0
         self._groups = groups
         self._block_size = block_size

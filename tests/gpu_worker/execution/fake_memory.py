@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpu_worker.execution.memory.probe import DeviceMemory
+
 MB = 10**6
 
 
 @dataclass
-class FakeMemory:
+class FakeMemory(DeviceMemory):
     """Counts bytes. Freed tensors stay in the allocator's cache until that is released, as on CUDA.
 
     Attributes:

@@ -15,7 +15,8 @@ from gpu_worker.core.step import LogprobEntry
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.execution.tiers.block_tiers import BlockTiers, Files
+from gpu_worker.execution.tiers.block_files import BlockFiles
+from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
@@ -28,7 +29,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 NUM_BLOCKS = 24
 CASES = {**DENSE, **LATENT}
 BLOCK = 4
-MakeFiles = Callable[[HostTier], Files]
+MakeFiles = Callable[[HostTier], BlockFiles]
 Answer = tuple[list[int], list[LogprobEntry]]
 
 
