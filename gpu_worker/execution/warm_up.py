@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import structs
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
 from gpu_worker.core.group_tables import WindowTable
+from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.core.plan_writer import PlanWriter
 from gpu_worker.core.sequence import Sequence
@@ -26,9 +27,6 @@ from gpu_worker.core.step import ScheduledSequence
 from gpu_worker.execution.batch.graph_shapes import powers_of_two
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from shared.sampling import Sampling
-
-if TYPE_CHECKING:
-    from gpu_worker.execution.runner import TorchModelRunner
 
 # Up to this, products of few rows may be divided among programs in a way that depends on the exact number.
 _MAX_DISTINCT_ROWS = 64
@@ -104,7 +102,21 @@ def first_plans(limits: StepLimits) -> Iterator[StepPlan]:
     return _plans([_Shape([length], _SAMPLINGS[1], [0]), _Shape([1], _GREEDY, [0])], limits)
 
 
-def warm_up_proposer(runner: TorchModelRunner) -> None:
+class WarmedRunner(Protocol):
+    """A runner with a proposer of drafts."""
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """What bounds its steps."""
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Launch a step."""
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+
+
+def warm_up_proposer(runner: WarmedRunner) -> None:
     """Let the runner's own proposer draft behind prompts and for batches of all kinds, before the first step."""
     limits = runner.step_limits
     num_drafts = _most_drafts(limits)
