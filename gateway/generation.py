@@ -159,12 +159,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Of the sequences of each prompt only the likeliest are returned, by the mean log probability of their tokens.
-
-    Attributes:
-        num_returned: How many.
-        shows_logprobs: The client asked for log probabilities too.
-    """
+    """Of the sequences of each prompt only the likeliest are returned, by the mean log probability of their tokens."""
 
     num_returned: int
     shows_logprobs: bool

@@ -19,12 +19,7 @@ class Refusal(Enum):
 
 
 class Shares:
-    """Units of one thing, and how many each key holds.
-
-    Attributes:
-        total: How many there are.
-        used: How many are held.
-    """
+    """Units of one thing, and how many each key holds."""
 
     __slots__ = ("_held", "_multiple", "total", "used")
 

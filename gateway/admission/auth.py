@@ -47,11 +47,7 @@ Holder = tuple[str, float | None, "Principal"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all.
-
-    Attributes:
-        tenant_limits: What all keys of its tenant may do together.
-    """
+    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all."""
 
     key_id: str
     tenant: str

@@ -17,11 +17,7 @@ _PLACES_PER_FREE_PLACE = 7
 
 
 class HoldTimes:
-    """When each holder got its places, and the running mean of how long places are held.
-
-    Attributes:
-        num_held: Places that are held.
-    """
+    """When each holder got its places, and the running mean of how long places are held."""
 
     __slots__ = ("_holders", "_mean_s", "num_held")
 

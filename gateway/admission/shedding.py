@@ -42,12 +42,7 @@ IDLE_SHARE = 0.25
 
 
 class Prediction(Struct, frozen=True):
-    """The times predicted for an admitted request; `ttft_s` is None while the fleet's rates are unknown.
-
-    Attributes:
-        wait_s: Until its prompt is begun, by the fleet's rates alone.
-        own_s: For its prompt.
-    """
+    """The times predicted for an admitted request; `ttft_s` is None while the fleet's rates are unknown."""
 
     model: str
     ttft_s: float | None

@@ -45,12 +45,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Visit(Struct):
-    """One request in the hands of the service.
-
-    Attributes:
-        body: Until its generation has started.
-        key: Lets repeated requests have the same answer.
-    """
+    """One request in the hands of the service."""
 
     endpoint: Endpoint
     exchange: Exchange

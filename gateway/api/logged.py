@@ -76,11 +76,7 @@ class LoggedGeneration(Protocol):
 
 
 class RepeatedError(Exception):
-    """A request is not begun, because its key stands for another generation.
-
-    Attributes:
-        generation: That one.
-    """
+    """A request is not begun, because its key stands for another generation."""
 
     def __init__(self, generation: LoggedGeneration) -> None:
         super().__init__(generation.request_id)

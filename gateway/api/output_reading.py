@@ -169,11 +169,7 @@ def naming_field(error: ApiError, field: str) -> ApiError:
 
 
 class RefusedSchemaError(ApiError):
-    """A 400 about the schema of one tool.
-
-    Attributes:
-        tool_name: Whose schema it is.
-    """
+    """A 400 about the schema of one tool."""
 
     def __init__(self, message: str, param: str, tool_name: str) -> None:
         super().__init__(400, message, param=param, code="invalid_value")

@@ -28,12 +28,7 @@ Name = tuple[str, str, bytes]
 
 
 class RepeatedAnswer(Struct, frozen=True):
-    """A request that is known, and its answer.
-
-    Attributes:
-        generation: As it was read, with its model's defaults and chat format.
-        sequences: The deltas of each sequence: its content, and its end.
-    """
+    """A request that is known, and its answer."""
 
     generation: Generation
     sequences: Sequences

@@ -214,14 +214,7 @@ class RouteServices:
 
 @dataclass(frozen=True, slots=True)
 class KeyRoute:
-    """A route for those who have a key, of an API beside OpenAI's two endpoints.
-
-    Attributes:
-        method: HTTP method.
-        path: As Starlette reads it, `{name}` standing for a part.
-        handler: Gets the request and who asks.
-        dialect: How errors are told; None tells them as the path and the client's headers say.
-    """
+    """A route for those who have a key, of an API beside OpenAI's two endpoints."""
 
     method: str
     path: str

@@ -28,11 +28,7 @@ _BASE_CHARACTERS = 16
 
 
 class SequenceWindow:
-    """The sequences of one answer.
-
-    Attributes:
-        flights: Those that were dispatched so far.
-    """
+    """The sequences of one answer."""
 
     def __init__(
         self,

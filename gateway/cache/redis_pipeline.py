@@ -111,11 +111,7 @@ Call = tuple[tuple[Argument, ...], asyncio.Future[Any]]
 
 
 class RedisPipeline(asyncio.Protocol):
-    """Owns the commands that wait and those that are under way. Every call ends: with its reply, or with None.
-
-    Attributes:
-        connection: The connection; the pipeline has taken over its bytes.
-    """
+    """Owns the commands that wait and those that are under way. Every call ends: with its reply, or with None."""
 
     def __init__(
         self,

@@ -43,12 +43,7 @@ class FoundAdapter:
 
 
 class Fleet:
-    """All live workers and gateways.
-
-    Attributes:
-        liveness: Which workers are alive.
-        started: Unix time at which this gateway began.
-    """
+    """All live workers and gateways."""
 
     def __init__(
         self,

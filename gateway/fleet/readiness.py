@@ -17,11 +17,7 @@ Status = Literal["ready", "no_queue", "no_worker"]
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a request could be served now, and if not, why.
-
-    Attributes:
-        status: `ready`, `no_queue` (NATS is away) or `no_worker` (none has made progress lately).
-    """
+    """Whether a request could be served now, and if not, why."""
 
     status: Status
     models: tuple[str, ...]

@@ -55,12 +55,7 @@ _SMALLER = (
 
 
 class BodyBudget:
-    """The bodies that are on their way in, and their bytes. A key that holds many leaves as much for the others.
-
-    Attributes:
-        bytes: Bytes that have arrived of all of them.
-        bodies: Those whose reader waits for the rest.
-    """
+    """The bodies that are on their way in, and their bytes. A key that holds many leaves as much for the others."""
 
     __slots__ = ("bodies", "bytes")
 

@@ -88,17 +88,7 @@ M = TypeVar("M", bound=Member)
 
 
 class ConnectionTable(Generic[M]):
-    """The connections of one server.
-
-    Attributes:
-        limits: What each may have.
-        body_budget: What the bodies of all of them may have together.
-        members: All of them.
-        is_draining: Whether every answer is its connection's last.
-        default_headers: Headers of every answer, as of the last sweep.
-        num_evicted: Connections closed to make room, since the start.
-        num_limited: Connections that were one too many, since the start.
-    """
+    """The connections of one server."""
 
     def __init__(self, limits: ConnectionLimits, clock: Callable[[], float]) -> None:
         self.limits = limits

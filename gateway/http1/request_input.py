@@ -15,11 +15,7 @@ MAX_REMEMBERED_BYTES = 1 << 10
 
 
 class RequestInput:
-    """Unparsed bytes, in order.
-
-    Attributes:
-        data: The bytes; the framing of a body takes its share from the front.
-    """
+    """Unparsed bytes, in order."""
 
     __slots__ = ("_last", "_last_bytes", "_num_blank", "_searched", "data")
 

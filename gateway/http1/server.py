@@ -112,11 +112,7 @@ CUT_TIMEOUT_S = 3.0
 
 
 class HttpServer:
-    """One listening socket and its connections.
-
-    Attributes:
-        table: The connections.
-    """
+    """One listening socket and its connections."""
 
     def __init__(
         self,

@@ -79,13 +79,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What a process serves with.
-
-    Attributes:
-        public: Our server of the public port.
-        operator: The server of the operator's port.
-        cut: Ends the streams that still run.
-    """
+    """What a process serves with."""
 
     public: HttpServer
     operator: HttpServer

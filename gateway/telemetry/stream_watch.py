@@ -35,11 +35,7 @@ class StreamState:
 
 
 class StreamWatch:
-    """Asks NATS.
-
-    Attributes:
-        states: The last answers, by name; a stream that does not answer is not there.
-    """
+    """Asks NATS."""
 
     def __init__(self, js: JetStreamContext, is_wanted: Callable[[], bool]) -> None:
         self._js = js

@@ -74,12 +74,7 @@ class Images:
 
 @dataclass(slots=True)
 class MixedContent:
-    """Texts and images of one content, in their order.
-
-    Attributes:
-        images: Those of the conversation; None where no images may stand.
-        separator: Between texts.
-    """
+    """Texts and images of one content, in their order."""
 
     images: Images | None
     separator: str = ""

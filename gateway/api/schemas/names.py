@@ -101,12 +101,7 @@ class OtherTypes:
 
 
 class ParameterTable:
-    """The rows of one API, found by the object they stand in and by name.
-
-    Attributes:
-        readers: The struct that reads each object.
-        other_types: Objects whose types are not all the client's.
-    """
+    """The rows of one API, found by the object they stand in and by name."""
 
     def __init__(
         self,

@@ -81,12 +81,7 @@ FunctionBodies = Annotated[list[FunctionBody], Meta(max_length=MAX_TOOLS)]
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a body as they are used.
-
-    Attributes:
-        use: How the answer may call them; None without tools that it may call.
-        template: JSON text of the list, for the chat template; None likewise.
-    """
+    """The tools of a body as they are used."""
 
     use: ToolUse | None = None
     template: str | None = None

@@ -134,13 +134,6 @@ def test_first_token_is_what_the_others_leave_of_the_text() -> None:
     assert first_token_name(msgspec.structs.replace(whole, prompt_token_ids=(7, 9))) == "token_id:7"
 
 
-def test_usage_counts_each_prompt_once() -> None:
-    totals = UsageTotals(2)
-    for index, usage in enumerate([Usage(5, 1, 4), Usage(5, 2, 5), Usage(7, 3, 0), None]):
-        totals.add(index, usage)
-    assert (totals.prompt_tokens, totals.completion_tokens, totals.cached_tokens) == (12, 6, 4)
-
-
 def test_merged_deltas_say_the_same() -> None:
     deltas = [
         Delta("r", 0, 0, prompt_tokens=3),

@@ -199,14 +199,6 @@ async def test_repeated_answer_has_the_same_calls_under_new_ids(worker: WireWork
     assert again["tool_calls"][0]["id"] != first["tool_calls"][0]["id"]
 
 
-async def test_choices_are_read_apart(worker: WireWorker, client: RawClient) -> None:
-    client.post(PATH, body(worker, n=2))
-    for text in (CALL, "no"):
-        await worker.answer(await worker.next_request(), text)
-    _, answer = await client.whole()
-    assert sorted(choice["finish_reason"] for choice in answer["choices"]) == ["stop", "tool_calls"]
-
-
 async def test_model_without_a_format_of_calls_cannot_be_made_to_call(gateway: GatewayProcess, nats_url: str) -> None:
     async with known_worker(nats_url, gateway) as plain, connected(gateway) as client:
         client.post(PATH, body(plain, tool_choice="required"))
@@ -215,11 +207,3 @@ async def test_model_without_a_format_of_calls_cannot_be_made_to_call(gateway: G
         request = await asked(plain, client)
         await plain.answer(request, CALL)
         assert (await message(client))[0]["content"] == CALL
-
-
-async def test_older_form_is_answered_in_the_older_form(worker: WireWorker, client: RawClient) -> None:
-    client.post(PATH, {"model": worker.model, "messages": ASKED, "functions": [TOOL["function"]]})
-    await worker.answer(await worker.next_request(), CALL + "\n" + CALL)
-    told, reason, _ = await message(client)
-    assert reason == "function_call"
-    assert (told["function_call"]["name"], json.loads(told["function_call"]["arguments"])) == ("add", ARGUMENTS)

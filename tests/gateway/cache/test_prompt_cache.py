@@ -105,12 +105,6 @@ def test_what_does_not_change_the_answer_keeps_the_key(changes: dict[str, object
     assert cache_key("t", _generation(**changes), REVISIONS) == cache_key("t", _generation(), REVISIONS)
 
 
-def test_order_of_biases_does_not_matter() -> None:
-    one = _generation(sampling=_sampling(logit_bias={1: 1.0, 2: 2.0}))
-    other = _generation(sampling=_sampling(logit_bias={2: 2.0, 1: 1.0}))
-    assert cache_key("t", one, REVISIONS) == cache_key("t", other, REVISIONS)
-
-
 async def test_stored_answer_comes_back_as_cached(redis: RedisCache) -> None:
     cache, key = PromptCache(redis, 60, 10_000), cache_key("stored", _generation(), REVISIONS)
     assert await cache.get(key) is None
@@ -125,11 +119,6 @@ async def test_tenants_do_not_see_each_other(redis: RedisCache) -> None:
     cache = PromptCache(redis, 60, 10_000)
     await cache.put(cache_key("tenant-a", _generation(), REVISIONS), [DELTAS])
     assert await cache.get(cache_key("tenant-b", _generation(), REVISIONS)) is None
-
-
-def test_tenant_is_part_of_the_key() -> None:
-    one, other = (cache_key(tenant, _generation(), REVISIONS) for tenant in ("tenant-a", "tenant-b"))
-    assert one.digest != other.digest
 
 
 @pytest.mark.parametrize(

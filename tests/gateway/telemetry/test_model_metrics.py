@@ -9,7 +9,6 @@ from gateway.telemetry.model_metrics import (
     OLD_GAP_ROW,
     OTHERS,
     ROWS,
-    BoundedNames,
     ModelMetrics,
     RequestMetrics,
 )
@@ -143,8 +142,3 @@ def test_model_beyond_the_limit_shares_its_measures_with_all_others() -> None:
         metrics.model(f"m{number}")
     assert metrics.model("late") is metrics.model("later") is metrics.model(OTHERS)
     assert metrics.model("m") is first
-
-
-def test_first_names_are_themselves_and_later_ones_are_one() -> None:
-    names = BoundedNames(2)
-    assert [names.label(name) for name in ("a", "b", "c", "a", "d", "b")] == ["a", "b", OTHERS, "a", OTHERS, "b"]
