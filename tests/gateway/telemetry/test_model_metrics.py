@@ -9,10 +9,12 @@ from gateway.telemetry.model_metrics import (
     OLD_GAP_ROW,
     OTHERS,
     ROWS,
+    TENANT_ROWS,
     ModelMetrics,
     RequestMetrics,
 )
-from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, TOKENS_BOUNDS
+from gateway.telemetry.row import GAP_BOUNDS_S, LATENCY_BOUNDS_S, TOKENS_BOUNDS, Value, add
+from shared.histogram import Histogram
 from shared.messages import Timing, Usage
 
 
@@ -142,3 +144,11 @@ def test_model_beyond_the_limit_shares_its_measures_with_all_others() -> None:
         metrics.model(f"m{number}")
     assert metrics.model("late") is metrics.model("later") is metrics.model(OTHERS)
     assert metrics.model("m") is first
+
+
+@pytest.mark.parametrize("value", [1.0, Histogram((1.0,))])
+def test_sample_without_a_value_for_each_label_is_refused(value: Value) -> None:
+    row = ROWS["ttft_s"] if isinstance(value, Histogram) else TENANT_ROWS["requests"]
+    for labels in (["m"], ["m", "w", "x", "y"]):
+        with pytest.raises(AssertionError, match=row.name.removesuffix("_total")):
+            add(row.family(), labels, value)
