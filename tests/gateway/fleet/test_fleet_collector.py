@@ -146,3 +146,15 @@ def test_scrape_is_bounded_and_shows_those_that_were_heard_first() -> None:
     assert len(values) < MAX_WORKER_SAMPLES + 2 * len(STEP_TOKENS_BOUNDS) + 12 * MAX_MODELS
     assert values["vllm:generation_tokens_total", "w1", "m"] == 70
     assert values["headrace_fleet_workers", "m"] == 1
+
+
+def test_each_part_of_a_worker_is_shown_and_a_reading_of_nothing_too() -> None:
+    parts = WorkerMetrics(
+        gpus=(GpuReading("g0", utilization=0.0), GpuReading("g1", utilization=0.5)),
+        ranks=(RankReading(0, True, 5, 0.0, 1), RankReading(1, False, 6, 0.0, 1)),
+    )
+    values = scrape(fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=parts)))
+    shown = {key[1]: value for key, value in values.items() if key[0] == "headrace_gpu_utilization_ratio"}
+    assert shown == {"g0": 0.0, "g1": 0.5}
+    assert [value for key, value in values.items() if key[0] == "headrace_worker_rank_last_step"] == [5, 6]
+    assert not [key for key in values if key[0] == "headrace_gpu_power_watts"]
