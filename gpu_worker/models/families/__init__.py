@@ -24,7 +24,7 @@ class Family:
     Attributes:
         architecture, also: Its names in the `architectures` of checkpoints.
         read: Reads a configuration. A field that is missing, of the wrong type or not served is a `CheckpointError`.
-        sample: Fields that the reader needs and `support_page.SAMPLE` lacks, and options that its row there shows.
+        sample: Fields that the reader needs and `support_page.SAMPLE` lacks.
     """
 
     architecture: str

@@ -186,6 +186,4 @@ def _refuse(file: JsonFile) -> None:
         raise file.error(name, "is 'all'; supported: 'vision', by which text attends to earlier tokens")
 
 
-FAMILIES = (
-    Family("Gemma4ForCausalLM", read_gemma4, {"num_kv_shared_layers": 2, "enable_moe_block": True, "top_k_experts": 4}),
-)
+FAMILIES = (Family("Gemma4ForCausalLM", read_gemma4),)

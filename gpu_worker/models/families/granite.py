@@ -151,14 +151,8 @@ def read_hyperclovax(file: JsonFile) -> ModelConfig:
     return read_decoder(file, replace(traits, attention=attention, block=block))
 
 
-_FACTORS = {
-    "attention_multiplier": 0.1,
-    "residual_multiplier": 0.2,
-    "embedding_multiplier": 12.0,
-    "logits_scaling": 8.0,
-}
 FAMILIES = (
-    Family("GraniteForCausalLM", read_granite, _FACTORS),
+    Family("GraniteForCausalLM", read_granite),
     Family("GraniteMoeForCausalLM", read_granite_moe),
     Family("GraniteMoeSharedForCausalLM", read_granite_moe_shared),
     Family("GraniteSWAForCausalLM", read_granite_swa),
@@ -168,5 +162,5 @@ FAMILIES = (
         read_granite_moe_hybrid,
         {"mamba_n_heads": 8, "mamba_d_state": 64, "layer_types": ["mamba"] * 7 + ["attention"]},
     ),
-    Family("HyperCLOVAXForCausalLM", read_hyperclovax, _FACTORS),
+    Family("HyperCLOVAXForCausalLM", read_hyperclovax),
 )

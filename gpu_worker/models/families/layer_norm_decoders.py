@@ -218,8 +218,8 @@ FAMILIES = (
     Family("GPT2LMHeadModel", read_gpt2, {"n_embd": 256, "n_head": 8, "n_layer": 8, "n_positions": 1024}),
     Family("GPTNeoXForCausalLM", read_gpt_neox),
     Family("Jais2ForCausalLM", read_jais2),
-    Family("NemotronForCausalLM", read_nemotron, {"partial_rotary_factor": 0.5}),
-    Family("OPTForCausalLM", read_opt, {"ffn_dim": 512}),
+    Family("NemotronForCausalLM", read_nemotron),
+    Family("OPTForCausalLM", read_opt),
     Family("StableLmForCausalLM", read_stablelm),
     Family("Starcoder2ForCausalLM", read_starcoder2),
 )

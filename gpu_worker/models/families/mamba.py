@@ -19,6 +19,7 @@ from gpu_worker.models.mixture_config import grouped_sigmoid_rule, read_num_expe
 from gpu_worker.models.recurrent_config import Mamba2Fields, read_mamba2, with_mixers
 from kernels.activation.experts import RELU_SQUARED
 
+# Of Bamba and Falcon-H1.
 _BAMBA_NAMES = TensorNames(
     before_feed_forward="pre_ff_layernorm",
     renamed=((r"\.feed_forward\.", ".mlp."), (r"^model\.final_layernorm\.", "model.norm.")),
@@ -40,17 +41,13 @@ def read_bamba(file: JsonFile) -> ModelConfig:
     return with_mixers(config, types, {"mamba": read_mamba2(file)})
 
 
-_FALCON_H1_NAMES = TensorNames(
-    before_feed_forward="pre_ff_layernorm",
-    renamed=((r"\.feed_forward\.", ".mlp."), (r"^model\.final_layernorm\.", "model.norm.")),
-)
 _NORM, _NORM_FIRST = "mamba_rms_norm", "mamba_norm_before_gate"
 
 
 def read_falcon_h1(file: JsonFile) -> ModelConfig:
     """Read Falcon-H1: attention and Mamba-2 side by side in every layer, and factors nearly everywhere."""
     block = BlockTraits(
-        names=_FALCON_H1_NAMES,
+        names=_BAMBA_NAMES,
         embedding_scale=file.number("embedding_multiplier", 1.0),
         logit_scale=file.number("lm_head_multiplier", 1.0),
     )
@@ -241,11 +238,7 @@ def read_mamba2_model(file: JsonFile) -> ModelConfig:
 
 FAMILIES = (
     Family("BambaForCausalLM", read_bamba, {"mamba_n_heads": 8, "mamba_d_state": 64, "attn_layer_indices": [2]}),
-    Family(
-        "FalconH1ForCausalLM",
-        read_falcon_h1,
-        {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 64, "key_multiplier": 0.5},
-    ),
+    Family("FalconH1ForCausalLM", read_falcon_h1, {"mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 64}),
     Family(
         "NemotronHForCausalLM",
         read_nemotron_h,

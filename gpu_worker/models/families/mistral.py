@@ -106,17 +106,6 @@ FAMILIES = (
             }
         },
     ),
-    Family(
-        "Mistral4ForCausalLM",
-        read_mistral4,
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 16.0,
-                "original_max_position_embeddings": 256,
-                "llama_4_scaling_beta": 0.1,
-            }
-        },
-    ),
+    Family("Mistral4ForCausalLM", read_mistral4),
     Family("MixtralForCausalLM", read_mixtral),
 )

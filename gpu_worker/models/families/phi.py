@@ -103,28 +103,6 @@ def _read_rope(file: JsonFile) -> RopeParameters:
 
 FAMILIES = (
     Family("PhiForCausalLM", read_phi),
-    Family(
-        "Phi3ForCausalLM",
-        read_phi3,
-        {
-            "partial_rotary_factor": 0.75,
-            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 12, "long_factor": [2.0] * 12},
-        },
-    ),
-    Family(
-        "PhiMoEForCausalLM",
-        read_phimoe,
-        {
-            "num_experts_per_tok": 2,
-            "rope_scaling": {
-                "type": "longrope",
-                "short_factor": [1.0] * 16,
-                "long_factor": [2.0] * 16,
-                "short_mscale": 1.2,
-                "long_mscale": 1.2,
-                "original_max_position_embeddings": 2048,
-            },
-        },
-        also=("PhimoeForCausalLM",),
-    ),
+    Family("Phi3ForCausalLM", read_phi3),
+    Family("PhiMoEForCausalLM", read_phimoe, {"num_experts_per_tok": 2}, also=("PhimoeForCausalLM",)),
 )

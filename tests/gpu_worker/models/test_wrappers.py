@@ -124,7 +124,7 @@ def test_whether_the_head_is_the_embedding_is_what_the_files_hold(tmp_path: Path
         ({"architectures": ["NewVLModel"], "text_config": {"hidden_size": 8}}, "a text part that is not named"),
         (
             {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "rwkv"}},
-            r"field 'text_config.model_type' is 'rwkv'; supported: .*'llama'",
+            r"field 'text_config.model_type' is 'rwkv'; supported: 'cohere2', .*'llama'",
         ),
     ],
 )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -98,17 +97,15 @@ def _mtp(name: str, field: str | None) -> Family:
     return Family(save, 4, _MTP, field, "mtp", "mtp.layers.0", kind="full_attention")
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "deepseek-v3": _nextn(LATENT["deepseek-v3"]),
-        "glm4-moe": _nextn(MIXTURES["glm4-moe"]),
-        "hy-v3": _nextn(COMPOSED["hy-v3"], _FINAL),
-        "mimo-v2": _mimo(),
-        "qwen3_5": _mtp("qwen3_5", "mtp_num_hidden_layers"),
-        "qwen3_5_moe": _mtp("qwen3_5_moe", "mtp_num_hidden_layers"),
-        "qwen3_next": _mtp("qwen3_next", None),
-    }
-)
+FAMILIES: Mapping[str, Family] = {
+    "deepseek-v3": _nextn(LATENT["deepseek-v3"]),
+    "glm4-moe": _nextn(MIXTURES["glm4-moe"]),
+    "hy-v3": _nextn(COMPOSED["hy-v3"], _FINAL),
+    "mimo-v2": _mimo(),
+    "qwen3_5": _mtp("qwen3_5", "mtp_num_hidden_layers"),
+    "qwen3_5_moe": _mtp("qwen3_5_moe", "mtp_num_hidden_layers"),
+    "qwen3_next": _mtp("qwen3_next", None),
+}
 
 
 class HeadedModel:
