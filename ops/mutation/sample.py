@@ -100,8 +100,6 @@ def _code(function: _Function) -> Iterator[tuple[ast.AST, bool]]:
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
-        if isinstance(node, ast.If) and not node.orelse and all(map(is_logging, node.body)):
-            continue
         yield node, False
         for name, value in ast.iter_fields(node):
             if (

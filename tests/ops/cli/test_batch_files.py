@@ -181,10 +181,11 @@ def test_server_that_is_away_is_asked_again(
 
 
 def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[str]) -> None:
-    moments = iter((0.0, 10.0, 20.0, 30.0))
+    moments = iter((0.0, 10.0, 20.0, 21.0, 30.0))
     bar = _Bar("done", "lines", lambda: next(moments))
     bar.show(0, 100, False)
     bar.show(10, 100, False, "in_progress", 1000.0)
+    bar.show(11, 100, False, "in_progress")  # too soon after the last line
     bar.show(11, 100, False, "in_progress", 1.0)
     _, before, at = capsys.readouterr().err.splitlines()
     assert "about 180 s to go" in before
