@@ -67,3 +67,18 @@ async def test_uploads_at_several_gateways_do_not_exceed_the_quota_together(tmp_
     assert [(each.name, each.num_bytes) for each in stored if each.num_bytes] == [(f"{one}.data", 600)]
     for store in stores:
         await store.close()
+
+
+async def test_file_whose_time_is_over_is_not_found(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    catalog = FileCatalog(store, await identity(store), 1000, GatewayMetrics())
+    for number, expires_at in enumerate((None, 1, 1 << 40)):
+        await catalog.publish(
+            FileRecord(
+                id=f"file-{number:032x}", tenant="acme", filename="x", purpose="batch", num_bytes=0, sha256="",
+                created_at=0, expires_at=expires_at,
+            )
+        )  # fmt: skip
+    found = [await catalog.get("acme", f"file-{number:032x}") is not None for number in range(3)]
+    assert found == [True, False, True]
+    await store.close()

@@ -129,6 +129,19 @@ async def test_address_that_is_not_public_is_never_connected_to(host: Host) -> N
     assert host.heads == []
 
 
+async def test_host_with_one_address_that_is_not_public_is_never_connected_to(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def addresses(tenant: str, name: str, port: int) -> list[str]:
+        return ["127.0.0.1", "10.0.0.1"]
+
+    fetcher = host.fetcher()
+    monkeypatch.setattr(fetcher._lookup, "addresses", addresses)
+    with pytest.raises(ApiError, match="is at an address that is not public"):
+        await fetcher.fetch("t", host.url("/x"), WHERE)
+    assert host.heads == []
+
+
 async def test_host_without_a_valid_certificate_is_refused(host: Host) -> None:
     with pytest.raises(ApiError, match="its certificate is not valid"):
         await host.fetcher(tls=ssl.create_default_context()).fetch("t", host.url("/x"), WHERE)

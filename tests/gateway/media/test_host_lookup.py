@@ -63,3 +63,14 @@ async def test_tenants_that_wait_take_turns(names: SlowNames, monkeypatch: pytes
     names.may_answer.set()
     await asyncio.gather(*waiting)
     assert names.asked == ["a0", "a1", "b0", "a2", "b1"]
+
+
+async def test_turn_that_comes_as_its_caller_gives_up_is_free_again() -> None:
+    lookup = HostLookup()
+    lookup._running["t"] = MAX_AT_ONCE_OF_ONE
+    waiting = asyncio.create_task(lookup._turn("t"))
+    await asyncio.sleep(0)
+    lookup._give_back("t")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert lookup._running["t"] == MAX_AT_ONCE_OF_ONE - 1

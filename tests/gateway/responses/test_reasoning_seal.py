@@ -82,6 +82,8 @@ def test_every_changed_bit_is_noticed() -> None:
         "hr1.AAAA",
         "gAAAAABo",
         SEALS.seal("t", "m", "reasoning", "a", TEXT)[4:],
+        # The form of an earlier version.
+        SEALS.seal("t", "m", "reasoning", "a", TEXT).replace("hr2.", "hr1."),
         "hr2.ü",
     ],
 )

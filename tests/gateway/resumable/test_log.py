@@ -13,8 +13,9 @@ from nats.js import JetStreamContext
 from gateway.api.answer import AnswerStamp
 from gateway.generation import Generation, Prompt
 from gateway.resumable import log as stream_log
+from gateway.resumable.fences import Fences
 from gateway.resumable.log import StreamLog
-from gateway.resumable.record import PIECE_BYTES, StreamForm, StreamHead
+from gateway.resumable.record import PIECE_BYTES, Entry, KeyRecord, StreamForm, StreamHead
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import STREAMS_STREAM, StreamLimits
@@ -104,3 +105,33 @@ async def test_large_heads_of_a_tenant_push_out_its_own_streams(
         await log.close()
     assert await log.find("victim", "v") is not None
     assert await log.find("evil", "s0") is None
+
+
+async def test_first_stream_after_nats_has_lost_its_memory_is_stored(
+    opened: tuple[StreamLog, JetStreamContext],
+) -> None:
+    log, js = opened
+    await js.delete_stream(STREAMS_STREAM)
+    await log.create(head_of("t", "s"), [b"request"])
+    assert await log.find("t", "s") is not None
+    await js.delete_stream(STREAMS_STREAM)
+    assert await log.claim_key("t", "digest", KeyRecord("s", "d", 0.0), 0)
+
+
+async def test_revoked_writer_writes_no_more_and_whoever_comes_later_reads_the_same_journal(
+    opened: tuple[StreamLog, JetStreamContext],
+) -> None:
+    log, js = opened
+    await log.fences.start()
+    log.fences.send_journal("w", 0, msgspec.msgpack.encode((0, [("t", "s", 0, [(0, None, None)])])))
+    seq = await log.fences.write("w", 0, (0, 1))
+    assert seq is not None
+    # The second one asks for itself: what it knows of the first is its fence alone.
+    for fences in (log.fences, Fences(log._nats, js)):
+        entries: list[Entry] = []
+        (await fences.revoke("w")).extend(head_of("t", "s"), entries)
+        assert entries == [(0, None, None)]
+        found = await fences.find("w")
+        assert found is not None
+        assert (found.is_own, found.span) == (False, (0, 1))
+    assert await log.fences.write("w", seq, (0, 1)) is None

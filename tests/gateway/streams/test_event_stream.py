@@ -16,6 +16,7 @@ from gateway.http1.exchange import Exchange
 from gateway.streams import event_stream
 from gateway.streams.dialect import OPENAI, server_sent_event
 from gateway.streams.event_stream import MAX_DELAY_S, EventStream, EventStreamLimits, Flusher
+from gateway.streams.numbered import NumberedEventStream
 from tests.gateway.wire_worker import until
 
 DONE = OPENAI.end_of_stream
@@ -286,3 +287,22 @@ async def test_one_streams_exception_loses_no_neighbours_flush() -> None:
 
     await flush_all(1)
     await flush_all(2)
+
+
+@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=5), first_event=st.integers(0, 6))
+def test_events_that_are_sent_together_are_numbered_and_left_out_one_by_one(sizes: list[int], first_event: int) -> None:
+    exchange = RecordingExchange()
+    stream = NumberedEventStream(
+        cast("Exchange", exchange), cast("Flusher", FlushAtOnce()), LIMITS, lambda: (), 0.0, OPENAI, lambda: None,
+        first_event, lambda error: None,
+    )  # fmt: skip
+    exchange.started = True
+    events = [b"data: %d\n\n" % number for number in range(sum(sizes))]
+    rest = list(events)
+    for size in sizes:
+        stream.send(b"".join(rest[:size]))
+        del rest[:size]
+    stream.end()
+    told = [*events, DONE]
+    numbered = [b"id: %d\n%b" % (number, event) for number, event in enumerate(told)]
+    assert exchange.written == b"".join(numbered[first_event:])
