@@ -1,7 +1,7 @@
 """Requests that wait for the worker with their prefix, beside pulling alone: `python -m ops.bench.affinity`.
 
 Conversations of agents (`load/agents.py`) on four workers in virtual time, whose schedulers, caches, offers and
-claims are those of real workers (`load/virtual_fleet.py`). `agents` holds them all at once, `paced` one after another,
+claims are those of real workers (`ops/simulation`). `agents` holds them all at once, `paced` one after another,
 as many as fit into memory, and then the last turn of each; `unrelated` are prompts that have nothing in common; in
 `death` one worker dies and another drains half-way.
 """
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.bench.load.agent_run import AgentRun
 from ops.bench.load.agents import AgentConversation, AgentLoad, AgentTurn, shared_share
-from ops.bench.load.virtual_fleet import VirtualFleet
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
+from ops.simulation.fleet import VirtualFleet
+from ops.simulation.step_time import StepTimes, growing_times
 
 NUM_WORKERS = 4
 BLOCK_SIZE = 16
@@ -98,7 +99,8 @@ class Bench:
         times = NUM_WORKERS if mode == "one worker" else 1
         config = SchedulerConfig(BLOCK_SIZE, self.num_blocks * times, 16 * times, 2048, 1 << 17)
         num_workers = NUM_WORKERS // times
-        return VirtualFleet(num_workers, config, is_affine=mode == "wait", step_ms=STEP_MS, growth=GROWTH / times)
+        step_times = StepTimes(growing_times(STEP_MS, GROWTH / times))
+        return VirtualFleet(num_workers, config, step_times, is_affine=mode == "wait")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

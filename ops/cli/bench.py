@@ -93,7 +93,7 @@ def _check_writable(file: Path) -> None:
 def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[str, object]:
     """Measure a load, print its row and return it."""
     from ops.bench.engine import bandwidth_share, medians, read_bandwidth, share_text
-    from ops.bench.traffic import bytes_per_decode_step
+    from ops.sizing.traffic import bytes_per_decode_step
 
     result = medians([bench.measure(load, temperature=config.temperature) for _ in range(config.rounds)])
     step_s = load.batch / result.decode_rate if result.step_s is None else result.step_s

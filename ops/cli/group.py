@@ -29,6 +29,8 @@ _COMMANDS = (
     "worker-login",
     "quantize",
     "perplexity",
+    "plan",
+    "simulate",
     "cache",
     "bench",
 )

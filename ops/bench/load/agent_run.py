@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from ops.bench.load.agents import AgentConversation
 from ops.bench.load.event_streams import percentile
-from ops.bench.load.virtual_fleet import Job, VirtualFleet
+from ops.simulation.fleet import VirtualFleet
+from ops.simulation.job import Job
 from shared.messages import Request
 from shared.sampling import Sampling
 

@@ -33,8 +33,8 @@ from ops.bench.engine_compare import measure_all
 from ops.bench.make_model import SHAPES, Shape, Size, make_model, weight_shapes
 from ops.bench.peers import convert_to_gguf
 from ops.bench.peers.engines import PeerUnavailableError, Task
-from ops.bench.traffic import bytes_per_decode_step
 from ops.cli.bench import command
+from ops.sizing.traffic import bytes_per_decode_step
 from tests.gpu_worker.quantization.gguf.llama_cpp import VARIABLE, find_llama_cpp
 
 SHAPE = Shape(96, 32, 48, 2, 4, 2, is_tied=False, max_len=64)

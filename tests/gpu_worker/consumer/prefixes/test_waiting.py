@@ -19,12 +19,14 @@ from gpu_worker.consumer.request_reader import cache_salt
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.bench.load.agent_run import AgentRun
 from ops.bench.load.agents import AgentConversation, AgentLoad, AgentTurn
-from ops.bench.load.virtual_fleet import VirtualFleet
+from ops.simulation.fleet import VirtualFleet
+from ops.simulation.step_time import StepTimes, growing_times
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
 
 LOAD = AgentLoad(median_turns=6, system_tokens=1000, answered_tokens=10, tool_pause_s=0.3, person_pause_s=1.0)
 STEP_MS, GROWTH = 6.0, 0.02
+TIMES = StepTimes(growing_times(STEP_MS, GROWTH))
 # Of a step that is as full as it may be.
 PREFILL_RATE = 512 / (STEP_MS / 1e3 * (1 + GROWTH * 511))
 
@@ -36,9 +38,7 @@ def config(num_blocks: int = 600, max_num_seqs: int = 4) -> SchedulerConfig:
 def fleet(
     num_workers: int = 3, *, is_affine: bool = True, num_blocks: int = 600, max_num_seqs: int = 4
 ) -> VirtualFleet:
-    return VirtualFleet(
-        num_workers, config(num_blocks, max_num_seqs), is_affine=is_affine, step_ms=STEP_MS, growth=GROWTH
-    )
+    return VirtualFleet(num_workers, config(num_blocks, max_num_seqs), TIMES, is_affine=is_affine)
 
 
 def answers(run: AgentRun) -> list[tuple[str, bool]]:
@@ -58,7 +58,7 @@ def watch(watched: VirtualFleet, check: Callable[[], None]) -> None:
 def test_turns_find_their_prefix_as_in_one_worker_with_all_memory() -> None:
     conversations = LOAD.conversations(1, 12)
     pull, wait = AgentRun(fleet(is_affine=False), conversations), AgentRun(fleet(), conversations)
-    one = VirtualFleet(1, config(3 * 600, 12), is_affine=False, step_ms=STEP_MS, growth=GROWTH / 3)
+    one = VirtualFleet(1, config(3 * 600, 12), StepTimes(growing_times(STEP_MS, GROWTH / 3)), is_affine=False)
     alone = AgentRun(one, conversations)
     for run in (pull, wait, alone):
         run.together(0.5)
@@ -97,9 +97,7 @@ def test_new_conversations_spread_over_the_memory_of_all_workers() -> None:
 @given(st.integers(0, 1000), st.sampled_from((0.1, 0.5, 1.0)))
 def test_loss_of_announcements_and_messages_costs_no_request(seed: int, share: float) -> None:
     draw = random.Random(seed)
-    lossy = VirtualFleet(
-        3, config(), is_affine=True, step_ms=STEP_MS, growth=GROWTH, is_lost=lambda what: draw.random() < share
-    )
+    lossy = VirtualFleet(3, config(), TIMES, is_affine=True, is_lost=lambda what: draw.random() < share)
     conversations = LOAD.conversations(seed, 6)
     run, pull = AgentRun(lossy, conversations), AgentRun(fleet(is_affine=False), conversations)
     run.together(0.2)
@@ -147,7 +145,7 @@ class LyingFleet(VirtualFleet):
 @pytest.mark.parametrize("reply", [None, "claim", "later", "decline", "taken"])
 def test_worker_that_announces_falsely_delays_others_no_longer_than_the_prefix_would_save(reply: Reply | None) -> None:
     conversations = LOAD.conversations(2, 6)
-    served = LyingFleet(2, config(), is_affine=True, step_ms=STEP_MS, growth=GROWTH)
+    served = LyingFleet(2, config(), TIMES, is_affine=True)
     served.reply = reply
     run = AgentRun(served, conversations)
 

@@ -43,13 +43,23 @@ def bytes_per_decode_step(
         isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in model.layers
     ):
         return None
-    weights = model.vocab_size * model.hidden_size
-    cache = 0
-    for layer in model.layers:
-        weights += _mixer_weights(layer.mixer, model.hidden_size)
-        weights += _feed_forward_weights(layer.feed_forward, model.hidden_size, batch)
-        cache += batch * _kept_bytes(layer.mixer, dtype, context)
+    weights = head_weights(model) + decode_weights(model, batch)
+    cache = sum(batch * _kept_bytes(layer.mixer, dtype, context) for layer in model.layers)
     return weights * (weight_dtype or dtype).itemsize + cache
+
+
+def head_weights(model: ModelConfig) -> int:
+    """Return the numbers of the head, which are as many as the embedding has."""
+    return model.vocab_size * model.hidden_size
+
+
+def decode_weights(model: ModelConfig, num_tokens: int) -> int:
+    """Return the numbers of the matrices of all layers that a step of so many tokens meets."""
+    size = model.hidden_size
+    return sum(
+        _mixer_weights(layer.mixer, size) + _feed_forward_weights(layer.feed_forward, size, num_tokens)
+        for layer in model.layers
+    )
 
 
 def _mixer_weights(shape: MixerShape | None, size: int) -> int:

@@ -1,0 +1,208 @@
+"""`headrace plan`: devices, memory, times and cost of a load, before anything is bought."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from ops.cli.simulate import PlacedModel
+from shared.config import setting
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ops.simulation.scenario import Outcome
+    from ops.sizing.plan import Limits, Option, Workload
+
+_TESTED_S = 60.0
+_MOST_ADDED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig(PlacedModel):
+    """What to plan for."""
+
+    rate: float = setting(1.0, "Requests a second.", minimum=1e-3, maximum=1e6)
+    prompt: int = setting(500, "Tokens of a prompt.", minimum=1, maximum=1 << 22)
+    output: int = setting(200, "Tokens of an answer.", minimum=1, maximum=1 << 22)
+    ttft_p99_ms: float | None = setting(None, "Longest time to first token.", minimum=0.1)
+    itl_ms: float | None = setting(None, "Longest mean time between tokens.", minimum=0.01)
+    ranks: str = setting("1,2,4,8", "Devices of a worker to compare, separated by commas.")
+    max_num_seqs: int = setting(256, "Sequences that run at once in a worker.", minimum=1, maximum=8192)
+    max_num_batched_tokens: int = setting(8192, "Tokens of a step.", minimum=1, maximum=1 << 20)
+    max_model_len: int | None = setting(None, "Tokens of a sequence; those of the load if not given.", minimum=2)
+    simulate: bool = setting(
+        False, "Simulate the first option for a minute, add workers until --ttft-p99-ms holds, and let one die."
+    )
+    seed: int = setting(0, "Of simulated requests.", minimum=0)
+    json: bool = setting(False, "Print JSON.")
+    html: Path | None = setting(None, "File for a page with a picture.")
+
+
+def run(config: PlanConfig) -> int:
+    """Plan a fleet from a model's config.json, a device's data sheet and a load.
+
+    Options stand side by side: number formats and devices of a worker, the fewest devices first. Formulas and their
+    sources are in ops/docs/sizing.md; what they do not cover is called unsupported.
+    """
+    if config.model is None:
+        raise ConfigError("HEADRACE_MODEL", "is required; see headrace plan --help")
+    require("worker", "torch", "numpy", "safetensors", "tokenizers")
+    from ops.sizing.devices import find_device
+    from ops.sizing.model_size import read_model_size
+    from ops.sizing.plan import Limits, Workload, options
+
+    size, device = read_model_size(config.model), find_device(config.device)
+    load = Workload(config.rate, config.prompt, config.output, _seconds(config.ttft_p99_ms), _seconds(config.itl_ms))
+    length = config.max_model_len or config.prompt + config.output
+    if not config.prompt + config.output <= length <= size.config.max_model_len:
+        raise ConfigError(
+            "HEADRACE_MAX_MODEL_LEN",
+            f"is {length}; the load has {config.prompt + config.output}, the model {size.config.max_model_len} tokens",
+        )
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, length, config.gpu_memory_utilization)
+    found, reasons = options(size, device, load, limits, _ranks(config.ranks))
+    tests = _tests(config, found[0], load, limits) if found and config.simulate else []
+    if config.json:
+        rows = [_figures(each, load, config.price) for each in found]
+        click.echo(json.dumps({"options": rows, "unsupported": reasons, "simulated": tests}, indent=2))
+    else:
+        _print(config, found, reasons, tests, load)
+    if config.html is not None:
+        config.html.write_text(_page(config, found, tests, load), encoding="utf-8")
+    return 0 if found else 1
+
+
+def _seconds(milliseconds: float | None) -> float:
+    return math.inf if milliseconds is None else milliseconds / 1000
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    from ops.sizing.plan import MAX_RANKS
+
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and 1 <= int(part) <= MAX_RANKS for part in parts):
+        raise ConfigError("HEADRACE_RANKS", f"{text!r} is no list of numbers from 1 to {MAX_RANKS}, like 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _figures(each: Option, load: Workload, price: float | None) -> dict[str, Any]:
+    """Return the numbers of an option."""
+    figures: dict[str, Any] = {
+        "weights": each.weights,
+        "cache": each.cache,
+        "devices_a_worker": each.ranks,
+        "weights_gb_a_device": round(each.roofline.weight_bytes / 1e9, 1),
+        "cache_tokens": each.num_blocks * 16,
+        "sequences_at_once": each.concurrency,
+        "running": each.usual.batch,
+        "ttft_ms": round(1e3 * each.usual.ttft_s, 1),
+        "itl_ms": round(1e3 * each.usual.itl_s, 2),
+        "requests_per_s_at_most": round(each.most.requests_per_s, 2),
+        "workers": each.workers,
+        "devices": each.devices,
+    }
+    if price is not None:
+        figures["cost_per_hour"] = round(each.devices * price, 2)
+        figures["cost_per_million_output_tokens"] = round(each.cost_per_million(price, load), 2)
+    return figures
+
+
+def _lines(config: PlanConfig, found: list[Option], load: Workload) -> list[str]:
+    from ops.text_table import aligned
+
+    heads = ["weights", "cache", "a worker", "GB", "cache tokens", "fit", "run", "TTFT ms", "ITL ms"]
+    heads += ["req/s at most", "workers", "devices"]
+    rows = [[str(value) for value in _figures(each, load, config.price).values()] for each in found]
+    return aligned([heads + (["cost/h", "cost/M out"] if config.price is not None else []), *rows])
+
+
+def _print(
+    config: PlanConfig, found: list[Option], reasons: list[str], tests: list[dict[str, Any]], load: Workload
+) -> None:
+    if found:
+        click.echo("\n".join(_lines(config, found, load)))
+    for reason in reasons:
+        click.echo(f"not listed: {reason}")
+    if tests:
+        click.echo("\n" + "\n".join(_test_lines(tests)))
+
+
+def _test_lines(tests: list[dict[str, Any]]) -> list[str]:
+    from ops.text_table import aligned
+
+    heads = ["simulated", "devices", "TTFT p50 ms", "TTFT p99 ms", "ITL p99 ms", "refused", "moved", "busy"]
+    rows = [[str(value) for value in test.values()][: len(heads)] for test in tests]
+    return aligned([heads, *rows])
+
+
+def _tests(config: PlanConfig, best: Option, load: Workload, limits: Limits) -> list[dict[str, Any]]:
+    """Simulate an option: with more and more workers until its times hold, then with one that dies."""
+    tests: list[dict[str, Any]] = []
+
+    def holds(workers: int, name: str, kills: tuple[tuple[int, float], ...] = ()) -> bool:
+        outcome = _simulated(config, best, load, limits, workers, kills)
+        tests.append(_test(f"{workers} workers{name}", workers * best.ranks, outcome))
+        return outcome.ttft_s[99] <= load.ttft_s and not outcome.num_given_up
+
+    enough = range(best.workers, best.workers + _MOST_ADDED + 1)
+    workers = next((count for count in enough if holds(count, "")), enough[-1])
+    kills = ((0, _TESTED_S / 2),)
+    _ = holds(workers, ", one dies", kills) or holds(workers + 1, ", one dies", kills)
+    return tests
+
+
+def _test(name: str, devices: int, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "name": name,
+        "devices": devices,
+        "ttft_p50_ms": round(1e3 * outcome.ttft_s[50], 1),
+        "ttft_p99_ms": round(1e3 * outcome.ttft_s[99], 1),
+        "itl_p99_ms": round(1e3 * outcome.itl_s[99], 1),
+        "refused": f"{outcome.refused_share:.2%}",
+        "moved": outcome.num_moves,
+        "busy": f"{outcome.device_share:.0%}",
+    }
+
+
+def _simulated(
+    config: PlanConfig,
+    each: Option,
+    load: Workload,
+    limits: Limits,
+    workers: int,
+    kills: tuple[tuple[int, float], ...],
+) -> Outcome:
+    from ops.cli.simulate import on_device
+    from ops.simulation.scenario import Scenario, simulate
+    from ops.simulation.workload import Synthetic
+
+    names = (each.weights, each.cache, each.ranks)
+    sizes, times = on_device(config, names, (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len))
+    drawn = Synthetic(math.ceil(load.rate * _TESTED_S), load.rate, load.prompt, load.output)
+    scenario = Scenario(workers, sizes, times, kills=kills, seed=config.seed)
+    return simulate(scenario, drawn.arrivals(config.seed))
+
+
+def _page(config: PlanConfig, found: list[Option], tests: list[dict[str, Any]], load: Workload) -> str:
+    from ops.chart import bar_chart, page
+
+    names = [f"{each.weights}/{each.cache} x{each.ranks}" for each in found[:8]]
+    charts = [
+        bar_chart("Devices", [(name, float(each.devices)) for name, each in zip(names, found, strict=False)]),
+        bar_chart("ITL, ms", [(name, 1e3 * each.usual.itl_s) for name, each in zip(names, found, strict=False)]),
+    ]
+    if tests:
+        charts.append(bar_chart("Simulated TTFT p99, ms", [(test["name"], test["ttft_p99_ms"]) for test in tests]))
+    title = f"{load.rate:g} requests/s of {load.prompt}/{load.output} on {config.device}"
+    lines = _lines(config, found, load) if found else []
+    return page(title, [*lines, "", *(_test_lines(tests) if tests else [])], charts)
+
+
+command = settings_command(PlanConfig, "plan", run)

@@ -1,0 +1,212 @@
+"""`headrace simulate`: a fleet in virtual time, by the real scheduler and measured or computed step times."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from shared.config import setting
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpu_worker.core.scheduler_config import SchedulerConfig
+    from ops.simulation.profile import Profile
+    from ops.simulation.scenario import Outcome, Scenario
+    from ops.simulation.step_time import StepTimes
+    from ops.simulation.workload import Arrival
+
+_KILL = re.compile(r"w?(\d+)@(\d+(?:\.\d+)?)s?")
+_FORMATS, _CACHES = ("bf16", "fp8", "int4"), ("bf16", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model on devices of a kind."""
+
+    model: Path | None = setting(None, "Directory of a model, or a config.json alone.")
+    device: str = setting("h200", "Kind of device: a100, h100, h200, b200, l40s, rtx4090, rtx5090 or mi300x.")
+    gpu_memory_utilization: float = setting(0.9, "Share of a device's memory to use.", minimum=0.1, maximum=1)
+    price: float | None = setting(
+        None, "Of a device for an hour, in any currency; without it no cost is told.", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig(PlacedModel):
+    """How it is stored and divided there."""
+
+    weights: str = setting("bf16", "Number format of weights.", choices=_FORMATS)
+    cache_dtype: str = setting("bf16", "Number format of keys and values.", choices=_CACHES)
+    tensor_parallel_size: int = setting(1, "Devices of a worker.", minimum=1, maximum=64)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig(DeviceConfig):
+    """Requests that are drawn."""
+
+    requests: int = setting(10_000, "How many requests come.", minimum=1, maximum=100_000_000)
+    rate: float | None = setting(None, "Requests a second; all at once if not given.", minimum=1e-6)
+    prompt: int = setting(500, "Tokens of a prompt, in the mean.", minimum=1, maximum=1 << 22)
+    output: int = setting(200, "Tokens of an answer, in the mean.", minimum=1, maximum=1 << 22)
+    spread: float = setting(0.0, "Standard deviation of lengths' logarithms; 0: all equal.", minimum=0, maximum=4)
+    burstiness: float = setting(
+        1.0, "Deviation of the times between requests over their mean: 1 at random, 0 equal.", minimum=0, maximum=100
+    )
+    tenants: int = setting(1, "Tenants that send requests, all alike.", minimum=1, maximum=100_000)
+    shared_prefix: int = setting(0, "Tokens that prompts begin with in common.", minimum=0, maximum=1 << 22)
+    prefixes: int = setting(1, "Different beginnings of that length.", minimum=1, maximum=1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateConfig(LoadConfig):
+    """What to simulate."""
+
+    workers: int = setting(1, "Workers of the fleet.", minimum=1, maximum=4096)
+    trace: Path | None = setting(None, "File of recorded requests, instead of drawn ones; see ops/docs/sizing.md.")
+    profile: Path | None = setting(None, "File of measured step times, instead of a model and a device.")
+    max_num_seqs: int = setting(256, "Sequences that run at once in a worker.", minimum=1, maximum=8192)
+    max_num_batched_tokens: int = setting(8192, "Tokens of a step.", minimum=1, maximum=1 << 20)
+    max_model_len: int | None = setting(None, "Tokens of a sequence; the model's own limit if not given.", minimum=2)
+    interactive_ttft_slo_s: float = setting(
+        10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01
+    )
+    retries: int = setting(2, "How often a refused client comes back, when it was told to.", minimum=0, maximum=1000)
+    kill: str | None = setting(None, "Workers that die, and after how many seconds: 3@60, or 3@60,4@90.")
+    affinity: bool = setting(False, "Requests wait for the worker that holds their prefix, as real workers let them.")
+    seed: int = setting(0, "Of all that is drawn: the same seed gives the same bytes.", minimum=0)
+    json: bool = setting(False, "Print JSON.")
+    html: Path | None = setting(None, "File for a page with plots.")
+
+
+def run(config: SimulateConfig) -> int:
+    """Simulate a fleet: its scheduler, admission, queue and shedding are the real ones, its devices formulas.
+
+    Step times come from a profile, which `python -m ops.bench.simulate` measures on a running system, or from a model's
+    sizes and a device's data sheet (`headrace plan`).
+    """
+    from ops.simulation.report import Cost, figures, html, table
+    from ops.simulation.scenario import simulate
+
+    scenario, profile = scenario_of(config)
+    outcome: Outcome = simulate(scenario, _arrivals(config))
+    errors = {} if profile is None else profile.errors
+    cost = None
+    if config.price is not None:
+        cost = Cost(config.workers * config.tensor_parallel_size, config.price)
+    if config.json:
+        click.echo(json.dumps(figures(scenario, outcome, cost, errors), indent=2))
+    else:
+        click.echo("\n".join(table(scenario, outcome, cost, errors)))
+    if config.html is not None:
+        config.html.write_text(html("Simulation", scenario, outcome, cost, errors), encoding="utf-8")
+    return 0
+
+
+def scenario_of(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
+    """Return what is simulated, and the profile that its times are from, if they are.
+
+    Raises:
+        ConfigError: Settings contradict each other, or the model does not fit.
+    """
+    from ops.simulation.profile import read_profile
+    from ops.simulation.scenario import Scenario
+
+    profile = None if config.profile is None else read_profile(config.profile)
+    if profile is not None:
+        sizes, times, latency_s = profile.worker.config(), profile.times, profile.latency_s
+    else:
+        names = (config.weights, config.cache_dtype, config.tensor_parallel_size)
+        limits = (config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
+        sizes, times = on_device(config, names, limits)
+        latency_s = 0.0
+    return Scenario(
+        workers=config.workers,
+        config=sizes,
+        times=times,
+        ttft_slo_s=config.interactive_ttft_slo_s,
+        latency_s=latency_s,
+        max_retries=config.retries,
+        kills=_kills(config),
+        is_affine=config.affinity,
+        seed=config.seed,
+    ), profile
+
+
+def on_device(
+    config: PlacedModel, names: tuple[str, str, int], limits: tuple[int, int, int | None]
+) -> tuple[SchedulerConfig, StepTimes]:
+    """Return what a worker schedules, and what its steps take, of a model on devices.
+
+    Args:
+        config: The model, and the kind of device.
+        names: Formats of weights and of the cache, and devices of a worker.
+        limits: Sequences at once, tokens of a step, and of a sequence; None is the model's own.
+
+    Raises:
+        ConfigError: The model is missing, unsupported, or does not fit.
+    """
+    if config.model is None:
+        raise ConfigError("HEADRACE_MODEL", "is required, or --profile; see headrace simulate --help")
+    require("worker", "torch", "numpy", "safetensors", "tokenizers")
+    from gpu_worker.core.scheduler_config import SchedulerConfig
+    from ops.simulation.step_time import StepTimes
+    from ops.sizing.devices import find_device
+    from ops.sizing.model_size import BLOCK_SIZE, CACHE_DTYPES, FORMATS, read_model_size
+    from ops.sizing.roofline import HOST_TIMES, Roofline
+
+    size, (weights, cache, ranks) = read_model_size(config.model), names
+    max_num_seqs, max_num_batched_tokens, max_model_len = limits
+    length = min(max_model_len or size.config.max_model_len, size.config.max_model_len)
+    roofline = Roofline(size, find_device(config.device), FORMATS[weights], CACHE_DTYPES[cache], ranks)
+    num_tokens = max(max_num_batched_tokens, max_num_seqs)
+    num_blocks = roofline.num_blocks(length, num_tokens, max_num_seqs, config.gpu_memory_utilization)
+    return SchedulerConfig(BLOCK_SIZE, num_blocks, max_num_seqs, num_tokens, length), StepTimes(roofline, HOST_TIMES)
+
+
+def _arrivals(config: SimulateConfig) -> Iterator[Arrival]:
+    from ops.simulation.workload import Synthetic, read_trace
+
+    if config.trace is not None:
+        return iter(read_trace(config.trace, config.requests))
+    if config.shared_prefix >= config.prompt:
+        raise ConfigError(
+            "HEADRACE_SHARED_PREFIX", f"is {config.shared_prefix}; it must be less than --prompt ({config.prompt})"
+        )
+    load = Synthetic(
+        config.requests,
+        math.inf if config.rate is None else config.rate,
+        config.prompt,
+        config.output,
+        config.spread,
+        config.burstiness,
+        config.tenants,
+        config.shared_prefix,
+        config.prefixes,
+    )
+    return load.arrivals(config.seed)
+
+
+def _kills(config: SimulateConfig) -> tuple[tuple[int, float], ...]:
+    kills = []
+    for text in (config.kill or "").split(","):
+        if not text:
+            continue
+        found = _KILL.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError("HEADRACE_KILL", f"{text!r} is no worker and second like 3@60")
+        if int(found[1]) >= config.workers:
+            raise ConfigError("HEADRACE_KILL", f"there is no worker {found[1]}; they are 0 to {config.workers - 1}")
+        kills.append((int(found[1]), float(found[2])))
+    return tuple(kills)
+
+
+command = settings_command(SimulateConfig, "simulate", run)

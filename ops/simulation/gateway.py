@@ -1,0 +1,306 @@
+"""The gateway in virtual time: the real shedder and forecast, on the load that heartbeats show, and its clients.
+
+One gateway stands for all: it sees every request. A client that is refused comes back when `Retry-After` says so, with
+the same body and its ticket, as official libraries do, and gives up after `max_retries`.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from gateway.admission.caller import TICKET_HEADER, Caller
+from gateway.admission.shedding import Prediction, Shedder
+from gateway.config import GatewayConfig
+from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.errors import ApiError, whole_seconds
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation, Prompt
+from gateway.metrics import GatewayMetrics
+from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from ops.simulation.fleet import VirtualFleet
+from ops.simulation.job import Job
+from ops.simulation.workload import Arrival
+from shared.messages import Request
+from shared.sampling import Sampling
+
+MODEL = "simulated"
+_RETRIES = b"x-stainless-retry-count"
+
+
+@dataclass(slots=True)
+class Served:
+    """What clients saw. Times are seconds, from a client's first attempt on.
+
+    Attributes:
+        num_refusals: Attempts that were refused.
+        num_given_up: Clients that were refused for good.
+        num_retried: Clients that were refused first, and then served.
+        num_too_long: Requests whose prompt no worker can hold.
+        num_unserved: Requests that were waiting when the last worker had died.
+        num_moves: Times that a request has lost its worker.
+        last_end_at: When the last request was complete.
+    """
+
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    end_s: array[float] = field(default_factory=lambda: array("d"))
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_moves: int = 0
+    num_refusals: int = 0
+    num_given_up: int = 0
+    num_retried: int = 0
+    num_too_long: int = 0
+    num_unserved: int = 0
+    last_end_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The fleet at a heartbeat."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_share: float
+    device_s: float
+    num_tokens: int
+    num_refusals: int
+
+
+class ServedJob(Job):
+    """A request that was admitted, and its client."""
+
+    __slots__ = ("_gateway", "client", "flight", "prediction")
+
+    def __init__(self, gateway: VirtualGateway, client: Client, prediction: Prediction | None, flight: Flight) -> None:
+        """Belong to a gateway."""
+        super().__init__(flight.request)
+        self._gateway = gateway
+        self.client = client
+        self.prediction = prediction
+        self.flight = flight
+
+    def note_claim(self, worker: str) -> None:
+        """Tell the gateway who has it."""
+        self._gateway.flights.claim(self.flight, worker)
+
+    def note_loss(self) -> None:
+        """Tell the gateway that nobody has it."""
+        super().note_loss()
+        self._gateway.flights.release(self.flight)
+
+    def note_first(self, first_s: float, num_prompt: int, num_cached: int) -> None:
+        """Tell the gateway of the first token."""
+        super().note_first(first_s, num_prompt, num_cached)
+        self._gateway.flights.note_output(self.flight)
+
+    def note_end(self, token_ids: list[int]) -> None:
+        """Tell the gateway of the end."""
+        self.is_done = True
+        self._gateway.end(self, len(token_ids))
+
+
+@dataclass(slots=True)
+class Client:
+    """Sends one request until it is served."""
+
+    arrival: Arrival
+    number: int
+    since: float
+    num_attempts: int = 0
+    ticket: bytes | None = None
+
+    def caller(self) -> Caller:
+        """Return who asks."""
+        headers = [(_RETRIES, b"%d" % self.num_attempts)]
+        if self.ticket is not None:
+            headers.append((TICKET_HEADER, self.ticket))
+        return Caller(self.arrival.tenant, self.arrival.tenant, headers, b"%d" % self.number)
+
+
+class VirtualGateway:
+    """Owns the clients, what it knows of requests, and what is counted of them.
+
+    Attributes:
+        served: What clients saw.
+        moments: The fleet at each heartbeat.
+    """
+
+    def __init__(
+        self,
+        fleet: VirtualFleet,
+        config: SchedulerConfig,
+        *,
+        ttft_slo_s: float,
+        latency_s: float = 0.0,
+        max_retries: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Serve by a fleet.
+
+        Args:
+            fleet: Of workers.
+            config: Of each one's scheduler.
+            ttft_slo_s: Requests whose predicted time to first token is longer are refused.
+            latency_s: What a request takes on its way to a worker, and its first token back.
+            max_retries: How often a client comes back.
+            seed: Of the jitter of retry times.
+        """
+        self.fleet = fleet
+        self.flights = FlightTable()
+        self.served = Served()
+        self.moments: list[Moment] = []
+        self._config = config
+        self._latency_s = latency_s
+        self._max_retries = max_retries
+        self._generator = random.Random(f"gateway/{seed}")
+        settings = GatewayConfig(interactive_ttft_slo_s=ttft_slo_s)
+        self._shedder = Shedder(settings, GatewayMetrics(), self._generator.random, fleet.clock.time)
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._num_waiting = self._num_arrived = 0
+        self._has_more = False
+        self._load: FleetLoad | None = None
+
+    def serve(self, arrivals: Iterator[Arrival]) -> None:
+        """Serve requests until the last one has ended."""
+        self._arrivals = arrivals
+        self._beat()
+        self._expect()
+        self.fleet.run(lambda: not self._has_more and (not self._num_waiting or self._is_over))
+        self.served.num_unserved = self._num_waiting
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no worker is left."""
+        return not any(worker.is_alive for worker in self.fleet.workers)
+
+    def end(self, job: ServedJob, num_tokens: int) -> None:
+        """Count a request that is complete."""
+        served, client, latency_s = self.served, job.client, self._latency_s
+        self.flights.remove(job.flight)
+        assert job.first_s is not None
+        first_at = job.sent_at + job.first_s + latency_s / 2
+        served.ttft_s.append(first_at - client.since)
+        served.end_s.append(self.fleet.now + latency_s / 2 - client.since)
+        served.num_prompt_tokens += job.num_prompt
+        served.num_cached_tokens += job.num_cached
+        served.num_output_tokens += num_tokens
+        served.num_moves += job.num_moves
+        served.num_retried += client.num_attempts > 1
+        served.last_end_at = self.fleet.now
+        if job.prediction is not None:
+            self._shedder.observe(job.prediction, job.first_s + latency_s, job.num_prompt, num_tokens)
+        self._num_waiting -= 1
+
+    def _expect(self) -> None:
+        """Wait for the next request."""
+        arrival = next(self._arrivals, None)
+        self._has_more = arrival is not None
+        if arrival is not None:
+            self.fleet.clock.call_at(arrival.at, lambda: self._arrive(arrival))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._num_arrived += 1
+        if arrival.prompt < self._config.max_num_tokens:
+            self._num_waiting += 1
+            self._ask(Client(arrival, self._num_arrived, self.fleet.now))
+        else:
+            self.served.num_too_long += 1
+        self._expect()
+
+    def _ask(self, client: Client) -> None:
+        """Let a client try."""
+        arrival = client.arrival
+        sampling = Sampling(max_tokens=arrival.output, ignore_eos=True)
+        prompt = Prompt(arrival.prompt, token_ids=())
+        generation = Generation("completion", MODEL, (prompt,), 1, sampling, deterministic=False)
+        load, tenant = self._present_load(), arrival.tenant
+        share = self.flights.share(load, tenant) if self.flights.num_tenants(MODEL, tenant) > 1 else None
+        try:
+            num_own = self.flights.num_of(MODEL, tenant)
+            prediction = self._shedder.admit(load, generation, client.caller(), share, num_own)
+        except ApiError as error:
+            self._refuse(client, error)
+            return
+        client.num_attempts += 1
+        self._publish(client, prediction, sampling)
+
+    def _publish(self, client: Client, prediction: Prediction, sampling: Sampling) -> None:
+        arrival = client.arrival
+        request = Request(
+            id=f"r{client.number}",
+            model=MODEL,
+            tenant=arrival.tenant,
+            token_ids=tuple(arrival.token_ids(client.number)),
+            sampling=sampling,
+        )
+        flight = Flight(request, cast("Any", None), arrival.prompt, self.fleet.now)
+        self.flights.add(flight)
+        job = ServedJob(self, client, prediction, flight)
+        self.fleet.call_later(self._latency_s / 2, lambda: self.fleet.submit(job))
+
+    def _refuse(self, client: Client, error: ApiError) -> None:
+        self.served.num_refusals += 1
+        client.num_attempts += 1
+        if client.num_attempts > self._max_retries or error.retry_after_s is None:
+            self.served.num_given_up += 1
+            self._num_waiting -= 1
+            return
+        ticket = error.headers.get(TICKET_HEADER.decode())
+        client.ticket = ticket.encode() if ticket else client.ticket
+        self.fleet.call_later(whole_seconds(error.retry_after_s), lambda: self._ask(client))
+
+    def _present_load(self) -> FleetLoad:
+        """Return the load of the last heartbeats, with what they do not show yet."""
+        load = self._load
+        assert load is not None
+        requests, tokens = self.flights.unshown(MODEL)
+        if not requests:
+            return load
+        requests, tokens = load.queued_requests + requests, load.queued_tokens + tokens
+        return replace(load, queued_requests=requests, queued_tokens=tokens)
+
+    def _beat(self) -> None:
+        """Take in the heartbeats of all workers, now and from now on."""
+        alive = [worker for worker in self.fleet.workers if worker.is_alive]
+        loads = [worker.load for worker in alive]
+        for worker in alive:
+            self.flights.note_heartbeat(MODEL, worker.name)
+        config, running = self._config, sum(load.running for load in loads)
+        waiting, waiting_tokens = sum(load.waiting for load in loads), sum(load.waiting_tokens for load in loads)
+        most_requests, most_tokens = self.flights.awaited().get(MODEL, (0, 0))
+        free = sum(load.free_blocks for load in loads)
+        total = config.num_blocks * len(alive)
+        self._load = FleetLoad(
+            model=MODEL,
+            num_workers=len(alive),
+            running=running,
+            queued_requests=min(waiting, most_requests),
+            queued_tokens=min(waiting_tokens, most_tokens),
+            prefill_rate=sum(load.prefill_rate for load in loads),
+            decode_rate=sum(load.decode_rate for load in loads),
+            free_blocks=free,
+            total_blocks=total,
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            longest_model_len=config.max_model_len,
+            free_slots=sum(max(0, config.max_num_seqs - load.running) for load in loads),
+        )
+        self._record(running, waiting, 1 - free / total if total else 0.0)
+        self.fleet.call_later(HEARTBEAT_S, self._beat)
+
+    def _record(self, running: int, waiting: int, kv_share: float) -> None:
+        workers = self.fleet.workers
+        device_s = sum(worker.runner.device_s for worker in workers)
+        num_tokens = sum(worker.num_tokens for worker in workers)
+        queued = waiting + self.fleet.num_queued
+        moment = Moment(self.fleet.now, running, queued, kv_share, device_s, num_tokens, self.served.num_refusals)
+        self.moments.append(moment)

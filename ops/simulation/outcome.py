@@ -1,0 +1,46 @@
+"""What a simulation counts: times by the million, in little memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+
+_RESOLUTION = 0.01
+_SCALE = 1 / math.log1p(_RESOLUTION)
+
+
+class TokenGaps:
+    """Times between two tokens of a stream, as counts of equal ones within one percent."""
+
+    def __init__(self) -> None:
+        """Count nothing yet."""
+        self._counts: Counter[int] = Counter()
+        self.total_s = 0.0
+        self.count = 0
+
+    def add(self, gap_s: float, times: int) -> None:
+        """Count a gap that so many streams had."""
+        self._counts[math.floor(math.log(gap_s) * _SCALE) if gap_s > 0 else -(10**6)] += times
+        self.total_s += gap_s * times
+        self.count += times
+
+    def percentile(self, percent: float) -> float:
+        """Return the seconds below which `percent` of the gaps are; 0 without any."""
+        left = self.count * percent / 100
+        for place in sorted(self._counts):
+            left -= self._counts[place]
+            if left <= 0:
+                return math.exp((place + 0.5) / _SCALE)
+        return 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """The mean."""
+        return self.total_s / self.count if self.count else 0.0
+
+
+def percentile(values: array[float] | list[float], percent: float) -> float:
+    """Return the value below which `percent` of them are; 0 without any."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else 0.0

@@ -1,0 +1,85 @@
+"""A profile: what a running system was measured to take for its steps, as a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from ops.simulation.step_time import HostTimes, LinearTimes, StepTimes
+from shared.errors import HeadraceError
+
+_MAX_BYTES = 1 << 20
+
+
+class ProfileError(HeadraceError):
+    """A profile cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """The settings of the workers that were measured, as `SchedulerConfig` has them."""
+
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    def config(self) -> SchedulerConfig:
+        """Return the configuration of a scheduler."""
+        return SchedulerConfig(
+            self.block_size, self.num_blocks, self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured.
+
+    Attributes:
+        measured_on: The system and its machine, in words.
+        device: Of steps.
+        host: Between steps.
+        spread: As `StepTimes` has it.
+        latency_s: What a request takes besides queue and steps.
+        errors: By how much predictions erred on loads that nothing was fitted to, as shares, by what was predicted.
+    """
+
+    measured_on: str
+    device: LinearTimes
+    host: HostTimes
+    latency_s: float
+    worker: WorkerLimits
+    spread: tuple[float, ...] = ()
+    errors: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def times(self) -> StepTimes:
+        """The times of steps."""
+        return StepTimes(self.device, self.host, self.spread)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ProfileError: It is none.
+    """
+    content = path.read_bytes()[: _MAX_BYTES + 1]
+    try:
+        profile = msgspec.json.decode(content, type=Profile)
+        profile.worker.config()
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ProfileError(f"{path} is no profile: {error}") from None
+    numbers = [*msgspec.to_builtins(profile.device).values(), *msgspec.to_builtins(profile.host).values()]
+    if min(*numbers, *profile.spread, profile.latency_s) < 0 or len(profile.spread) == 1:
+        raise ProfileError(f"{path} is no profile: times are not negative, and a spread has two numbers at least")
+    return profile
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")

@@ -1,0 +1,134 @@
+"""What a simulation has shown, as a table, as JSON, and as a page with plots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ops.chart import Line, line_chart, page
+from ops.simulation.outcome import percentile
+from ops.simulation.scenario import Outcome, Scenario
+from ops.text_table import aligned
+
+_MOST_POINTS = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a fleet costs.
+
+    Attributes:
+        devices: Of all workers.
+        per_hour: Of a device.
+    """
+
+    devices: int
+    per_hour: float
+
+    def per_million(self, tokens_per_s: float) -> float | None:
+        """Return the cost of a million tokens; None where there are none."""
+        return self.devices * self.per_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else None
+
+
+def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[str, float]) -> dict[str, Any]:
+    """Return what is printed as JSON."""
+    result: dict[str, Any] = {
+        "workers": scenario.workers,
+        "requests": outcome.num_requests,
+        "served": outcome.num_served,
+        "duration_s": round(outcome.duration_s, 3),
+        "requests_per_s": round(outcome.requests_per_s, 3),
+        "output_tokens_per_s": round(outcome.output_tokens_per_s, 1),
+    }
+    for name, values in (("ttft", outcome.ttft_s), ("itl", outcome.itl_s), ("answer", outcome.end_s)):
+        result |= {f"{name}_p{percent}_ms": round(1e3 * value, 3) for percent, value in values.items()}
+    result |= {
+        "refused_share": round(outcome.refused_share, 5),
+        "given_up": outcome.num_given_up,
+        "served_after_retry": outcome.num_retried,
+        "moved": outcome.num_moves,
+        "preempted": outcome.num_preemptions,
+        "too_long": outcome.num_too_long,
+        "unserved": outcome.num_unserved,
+        "cached_prompt_share": round(outcome.num_cached_tokens / max(1, outcome.num_prompt_tokens), 4),
+        "device_share": round(outcome.device_share, 4),
+        "kv_share": round(outcome.kv_share, 4),
+        "kv_share_max": round(outcome.most_kv_share, 4),
+    }
+    if cost is not None:
+        per_million = cost.per_million(outcome.output_tokens_per_s)
+        result |= {
+            "devices": cost.devices,
+            "cost_per_hour": round(cost.devices * cost.per_hour, 2),
+            "cost_per_million_output_tokens": None if per_million is None else round(per_million, 3),
+        }
+    return result | ({"errors": errors} if errors else {})
+
+
+def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[str, float]) -> list[str]:
+    """Return the same for people."""
+    found = figures(scenario, outcome, cost, errors)
+
+    def pair(name: str, unit: float = 1.0) -> str:
+        return f"{found[f'{name}_p50_ms'] * unit:,.1f} / {found[f'{name}_p99_ms'] * unit:,.1f} ms"
+
+    rows = [
+        ("requests", f"{outcome.num_served:,} of {outcome.num_requests:,} served in {outcome.duration_s:,.1f} s"),
+        ("throughput", f"{outcome.requests_per_s:,.2f} requests/s, {outcome.output_tokens_per_s:,.0f} tokens/s"),
+        ("time to first token, p50 / p99", pair("ttft") + _band(errors, "ttft_p50", "ttft_p99")),
+        ("between tokens, p50 / p99", pair("itl") + _band(errors, "itl_p50", "itl_p99")),
+        ("whole answer, p50 / p99", pair("answer")),
+        ("refused attempts", f"{outcome.refused_share:.2%}; {outcome.num_given_up:,} gave up"),
+        ("moved from a dead worker", f"{outcome.num_moves:,}"),
+        ("preempted", f"{outcome.num_preemptions:,}"),
+        ("prompt tokens from the cache", f"{found['cached_prompt_share']:.1%}"),
+        ("devices computing", f"{outcome.device_share:.1%} of the time"),
+        ("blocks in use, mean / most", f"{outcome.kv_share:.1%} / {outcome.most_kv_share:.1%}"),
+    ]
+    if outcome.num_too_long:
+        rows.append(("prompts that no worker holds", f"{outcome.num_too_long:,}"))
+    if outcome.num_unserved:
+        rows.append(("left when all workers were dead", f"{outcome.num_unserved:,}"))
+    if cost is not None:
+        per_million = found["cost_per_million_output_tokens"]
+        shown = "-" if per_million is None else f"{per_million:,.2f} a million output tokens"
+        rows.append(("cost", f"{shown}; {found['cost_per_hour']:,.2f} an hour for {cost.devices} devices"))
+    return aligned(rows)
+
+
+def html(title: str, scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[str, float]) -> str:
+    """Return a page with the table and plots, which needs nothing from elsewhere."""
+    moments = outcome.moments[:: max(1, len(outcome.moments) // _MOST_POINTS)]
+    times = [moment.at for moment in moments]
+    steps = list(pairwise(moments))
+    ends = [later.at for _, later in steps]
+    rates = [(later.num_tokens - earlier.num_tokens) / (later.at - earlier.at) for earlier, later in steps]
+    refused = [(later.num_refusals - earlier.num_refusals) / (later.at - earlier.at) for earlier, later in steps]
+    shares = list(range(1, 100))
+    ttfts = sorted(outcome.ttfts_s)
+    charts = [
+        line_chart(
+            "Requests",
+            "seconds",
+            [
+                Line("running", times, [float(moment.running) for moment in moments]),
+                Line("waiting", times, [float(moment.waiting) for moment in moments]),
+            ],
+        ),
+        line_chart("Tokens a second", "seconds", [Line("generated", ends, rates)]),
+        line_chart("Refused attempts a second", "seconds", [Line("refused", ends, refused)]),
+        line_chart("Share of blocks in use", "seconds", [Line("blocks", times, [each.kv_share for each in moments])]),
+        line_chart(
+            "Time to first token, by percentile",
+            "percentile",
+            [Line("milliseconds", [float(share) for share in shares], [1e3 * percentile(ttfts, s) for s in shares])],
+        ),
+    ]
+    return page(title, table(scenario, outcome, cost, errors), charts)
+
+
+def _band(errors: dict[str, float], *names: str) -> str:
+    """Return by how much predictions erred on other loads, where that is known."""
+    shown = [f"{errors[name]:.0%}" for name in names if name in errors]
+    return f"  (± {' / '.join(shown)} on loads it was not fitted to)" if len(shown) == len(names) else ""

@@ -1,0 +1,169 @@
+"""What a model weighs and keeps, from its configuration alone.
+
+Sizes come from the readers that serve the model (`gpu_worker.models`), and memory of keys and values from the layout
+and the arithmetic that a worker has. What these formulas do not cover is unsupported, and not guessed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from gpu_worker.execution.memory.budget import CacheDemand
+from gpu_worker.execution.memory.group_shares import GroupShares
+from gpu_worker.execution.memory.kv_cache import bytes_per_block
+from gpu_worker.layers.attention import AttentionShape
+from gpu_worker.layers.gated_delta_net import GatedDeltaShape
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.registry import read_model_config
+from ops.sizing.traffic import decode_weights, head_weights
+from shared.errors import ConfigError
+
+BLOCK_SIZE = 16
+_EVERY_EXPERT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How weights of linear layers are stored.
+
+    Attributes:
+        bits: Of a weight, scales included.
+        computes_8bit: Products are computed in eight bits where the device can.
+    """
+
+    name: str
+    bits: float
+    computes_8bit: bool = False
+
+
+# int4: groups of 128 weights share a scale and a zero point of 16 bits each, as AWQ and GPTQ store them.
+_FORMATS = (WeightFormat("bf16", 16), WeightFormat("fp8", 8, computes_8bit=True), WeightFormat("int4", 4.25))
+FORMATS: Mapping[str, WeightFormat] = MappingProxyType({each.name: each for each in _FORMATS})
+CACHE_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn})
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model of which decode steps can be predicted."""
+
+    config: ModelConfig
+
+    @property
+    def embedding_weights(self) -> int:
+        """Numbers of the embedding, and of the head where it is another matrix: both stay in 16 bits."""
+        return head_weights(self.config) * (1 if self.config.tie_word_embeddings else 2)
+
+    @property
+    def num_weights(self) -> int:
+        """All of its matrices' numbers."""
+        return self.met_weights(_EVERY_EXPERT) + self.embedding_weights
+
+    def met_weights(self, num_tokens: int) -> int:
+        """Return the numbers of the layers' matrices that a step of so many tokens meets, on average over experts."""
+        return decode_weights(self.config, num_tokens)
+
+    def weight_bytes(self, form: WeightFormat) -> float:
+        """Return the memory of all weights."""
+        return self.met_weights(_EVERY_EXPERT) * form.bits / 8 + self.embedding_weights * 2
+
+    def step_bytes(self, form: WeightFormat, num_tokens: int) -> float:
+        """Return the bytes of weights that a step of so many tokens reads, the head included."""
+        return self.met_weights(num_tokens) * form.bits / 8 + head_weights(self.config) * 2
+
+    def flops(self, num_tokens: int, num_sampled: int) -> float:
+        """Return the operations of all matrices for so many tokens, of which some are sampled behind.
+
+        Source: Kaplan et al., Scaling Laws for Neural Language Models (2020), table 1: two for each weight and token.
+        """
+        return 2.0 * (self.met_weights(1) * num_tokens + head_weights(self.config) * num_sampled)
+
+    def attention_flops(self, start: int, length: int) -> float:
+        """Return the operations of attention for `length` tokens behind `start` others, causal.
+
+        Source: the same table: two for each number of query and key, two for each of the value.
+        """
+        pairs = length * start + length * (length + 1) / 2
+        return sum(
+            flops * (pairs if window is None else min(pairs, float(length * window)))
+            for window, flops in self._attention_flops.items()
+        )
+
+    def kv_bytes(self, num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Return what is kept of a sequence's keys and values if layers with a window keep all of them too."""
+        return num_tokens * bytes_per_block(BLOCK_SIZE, self.config, dtype) // BLOCK_SIZE
+
+    def read_bytes(self, num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> float:
+        """Return what a decode reads of a sequence of so many tokens: keys, values and states."""
+        size = dtype.itemsize
+        seen = sum(
+            numbers * size * (num_tokens if window is None else min(num_tokens, window))
+            for window, numbers in self._kept_numbers.items()
+        )
+        return seen + self._state_bytes
+
+    @cached_property
+    def _state_bytes(self) -> float:
+        """Of a sequence's states, read and written."""
+        return 2.0 * self.config.cache_layout.state_bytes
+
+    @cached_property
+    def _kept_numbers(self) -> dict[int | None, float]:
+        """Numbers of keys and values of a token, by the layers' window."""
+        found: dict[int | None, float] = {}
+        for shape in self._attention:
+            size = shape.num_kv_heads * (shape.head_dim + shape.value_size)
+            found[shape.sliding_window] = found.get(shape.sliding_window, 0.0) + size
+        return found
+
+    @cached_property
+    def _attention_flops(self) -> dict[int | None, float]:
+        """Operations of each pair of tokens, by the layers' window."""
+        found: dict[int | None, float] = {}
+        for shape in self._attention:
+            flops = 2.0 * shape.num_heads * (shape.head_dim + shape.value_size)
+            found[shape.sliding_window] = found.get(shape.sliding_window, 0.0) + flops
+        return found
+
+    @cached_property
+    def _attention(self) -> list[AttentionShape]:
+        return [layer.mixer for layer in self.config.layers if isinstance(layer.mixer, AttentionShape)]
+
+    def demand(self, max_model_len: int, max_num_batched_tokens: int, dtype: torch.dtype) -> CacheDemand:
+        """Return what a worker's cache takes for each block, as a worker divides its memory among groups of layers."""
+        layout = self.config.cache_layout.within(max_model_len)
+        return GroupShares(layout, BLOCK_SIZE, max_model_len, max_num_batched_tokens, dtype).demand
+
+
+def read_model_size(model: Path) -> ModelSize:
+    """Read a model's directory, or a `config.json` alone under whatever name.
+
+    Raises:
+        HeadraceError: It cannot be read, or is unsupported.
+    """
+    if model.is_file() and model.suffix == ".json":
+        with tempfile.TemporaryDirectory(prefix="headrace-plan-") as folder:
+            (Path(folder) / "config.json").symlink_to(model.resolve())
+            return _checked(model, read_model_config(Path(folder)))
+    if not model.exists():
+        raise ConfigError("HEADRACE_MODEL", f"there is no directory or file {model}")
+    return _checked(model, read_model_config(model))
+
+
+def _checked(model: Path, config: ModelConfig) -> ModelSize:
+    problem = None
+    if config.quantization is not None:
+        problem = "its checkpoint is quantized already; give the configuration that it was made of, and a format"
+    elif config.is_bidirectional:
+        problem = "it generates nothing"
+    elif not all(isinstance(layer.mixer, AttentionShape | GatedDeltaShape | None) for layer in config.layers):
+        problem = "it has layers for whose steps there is no formula here: latent attention, or another recurrence"
+    if problem is not None:
+        raise ConfigError("HEADRACE_MODEL", f"{model} is unsupported: {problem}")
+    return ModelSize(config)

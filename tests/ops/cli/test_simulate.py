@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ops.cli.simulate import command
+from ops.simulation.profile import Profile, WorkerLimits, write_profile
+from ops.simulation.step_time import HostTimes, LinearTimes
+from shared.errors import HeadraceError
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    worker = WorkerLimits(16, 500, 8, 256, 2048)
+    write_profile(Profile("a test", LinearTimes(0.008), HostTimes(0.002), 0.004, worker, (0.9, 1.1)), path)
+    return path
+
+
+def simulated(*arguments: object) -> Any:
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_measured_profile_is_simulated_the_same_each_time(profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    load = ("--profile", profile, "--requests", 100, "--rate", 10, "--prompt", 50, "--output", 20, "--price", 2)
+    first, again = (simulated(*load, "--json", "--html", page) for _ in range(2))
+    assert first == again
+    told = json.loads(first)
+    assert told["served"] == 100
+    assert told["itl_p50_ms"] == pytest.approx(10, rel=0.1)
+    # A prompt takes a step, which may have to wait for the one under way; the way there and back is 4 ms.
+    assert 14 <= told["ttft_p50_ms"] <= 24
+    assert told["cost_per_hour"] == 2
+    assert "<svg" in page.read_text()
+    assert "100 of 100 served" in simulated(*load)
+
+
+def test_trace_and_deaths_are_simulated(profile: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps({"at": n / 10, "prompt": 40, "output": 30}) for n in range(100)))
+    told = json.loads(simulated("--profile", profile, "--trace", trace, "--workers", 2, "--kill", "1@5.05", "--json"))
+    assert (told["served"], told["unserved"]) == (100, 0)
+    assert told["moved"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--kill", "2@5"), "--kill: there is no worker 2; they are 0 to 0"),
+        (("--kill", "soon"), "--kill: 'soon' is no worker and second like 3@60"),
+        (("--shared-prefix", "50"), "--shared-prefix: is 50; it must be less than --prompt (50)"),
+    ],
+)
+def test_contradiction_is_named(profile: Path, arguments: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(HeadraceError) as refused:
+        simulated("--profile", profile, "--prompt", 50, *arguments)
+    assert str(refused.value) == problem
+
+
+def test_without_model_and_profile_nothing_is_guessed() -> None:
+    with pytest.raises(HeadraceError, match="is required, or --profile"):
+        simulated()
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"measured_on": 1}'])
+def test_file_that_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "p").write_text(content)
+    with pytest.raises(HeadraceError, match="is no profile"):
+        simulated("--profile", tmp_path / "p")
+
+
+def test_profile_of_negative_times_is_refused(profile: Path) -> None:
+    profile.write_text(profile.read_text().replace("0.008", "-0.008"))
+    with pytest.raises(HeadraceError, match="times are not negative"):
+        simulated("--profile", profile)

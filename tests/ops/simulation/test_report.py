@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from ops.chart import Line, bar_chart, line_chart
+from ops.simulation.report import Cost, figures, html, table
+from ops.simulation.workload import Synthetic
+from tests.ops.simulation.fleets import PLAIN, served
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _plots(page: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def test_page_has_a_plot_of_each_measure_and_needs_nothing_from_elsewhere() -> None:
+    outcome = served(Synthetic(50, 10.0, 50, 20))
+    page = html("A <fleet>", PLAIN, outcome, Cost(2, 1.5), {})
+    assert [plot.findtext("title") for plot in _plots(page)] == [
+        "Requests",
+        "Tokens a second",
+        "Refused attempts a second",
+        "Share of blocks in use",
+        "Time to first token, by percentile",
+    ]
+    assert "<h1>A &lt;fleet&gt;</h1>" in page
+    assert not re.search(r"https?://|<script|<link", page)
+
+
+def test_line_ends_where_its_last_point_is() -> None:
+    (plot,) = _plots(line_chart("t", "x", [Line("l", [0.0, 10.0], [0.0, 5.0])]))
+    (line,) = plot.iter("polyline")
+    first, last = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    # The bottom left and the top right of the frame, which reaches from 0 to 10 and to 5.
+    assert (first, last) == ((64.0, 206.0), (632.0, 14.0))
+    assert "5" in [text.text for text in plot.iter("text")]
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    (plot,) = _plots(bar_chart("t", [("a", 10.0), ("b", 5.0)]))
+    high, low = [float(bar.attrib["height"]) for bar in plot.iter("rect")]
+    assert high == 2 * low
+
+
+def test_cost_is_that_of_all_devices_for_the_time_that_a_million_tokens_take() -> None:
+    assert Cost(4, 3.6).per_million(1000.0) == 4.0
+    assert Cost(4, 3.6).per_million(0.0) is None
+
+
+def test_errors_of_the_prediction_stand_beside_what_they_are_of() -> None:
+    outcome = served(Synthetic(20, 10.0, 50, 20))
+    errors = {"ttft_p50": 0.12, "ttft_p99": 0.2}
+    lines = table(PLAIN, outcome, None, errors)
+    (told,) = [line for line in lines if "±" in line]
+    assert told.startswith("time to first token")
+    assert "± 12% / 20% on loads it was not fitted to" in told
+    assert figures(PLAIN, outcome, None, errors)["errors"] == errors

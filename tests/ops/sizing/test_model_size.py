@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ops.sizing.model_size import FORMATS, read_model_size
+from shared.errors import HeadraceError
+from tests.ops.sizing.models import LLAMA_2_70B, LLAMA_31_8B, LLAMA_33_70B, QWEN3_30B_A3B, write_config
+
+
+@pytest.mark.parametrize(
+    ("fields", "billions"), [(LLAMA_2_70B, 68.98), (LLAMA_33_70B, 70.55), (LLAMA_31_8B, 8.03), (QWEN3_30B_A3B, 30.53)]
+)
+def test_models_have_as_many_parameters_as_their_makers_say(
+    tmp_path: Path, fields: dict[str, Any], billions: float
+) -> None:
+    assert read_model_size(write_config(tmp_path, fields)).num_weights / 1e9 == pytest.approx(billions, rel=0.001)
+
+
+def test_token_meets_the_active_parameters_of_a_mixture(tmp_path: Path) -> None:
+    size = read_model_size(write_config(tmp_path, QWEN3_30B_A3B))
+    # Its maker says 3.3 billion, the embedding included.
+    assert (size.met_weights(1) + size.embedding_weights) / 1e9 == pytest.approx(3.35, rel=0.02)
+    assert size.met_weights(1) < size.met_weights(8) < size.met_weights(10_000) <= size.num_weights
+
+
+def test_4096_tokens_of_llama_2_70b_take_1_34_gb(tmp_path: Path) -> None:
+    size = read_model_size(write_config(tmp_path, LLAMA_2_70B))
+    assert size.kv_bytes(4096, torch.float16) == 1_342_177_280
+    assert size.read_bytes(4096, torch.float16) == 1_342_177_280
+
+
+def test_windows_bound_what_is_read(tmp_path: Path) -> None:
+    fields = LLAMA_31_8B | {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
+    size = read_model_size(write_config(tmp_path, fields))
+    assert size.read_bytes(8192) == size.read_bytes(1024) == 8 * size.read_bytes(128)
+    assert size.attention_flops(8191, 1) == size.attention_flops(1023, 1)
+
+
+def test_operations_of_a_forward_pass_are_two_for_each_weight_and_token(tmp_path: Path) -> None:
+    size = read_model_size(write_config(tmp_path, LLAMA_2_70B))
+    assert size.flops(10, 10) == pytest.approx(2 * 10 * (size.num_weights - 32000 * 8192), rel=1e-9)
+    # Attention of a whole prompt: queries by keys, and scores by values, half of all pairs.
+    assert size.attention_flops(0, 2048) == pytest.approx(80 * 4 * 8192 * 2048**2 / 2, rel=0.001)
+
+
+def test_int4_stores_scales_too_and_leaves_embeddings_alone(tmp_path: Path) -> None:
+    size = read_model_size(write_config(tmp_path, LLAMA_2_70B))
+    matrices = size.num_weights - 2 * 32000 * 8192
+    assert size.weight_bytes(FORMATS["int4"]) == matrices * 4.25 / 8 + 2 * 32000 * 8192 * 2
+
+
+def test_configuration_may_have_any_name(tmp_path: Path) -> None:
+    named = read_model_size(write_config(tmp_path, LLAMA_31_8B, "llama-8b.json"))
+    assert named.num_weights == read_model_size(write_config(tmp_path, LLAMA_31_8B).parent).num_weights
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (LLAMA_31_8B | {"architectures": ["NobodyForCausalLM"]}, "unsupported architecture"),
+        (LLAMA_31_8B | {"quantization_config": {"quant_method": "fp8"}}, "is unsupported: its checkpoint is quantized"),
+        (LLAMA_31_8B | {"num_hidden_layers": None}, "num_hidden_layers"),
+    ],
+)
+def test_what_formulas_do_not_cover_is_unsupported(tmp_path: Path, fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(HeadraceError, match=problem):
+        read_model_size(write_config(tmp_path, fields))
+
+
+def test_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HeadraceError, match="there is no directory or file"):
+        read_model_size(tmp_path / "none")

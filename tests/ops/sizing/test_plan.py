@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gpu_worker.core.scheduler_config import SchedulerConfig
+from ops.cli.plan import command
+from ops.simulation.scenario import Scenario, simulate
+from ops.simulation.step_time import StepTimes
+from ops.simulation.workload import Synthetic
+from ops.sizing.devices import find_device
+from ops.sizing.model_size import BLOCK_SIZE, ModelSize, read_model_size
+from ops.sizing.plan import FULL_SHARE, Limits, Workload, options, steady
+from shared.errors import HeadraceError
+from tests.ops.sizing.models import LLAMA_31_8B, LLAMA_33_70B, write_config
+
+LOAD = Workload(20.0, 500, 200)
+LIMITS = Limits(64, 2048, 1024, 0.9)
+
+
+@pytest.fixture
+def llama_8b(tmp_path: Path) -> ModelSize:
+    return read_model_size(write_config(tmp_path, LLAMA_31_8B))
+
+
+def test_workers_are_as_many_as_serve_the_load_with_a_reserve(llama_8b: ModelSize) -> None:
+    found, _ = options(llama_8b, find_device("h200"), LOAD, LIMITS)
+    for each in found:
+        assert each.workers == math.ceil(LOAD.rate / (FULL_SHARE * each.most.requests_per_s))
+        assert each.usual.requests_per_s >= LOAD.rate / each.workers
+        assert each.devices == each.workers * each.ranks
+    assert [each.devices for each in found] == sorted(each.devices for each in found)
+
+
+def test_steady_state_serves_what_a_simulation_of_it_serves(llama_8b: ModelSize) -> None:
+    """All requests at once, of lengths that differ, and the real scheduler decides which run."""
+    (each, *_), _ = options(llama_8b, find_device("h200"), LOAD, LIMITS, (1,))
+    config = SchedulerConfig(BLOCK_SIZE, each.num_blocks, 64, 2048, 1024)
+    load = Synthetic(1500, math.inf, LOAD.prompt, LOAD.output, spread=0.3)
+    outcome = simulate(Scenario(1, config, StepTimes(each.roofline), ttft_slo_s=1e9), load.arrivals(1))
+    assert each.most.batch == 64
+    assert outcome.requests_per_s == pytest.approx(each.most.requests_per_s, rel=0.1)
+
+
+def test_limits_of_times_are_kept(llama_8b: ModelSize) -> None:
+    found, _ = options(llama_8b, find_device("h200"), replace(LOAD, itl_s=0.006, ttft_s=0.1), LIMITS)
+    assert all(each.most.itl_s <= 0.006 and each.most.ttft_s <= 0.1 for each in found)
+    assert found
+    none, reasons = options(llama_8b, find_device("h200"), replace(LOAD, itl_s=1e-6), LIMITS)
+    assert not none
+    assert any("keeps the times" in reason for reason in reasons)
+
+
+def test_prompts_that_steps_cannot_keep_up_with_bound_the_batch(llama_8b: ModelSize) -> None:
+    (each, *_), _ = options(llama_8b, find_device("h200"), replace(LOAD, prompt=900, output=2), LIMITS, (1,))
+    assert each.most.batch < LIMITS.max_num_seqs
+    assert steady(each.roofline, 64, replace(LOAD, prompt=900, output=1), 2048) is None
+
+
+def test_format_that_the_device_does_not_compute_in_is_unsupported(llama_8b: ModelSize) -> None:
+    found, reasons = options(llama_8b, find_device("a100"), LOAD, LIMITS, (1,))
+    assert {each.weights for each in found} == {"bf16", "int4"}
+    assert "fp8, cache fp8, 1 x a100: unsupported: the device does not compute in FP8" in reasons
+
+
+def planned(*arguments: object) -> Any:
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_command_lists_options_and_draws_them(tmp_path: Path) -> None:
+    model, page = write_config(tmp_path, LLAMA_33_70B, "llama.json"), tmp_path / "plan.html"
+    told = planned("--model", model, "--device", "h200", "--rate", 20, "--price", 3, "--ranks", "1,2", "--html", page)
+    assert "fp8" in told
+    assert "not listed: bf16, cache bf16, 1 x h200: 1 x h200: 141.1 GB of weights" in told
+    assert page.read_text().count("<svg") == 2
+
+
+def test_plan_is_tried_until_its_times_hold_and_with_a_death(tmp_path: Path) -> None:
+    model = write_config(tmp_path, LLAMA_31_8B, "llama.json")
+    load = ("--device", "l40s", "--rate", 4, "--prompt", 500, "--output", 50, "--ttft-p99-ms", 800)
+    told = json.loads(planned("--model", model, *load, "--ranks", 1, "--max-num-seqs", 32, "--simulate", "--json"))
+    *alive, dead = told["simulated"]
+    assert dead["name"].endswith("one dies")
+    assert alive[0]["devices"] == told["options"][0]["devices"]
+    assert any(each["ttft_p99_ms"] <= 800 for each in alive)
+    assert dead["moved"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "--model: is required"),
+        (("--ranks", "1,x"), "--ranks: '1,x' is no list"),
+        (("--device", "v100"), "--device: 'v100' is unsupported"),
+        (("--max-model-len", "300"), "--max-model-len: is 300; the load has 700"),
+    ],
+)
+def test_unusable_setting_is_named(tmp_path: Path, arguments: tuple[str, ...], problem: str) -> None:
+    model = ("--model", str(write_config(tmp_path, LLAMA_31_8B))) if arguments else ()
+    with pytest.raises(HeadraceError) as refused:
+        planned(*model, *arguments)
+    assert str(refused.value).startswith(problem)
