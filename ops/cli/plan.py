@@ -46,9 +46,9 @@ class PlanConfig(PlacedModel):
 
 
 def run(config: PlanConfig) -> int:
-    """Plan a fleet from a model's config.json, a device's data sheet and a load.
+    """Say how many devices a load takes.
 
-    Options stand side by side: number formats and devices of a worker, the fewest devices first. Formulas and their
+    A model's config.json and a device's data sheet say the rest. Options stand side by side: number formats and devices of a worker, the fewest devices first. Formulas and their
     sources are in ops/docs/sizing.md; what they do not cover is called unsupported.
     """
     if config.model is None:

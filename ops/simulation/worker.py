@@ -317,7 +317,8 @@ class VirtualWorker:
             self._paused.discard(sequence.id)
             self._fleet.gaps.add(now - job.last_at, 1)
             return
-        job.note_first(now - job.sent_at, sequence.num_prompt_tokens, sequence.num_cached_tokens)
+        if job.first_s is None:
+            job.note_first(now - job.sent_at, sequence.num_prompt_tokens, sequence.num_cached_tokens)
         if held.chain is not None:
             self.prefixes.note(held.chain, sequence.num_prompt_tokens, sequence.block_digests)
         shared = sequence.num_cached_tokens // self._config.block_size
@@ -329,5 +330,7 @@ class VirtualWorker:
         sequence = event.sequence
         job = self._jobs.pop(sequence.id)
         self.held.remove(self.held.by_sequence[sequence.id])
-        self._fleet.jobs.pop(job.number, None)
-        job.note_end(sequence.token_ids[sequence.num_prompt_tokens :])
+        if not job.is_done:
+            # Where a confirmation was lost, two workers have begun it.
+            del self._fleet.jobs[job.number]
+            job.note_end(sequence.token_ids[sequence.num_prompt_tokens :])
