@@ -90,8 +90,9 @@ class SimulateConfig(LoadConfig):
 def run(config: SimulateConfig) -> int:
     """Simulate a fleet that serves requests.
 
-    Scheduler, admission, queue and shedding are the real ones; devices are formulas. Step times come from a profile, which `python -m ops.bench.simulate` measures on a running system, or from a model's
-    sizes and a device's data sheet (`headrace plan`).
+    Scheduler, admission, queue and shedding are the real ones; devices are formulas. Step times come from a profile,
+    which `python -m ops.bench.simulate` measures on a running system, or from a model's sizes and a device's data sheet
+    (`headrace plan`).
     """
     from ops.simulation.report import Cost, figures, html, table
     from ops.simulation.scenario import simulate
