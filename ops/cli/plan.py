@@ -48,8 +48,9 @@ class PlanConfig(PlacedModel):
 def run(config: PlanConfig) -> int:
     """Say how many devices a load takes.
 
-    A model's config.json and a device's data sheet say the rest. Options stand side by side: number formats and devices of a worker, the fewest devices first. Formulas and their
-    sources are in ops/docs/sizing.md; what they do not cover is called unsupported.
+    A model's config.json and a device's data sheet say the rest. Options stand side by side: number formats and devices
+    of a worker, the fewest devices first. Formulas and their sources are in ops/docs/sizing.md; what they do not cover
+    is called unsupported.
     """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required; see headrace plan --help")
