@@ -16,7 +16,7 @@ from ops.bench.gpu import ceilings, plan
 from ops.bench.gpu import run as suite_run
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
-from ops.bench.gpu.plan import WRONG, JobFailedError, run_apart, run_suites
+from ops.bench.gpu.plan import WRONG, JobFailedError, Verdicts, run_apart, run_suites
 from ops.bench.gpu.results import CheckResult, RunRecord
 from ops.bench.gpu.run import poisoned_memory, run_suite
 from ops.bench.gpu.timer import Timing
@@ -157,6 +157,8 @@ def test_suites_that_break_their_process_leave_the_others_and_their_run(
     verdicts = run_suites(["wrong", "crashing", "right"], told(tmp_path), limit_s=60.0, suite_limit_s=5.0)
     assert (verdicts.failed, verdicts.wrong) == ({"crashing": "its process was ended by SIGSEGV"}, ["wrong"])
     assert not verdicts.is_good
+    assert not Verdicts(failed=verdicts.failed).is_good
+    assert not Verdicts(wrong=["wrong"]).is_good
     [run_of_all] = read_runs(tmp_path / "gpu.jsonl")
     assert [(row["check"], row["shape"], row["is_right"]) for row in run_of_all.rows] == [
         ("wrong", "shape", True),
