@@ -233,6 +233,7 @@ def test_table_has_an_entry_for_every_number_of_rows(generation: GpuGeneration) 
     for num_rows in (1, 16, 17, 64, 1000):
         launch = packed_linear_launch(generation, num_rows)
         assert launch.block_m >= min(num_rows, max(entries))
+    assert [packed_linear_launch(generation, limit).block_m for limit in (16, 32, 64)] == [16, 32, 64]
     assert is_fused(generation, 64)
     assert not is_fused(generation, 2048)
 

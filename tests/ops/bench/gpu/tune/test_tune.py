@@ -243,6 +243,9 @@ def test_present_entries_are_those_that_the_kernels_have() -> None:
     assert SiluMulConfig(**row_ops.SILU_MUL.present(hopper)) == activation.CONFIG
     assert RopeConfig(**row_ops.ROPE_KV_WRITE.present(hopper)) == rope.CONFIG
     assert attention.SPLIT_ATTENTION[0].present(hopper)["block_n"] == 64
+    # A table without rows for so many takes those of the most that it has.
+    *_, of_64, of_128 = linear.PACKED_LINEAR
+    assert of_128.present(GpuGeneration.AMPERE) == of_64.present(GpuGeneration.AMPERE)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
