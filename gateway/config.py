@@ -150,7 +150,16 @@ class GatewayConfig(NatsFiles):
     audit_file: Path | None = setting(None, AUDIT_HELP)
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=FORMATS)
     request_log_per_s: float = setting(DEFAULT_PER_S, REQUEST_LOG_HELP, minimum=0)
-    log_prompts: bool = setting(False, "Log the last 500 characters of each request's prompt in its line.")
+    keep_requests: int = setting(
+        2000,
+        "Requests that have ended whose timelines each process keeps, for 15 minutes at most; 0 keeps none.",
+        minimum=0,
+        maximum=100_000,
+    )
+    device_hour_cost: float | None = setting(
+        None, "What an hour of one device costs, in any currency: usage and receipts tell prices by it.", minimum=0
+    )
+    log_prompts: bool = setting(False, "Log the last 500 characters of each prompt, and show them in the console.")
     otlp_endpoint: str | None = setting(None, ENDPOINT_HELP)
     trace_ratio: float = setting(1.0, RATIO_HELP, minimum=0, maximum=1)
 

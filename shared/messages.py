@@ -47,6 +47,7 @@ from shared.conversation import ChatOptions, Messages
 from shared.media import Media
 from shared.pooling import Pooling, Task
 from shared.prefixes import PrefixNews
+from shared.receipt import Receipt
 from shared.request_fields import check_fields
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
@@ -177,7 +178,8 @@ class Finish(Struct, frozen=True, array_like=True):
     `error_param` names the request field at fault when `reason` is `failed` because of bad input (a 400 to the
     client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500). `stop` is the stop
     string or the stop token that ended the text, if one of the request's own did. `vector` is the answer to a request
-    with `pooling`: numbers of 32 bits, little end first. `timing` is there when the sequence was computed to its end.
+    with `pooling`: numbers of 32 bits, little end first. `timing` is there when the sequence was computed to its end,
+    `receipt` (what the attempt took) whatever its end.
     """
 
     reason: FinishReason
@@ -188,6 +190,7 @@ class Finish(Struct, frozen=True, array_like=True):
     stop: str | int | None = None
     vector: bytes | None = None
     timing: Timing | None = None
+    receipt: Receipt | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -199,11 +202,10 @@ class Delta(Struct, frozen=True, array_like=True):
         token_ids: May be empty: the first delta of an epoch says which worker holds the request.
         text: Text that became certain in this step. It may lag behind `token_ids` while a UTF-8 character or a possible
             stop string is incomplete; the lag is a function of the tokens alone, so another worker continues exactly.
-        logprobs: One entry per generated token whose request asked for them.
+        logprobs: One entry per generated token, when asked for.
         prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first, which has no condition.
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
-        in_reasoning: In the first delta of an epoch: the prompt has opened the model's reasoning, and the text begins
-            inside of it.
+        in_reasoning: In the first delta of an epoch: the text begins inside the model's reasoning.
         prompt_token_ids: The prompt, once, when asked for.
     """
 
@@ -242,8 +244,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         revision: Fingerprint of the model's files, and behind an @ their commit at the hub, if they are from there;
             answers of different revisions are not interchangeable.
         spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
-        spec_decode_num_draft_tokens: Draft tokens verified.
-        spec_decode_num_accepted_tokens: Those of them that were accepted.
+        spec_decode_num_draft_tokens, spec_decode_num_accepted_tokens: Draft tokens verified, and accepted.
         last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
             out in order, so that those before it are with some worker too.
         last_returned: Highest stream sequence of those that it has given back to the queue: that one, and those before
@@ -325,8 +326,7 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
 
     Attributes:
         keep: The worker that this is not meant for, because it holds the attempt that counts.
-        tenant: Whose jobs these are; two tenants may have jobs of one id. None for interactive requests, and from
-            earlier versions, which name no tenant.
+        tenant: Whose jobs these are; None for interactive requests, and from earlier versions.
     """
 
     ids: tuple[str, ...]
@@ -339,9 +339,8 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
-    `vector` (in base64), `error_param` and `error_code` are those of `Finish`; `chat_format` is that of `Heartbeat`.
-    `total_logprob` is the sum of the natural logs of its tokens' probabilities, if the request asked for log
-    probabilities.
+    `vector` (in base64), `error_param`, `error_code` and `receipt` are those of `Finish`, `chat_format` is that of
+    `Heartbeat`. `total_logprob` adds up the natural logs of its tokens' probabilities, if the request asked for them.
     """
 
     id: str
@@ -365,6 +364,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     error_param: str | None = None
     error_code: str | None = None
     total_logprob: float | None = None
+    receipt: Receipt | None = None
 
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)

@@ -27,6 +27,7 @@ hr.probe.<worker>                   a gateway probes a worker whose heartbeats i
 hr.drain.<worker>                   an operator drains a worker
 hr.adapter.<worker>                 a gateway has a worker load or unload an adapter
 hr.gateway.<gateway>                gateway heartbeats
+hr.timeline.<gateway>               what one gateway process keeps of requests, for another
 hr.cancel.<model>                   cancellations
 hr.tokenizer.<model>                tokenize and detokenize, request and reply
 """
@@ -156,6 +157,11 @@ def drain_subject(worker: str) -> str:
 def gateway_subject(gateway: str) -> str:
     """Subject of one gateway's heartbeats."""
     return f"hr.gateway.{encode_name(gateway)}"
+
+
+def timeline_subject(gateway: str) -> str:
+    """Subject on which one gateway process tells others what it keeps of requests."""
+    return f"hr.timeline.{encode_name(gateway)}"
 
 
 def cancel_subject(model: str) -> str:

@@ -17,7 +17,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, get_args
@@ -29,8 +29,9 @@ from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
 from shared.messages import Lane
 from shared.nats_connection import SEND_ERRORS
+from shared.receipt import Receipt
 from shared.streams import USAGE_STREAM
-from shared.subjects import decode_name, usage_subject
+from shared.subjects import decode_name, encode_name, usage_subject
 
 FLUSH_S = 5.0
 # After NATS refused a change: the stream may be missing.
@@ -40,7 +41,11 @@ _MAX_CHANGES = 500
 # `headrace setup` deletes receipts that have not changed for so long; a process begins a new one much earlier.
 _RECEIPT_KEPT_S = 30 * 86400.0
 _RECEIPT_USED_S = 86400.0
-Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens"]
+Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens", "device_us", "energy_mj"]
+"""`device_us` are microseconds of devices, `energy_mj` their millijoules. Each measure has a counter for all time, and
+one for each day of UTC, which `headrace setup` deletes after `DAYS_KEPT`."""
+DAYS_KEPT = 400
+_DAY_S = 86400
 _RECEIPTS = "receipts"
 
 _REFUSALS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError)
@@ -98,7 +103,9 @@ class UsageTotal:
 class UsageLedger:
     """Counts in memory, and sends what has been counted. The counts are written by the event loop's thread alone."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, clock: Callable[[], float] = time.time) -> None:
+        """Count answers of a lane; nothing is sent before `flush`. Days are those of `clock`, in Unix seconds."""
+        self._clock = clock
         self._lane: Lane = lane
         self._accounts: dict[str, _Account] = {}
         self._paused_until = 0.0
@@ -113,10 +120,19 @@ class UsageLedger:
             "cached_tokens": cached_tokens,
             "completion_tokens": completion_tokens,
         }
-        counted = self._account(model).counted
+        self._add(tenant, model, counts)
+
+    def add_time(self, tenant: str, model: str, receipt: Receipt) -> None:
+        """Count what an attempt has taken of the device."""
+        energy_mj = 0 if receipt.energy_j is None else round(receipt.energy_j * 1e3)
+        self._add(tenant, model, {"device_us": round(receipt.device_s * 1e6), "energy_mj": energy_mj})
+
+    def _add(self, tenant: str, model: str, counts: Mapping[Measure, int]) -> None:
+        counted, day = self._account(model).counted, day_of(self._clock())
         for measure, count in counts.items():
             if count:
                 counted[usage_subject(tenant, model, self._lane, measure)] += count
+                counted[usage_subject(tenant, model, self._lane, f"{measure}-{day}")] += count
 
     def _account(self, model: str) -> _Account:
         account = self._accounts.get(model)
@@ -196,8 +212,21 @@ async def _publish(js: JetStreamContext, account: _Account) -> None:
             raise
 
 
-async def read_usage(js: JetStreamContext, most: int | None = None) -> AsyncIterator[UsageTotal]:
+def day_of(unix_s: float) -> str:
+    """Return the day of a time in UTC, as counters are named by it: 20261129."""
+    return time.strftime("%Y%m%d", time.gmtime(unix_s))
+
+
+async def read_usage(
+    js: JetStreamContext, most: int | None = None, *, tenant: str | None = None, day: str | None = None
+) -> AsyncIterator[UsageTotal]:
     """Yield the totals, of very many those that changed least recently, as many of each measure.
+
+    Args:
+        js: Where they are.
+        most: As many at most.
+        tenant: Whose; None for all.
+        day: Those of one day, see `day_of`; None for those of all time.
 
     Raises:
         nats.errors.Error: NATS does not answer, or there is no such stream.
@@ -205,14 +234,14 @@ async def read_usage(js: JetStreamContext, most: int | None = None) -> AsyncIter
     measures: tuple[str, ...] = get_args(Measure)
     for measure in measures:
         num_read = 0
-        async for _, subject, data, _ in _counters(js, measure):
+        async for _, subject, data, _ in _counters(js, measure if day is None else f"{measure}-{day}", tenant):
             if most is not None and num_read >= most // len(measures):
                 break
             num_read += 1
-            tenant, model, lane, _ = subject.split(".")[2:]
+            owner, model, lane, _ = subject.split(".")[2:]
             try:
                 total = int(json.loads(data)["val"])
-                yield UsageTotal(decode_name(tenant), decode_name(model), lane, measure, total)
+                yield UsageTotal(decode_name(owner), decode_name(model), lane, measure, total)
             except (ValueError, KeyError, TypeError, InvalidNameError):
                 continue  # of another version
 
@@ -229,9 +258,27 @@ async def delete_old_receipts(js: JetStreamContext, now: datetime | None = None)
             await js.delete_msg(USAGE_STREAM, seq)
 
 
-async def _counters(js: JetStreamContext, measure: str) -> AsyncIterator[tuple[int, str, bytes, datetime]]:
+async def delete_old_days(js: JetStreamContext, now: float | None = None) -> None:
+    """Delete the counters of single days that are older than `DAYS_KEPT`; `now` is Unix seconds.
+
+    Raises:
+        nats.errors.Error: NATS does not answer, or we may not.
+    """
+    oldest = day_of((time.time() if now is None else now) - DAYS_KEPT * _DAY_S)
+    state = (await js.stream_info(USAGE_STREAM, subjects_filter="hr.usage.>")).state
+    for subject in state.subjects or {}:
+        day = subject.rpartition("-")[2]
+        if len(day) == len(oldest) and day.isdigit() and "." not in day and day < oldest:
+            message = await js.get_last_msg(USAGE_STREAM, subject)
+            assert message.seq is not None
+            await js.delete_msg(USAGE_STREAM, message.seq)
+
+
+async def _counters(
+    js: JetStreamContext, measure: str, tenant: str | None = None
+) -> AsyncIterator[tuple[int, str, bytes, datetime]]:
     """Yield number, subject, content and time of a measure's counters, those that changed least recently first."""
-    seq, subject = 0, f"hr.usage.*.*.*.{measure}"
+    seq, subject = 0, f"hr.usage.{'*' if tenant is None else encode_name(tenant)}.*.*.{measure}"
     while True:
         try:
             message = await js.get_msg(USAGE_STREAM, seq=seq + 1, subject=subject, next=True)

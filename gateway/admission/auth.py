@@ -174,6 +174,14 @@ class KeyStore:
             raise unauthorized(f"This API key has expired ({when}). Ask the operator for a new one.")
         return holder
 
+    def listing(self) -> tuple[list[KeyRecord], list[TenantRecord]]:
+        """Return the records of the key file and the limits of tenants, as the files have them.
+
+        Raises:
+            ConfigError: They cannot be read.
+        """
+        return self._read()
+
     def _read(self) -> tuple[list[KeyRecord], list[TenantRecord]]:
         return ([], []) if self._path is None else (list_keys(self._path), list_tenants(self._path))
 

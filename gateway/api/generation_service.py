@@ -25,7 +25,8 @@ from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading, check_sees, with_adapter
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
-from gateway.api.request_observer import RequestObserver, RequestRecord
+from gateway.api.request_observer import RequestObserver
+from gateway.api.request_record import RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
 from gateway.dispatch.dispatcher import Dispatcher
@@ -129,6 +130,7 @@ class GenerationService:
             known = self._known_answer(visit)
             generation = await self._parsed(visit) if known is None else known.generation
             visit.record.parsed(principal, generation)
+            self._observer.parsed(visit.record)
             principal.check_model(generation.model)
             principal.check_priority(generation.priority)
             head.status = await self._answer(visit, generation, known)
@@ -195,6 +197,7 @@ class GenerationService:
             try:
                 membership = await self._start(visit, asked, answer, load, known, lease)
                 is_lent = membership.is_counted
+                visit.record.source = _source(membership, is_repeated=known is not None)
                 outcome = await self._ended(visit, answer, membership, is_streamed=generation.stream)
                 tokens_used = _tokens_used(answer, membership, outcome)
                 return self._note(visit, generation, answer, membership, outcome)
@@ -324,6 +327,13 @@ class GenerationService:
             self._metrics.slow_readers += 1
             return 408
         return 200 if answer.error is None else answer.error.status
+
+
+def _source(membership: Membership, *, is_repeated: bool) -> str:
+    """Return where an answer comes from."""
+    if is_repeated or membership.cache_key is not None:
+        return "cache"
+    return "shared" if membership.prediction is None and not membership.is_counted_elsewhere else "generated"
 
 
 def _is_broken_off(answer: Answer, outcome: Outcome) -> bool:

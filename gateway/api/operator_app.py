@@ -1,4 +1,4 @@
-"""The operator's port: metrics and the detailed health, behind the operator's key.
+"""The operator's port: metrics, the detailed health and the console, behind the operator's key.
 
 It is a listener of its own, so that clients cannot reach these routes whatever key they have, and so that a full public
 port does not hide them. Every route asks for the key, or refuses web pages where there is none; a path that is not
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,18 @@ _NO_WEB_PAGES = (
 _logger = logging.getLogger(__name__)
 
 
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRoute:
+    """A route that is read; one that `is_open` has no data, and needs no key."""
+
+    path: str
+    handler: Handler
+    is_open: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorServices:
     """Parts that the operator's routes use, one set per process; without a `key` they answer all but web pages."""
@@ -55,6 +67,7 @@ class OperatorServices:
     redis: RedisCache | None
     metrics: GatewayMetrics
     registry: CollectorRegistry
+    more: Sequence[OperatorRoute] = ()
 
 
 def create_operator_app(services: OperatorServices) -> ASGIApp:
@@ -83,10 +96,20 @@ class OperatorRoutes:
             self._route("/metrics", self._metrics),
             self._route("/v1/load_lora_adapter", self._load, "POST"),
             self._route("/v1/unload_lora_adapter", self._unload, "POST"),
+            *(self._route(each.path, each.handler, is_open=each.is_open) for each in self._services.more),
         ]
 
-    def _route(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+    def _route(
+        self,
+        path: str,
+        handler: Handler,
+        method: str = "GET",
+        *,
+        is_open: bool = False,
+    ) -> Route:
         async def endpoint(request: Request, principal: Principal | None) -> Response:
+            if is_open:
+                return await handler(request)
             try:
                 self._check_access(request)
             except ApiError:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.admission.auth import Principal
-from gateway.api.usage import UsageTotals
-from gateway.errors import ApiError
+from gateway.api.request_record import RequestRecord
+from gateway.dispatch.timelines import TimelineKeeper
 from gateway.generation import Generation, Prompt
 from shared.request_log import RequestLog, is_slow
 from shared.tracing import AttributeValue, Tracing, traceparent
@@ -28,49 +26,18 @@ _TRACEPARENT = b"traceparent"
 _OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "score": "score"}
 
 
-@dataclass(slots=True, eq=False)
-class RequestRecord:
-    """The facts about one request so far, written by each part that learns one.
-
-    Attributes:
-        route: Our own name of it.
-        began_at: `time.monotonic()`, as the other times are.
-        dispatched_at: When it was admitted and its sequences had been handed to the queue, or to one in flight.
-        first_token_at: When its first output came.
-        outcome: `refused` until it was dispatched; then how its answer ended.
-        error_code, error_message: What its client was told, if that was an error. Not the exception: its traceback
-            holds this record, and such circles wait for the garbage collector.
-        span: Its span, when requests are traced; `traceparent` names it to workers.
-    """
-
-    route: str
-    request_id: str
-    began_at: float = field(default_factory=time.monotonic)
-    tenant: str | None = None
-    generation: Generation | None = None
-    dispatched_at: float | None = None
-    first_token_at: float | None = None
-    outcome: str = "refused"
-    error_code: str | None = None
-    error_message: str | None = None
-    usage: UsageTotals | None = None
-    span: Span | None = None
-    traceparent: str | None = None
-
-    def parsed(self, principal: Principal, generation: Generation) -> None:
-        """Take note of who asks for what."""
-        self.tenant = principal.tenant
-        self.generation = generation
-
-    def failed(self, error: ApiError) -> None:
-        """Take note of the error that the client got."""
-        self.error_code, self.error_message = error.code, error.message
-
-
 class RequestObserver:
     """Tells of requests."""
 
-    def __init__(self, log: RequestLog, tracing: Tracing | None = None, *, logs_prompts: bool = False) -> None:
+    def __init__(
+        self,
+        log: RequestLog,
+        tracing: Tracing | None = None,
+        *,
+        logs_prompts: bool = False,
+        timelines: TimelineKeeper | None = None,
+    ) -> None:
+        self._timelines = timelines
         self._log = log
         self._tracing = tracing
         self._logs_prompts = logs_prompts
@@ -84,13 +51,27 @@ class RequestObserver:
             record.traceparent = traceparent(record.span)
         return record
 
+    def parsed(self, record: RequestRecord) -> None:
+        """Take note that it is known who asks for what."""
+        if self._timelines is not None:
+            told = partial(record.timeline, self._timelines.gateway, 0)
+            self._timelines.request_began(record.tenant or "", record.request_id, record.began_at, told)
+
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
+        if self._timelines is not None:
+            self._keep(self._timelines, record, status)
         ttft_s, total_s = _since(record, record.first_token_at), time.monotonic() - record.began_at
         is_problem = status >= 400 or record.error_code is not None or is_slow(ttft_s, total_s)
         self._log.write("request", partial(self._fields, record, status), "problem" if is_problem else "request")
         if self._tracing is not None and record.span is not None:
             self._end_span(self._tracing, record, record.span, status)
+
+    def _keep(self, timelines: TimelineKeeper, record: RequestRecord, status: int) -> None:
+        generation = record.generation
+        shows_prompt = timelines.shows_prompts and generation is not None and generation.prompts
+        prompt = _excerpt(generation.prompts[0]) if generation is not None and shows_prompt else None
+        timelines.request_ended(record.timeline(timelines.gateway, status, prompt))
 
     def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
         generation, usage, now = record.generation, record.usage, time.monotonic()

@@ -26,6 +26,7 @@ from gateway.dispatch.recovery import Reason, Recovery
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import Sink
 from gateway.dispatch.sweep import Prober, Sweep
+from gateway.dispatch.timelines import TimelineKeeper
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
@@ -50,28 +51,35 @@ _FINISHED_REASONS: dict[str, str] = {"cancelled": "abort", "failed": "error"}
 
 
 class DispatchCounts:
-    """Counts ends, moves, gaps and quarantines for the dispatcher and its parts."""
+    """Counts ends, moves, gaps and quarantines for the dispatcher and its parts.
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
-        self._metrics = metrics
+    Attributes:
+        metrics: Where.
+        timelines: Hears of ends and receipts.
+    """
+
+    def __init__(self, metrics: GatewayMetrics, timelines: TimelineKeeper | None = None) -> None:
+        self.metrics = metrics
+        self.timelines = timelines or TimelineKeeper("", 0, metrics.usage)
         self._loop = asyncio.get_running_loop()
         self.gap = metrics.by_model.gap
 
     def ended(self, flight: Flight, ending: Ending, finish: Finish | None) -> None:
         """Count an end; `finish` is the worker's report of a complete sequence."""
-        self._metrics.sequences[ending] += 1
+        self.metrics.sequences[ending] += 1
+        self.timelines.sequence_ended(flight, ending, finish)
         reason = _FINISHED_REASONS.get(ending) or ("stop" if finish is None else finish.reason)
         usage, timing = (None, None) if finish is None else (finish.usage, finish.timing)
         total_s = self._loop.time() - flight.submitted_at
-        self._metrics.by_model.model(flight.request.model).sequence_ended(reason, total_s, usage, timing)
+        self.metrics.by_model.model(flight.request.model).sequence_ended(reason, total_s, usage, timing)
 
     def moved(self, reason: str) -> None:
         """Count a sequence that is dispatched again."""
-        self._metrics.redispatches[reason] += 1
+        self.metrics.redispatches[reason] += 1
 
     def quarantined(self, reason: DeadReason) -> None:
         """Count a request that is put into quarantine."""
-        self._metrics.dead_letters[reason] += 1
+        self.metrics.dead_letters[reason] += 1
 
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -93,7 +101,7 @@ class Dispatcher:
         counts: DispatchCounts | None = None,
     ) -> None:
         """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
-        self._counts = counts or DispatchCounts(GatewayMetrics())
+        self.counts = counts or DispatchCounts(GatewayMetrics())
         js: JetStreamContext = nats.jetstream()
         self._nats = nats
         self.name = gateway
@@ -102,18 +110,12 @@ class Dispatcher:
         self._revoker = Revoker(nats, js)
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own, self._lose_worker, self._worker_reconnected)
-        self._publisher = Publisher(
-            nats,
-            self.fleet.takers_of_resumed,
-            self._is_within_share,
-            self._stored,
-            self._refused,
-            self._miss_stream,
-        )
+        answers = (self._stored, self._refused, self._miss_stream)
+        self._publisher = Publisher(nats, self.fleet.takers_of_resumed, self._is_within_share, *answers)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
-        self._quarantine = Quarantine(nats, gateway, self._counts.quarantined)
+        self._quarantine = Quarantine(nats, gateway, self.counts.quarantined)
         self._recovery = Recovery(
             self._flights,
             self.fleet,
@@ -123,9 +125,13 @@ class Dispatcher:
             self.fail,
             recovery_limits or RecoveryLimits(),
             self.clock,
-            self._counts.moved,
+            self.counts.moved,
         )
-        self._frames = FrameReceiver(self._flights, self._revoker, self, self.fleet.serves_another, self._counts.gap)
+        timelines = self.counts.timelines
+        timelines.watch(lambda: self._flights)
+        self._frames = FrameReceiver(
+            self._flights, self._revoker, self, self.fleet.serves_another, self.counts.gap, timelines.receipt_came
+        )
         self._loop = asyncio.get_running_loop()
         self._streams = QueueStreams(nats, js, stream_limits or StreamLimits(), self._recovery.requeue)
         self._sweep = Sweep(self.fleet, self.nats_watch, self._prober, self._recovery)
@@ -240,7 +246,7 @@ class Dispatcher:
         """Stop requests whose clients have left; those that have ended are left alone."""
         for flight in flights:
             if self._take_back(flight):
-                self._counts.ended(flight, "cancelled", None)
+                self.counts.ended(flight, "cancelled", None)
 
     def let_go(self, flights: Iterable[Flight]) -> None:
         """Leave requests to another gateway: only the attempts that this one has made are stopped."""
@@ -254,13 +260,13 @@ class Dispatcher:
         """Deliver a flight's last delta."""
         if self._flights.remove(flight):
             self._recovery.note_answer(flight)
-            self._counts.ended(flight, "completed", delta.finish)
+            self.counts.ended(flight, "completed", delta.finish)
             flight.sink.deliver(delta)
 
     def fail(self, flight: Flight, error: ApiError) -> None:
         """End a flight with an error, and take it back from the worker that holds it."""
         if self._take_back(flight):
-            self._counts.ended(flight, "failed", None)
+            self.counts.ended(flight, "failed", None)
             flight.sink.fail(error)
 
     def fail_all(self, error: ApiError) -> None:

@@ -62,6 +62,7 @@ class FrameReceiver:
         endings: Endings,
         serves_another: Callable[[str, str], bool],
         on_gap: Callable[[str, float, int], None] = lambda model, seconds, num_streams: None,
+        on_receipt: Callable[[str, Delta, Flight | None], None] = lambda worker, delta, flight: None,
     ) -> None:
         """Deliver to the sinks of `flights`; report everything else to `endings`.
 
@@ -71,6 +72,7 @@ class FrameReceiver:
             endings: Hears of ends and losses.
             serves_another: Says of a worker and a model whether its heartbeats are those of another model.
             on_gap: Called with a model, a time between two deltas of one stream, in seconds, and of how many streams.
+            on_receipt: Called with each end: its worker, and its flight if that has not ended.
         """
         self._by_id = flights.by_id
         self._flights = flights
@@ -82,6 +84,7 @@ class FrameReceiver:
         self._strays: dict[tuple[str, int], float] = {}
         self._log_limit = LogLimit(_logger)
         self._on_gap = on_gap
+        self._on_receipt = on_receipt
 
     def receive(self, message: Msg) -> None:
         """Accept a NATS message; one that is no frame is logged and dropped."""
@@ -103,7 +106,7 @@ class FrameReceiver:
         for delta in frame.deltas:
             flight = by_id.get(delta.id)
             if flight is None:
-                self._refuse(delta, None, now)
+                self._refuse(worker, delta, None, now)
                 continue
             try:
                 emitted = flight.emitted
@@ -136,7 +139,7 @@ class FrameReceiver:
 
     def _accept_unusual(self, worker: str, flight: Flight, delta: Delta, now: float) -> None:
         if delta.epoch != flight.epoch:
-            self._refuse(delta, flight, now)
+            self._refuse(worker, delta, flight, now)
             return
         holder = flight.worker
         if holder is None:
@@ -146,6 +149,7 @@ class FrameReceiver:
                 self._log_limit.warning(worker, text, flight.id, flight.request.model, worker)
                 return
             self._flights.claim(flight, worker)
+            flight.log.claimed_at = now
         elif holder != worker:
             self._refuse_duplicate(flight, holder, worker, now)
             return
@@ -161,6 +165,7 @@ class FrameReceiver:
         delta = believable(delta, flight.request, flight.estimated_tokens, position + len(delta.token_ids))
         self._advance(flight, delta, now)
         if delta.finish is not None:
+            self._on_receipt(worker, delta, flight)
             self._finish(flight, delta, delta.finish, now)
         elif not _is_announcement(delta):
             flight.sink.deliver(delta)
@@ -211,8 +216,10 @@ class FrameReceiver:
             _logger.info(text, flight.id, holder, worker, extra=flight.log_fields)
             self._revoker.cancel(flight.request.model, flight.id, flight.epoch, keep=holder)
 
-    def _refuse(self, delta: Delta, flight: Flight | None, now: float) -> None:
+    def _refuse(self, worker: str, delta: Delta, flight: Flight | None, now: float) -> None:
         """Drop a delta of an attempt that does not count, and tell its worker, at most once per interval."""
+        if delta.finish is not None:
+            self._on_receipt(worker, delta, flight)
         if delta.finish is not None or (flight is not None and delta.epoch > flight.epoch):
             return
         key = (delta.id, delta.epoch)

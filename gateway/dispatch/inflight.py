@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.dispatch.flight_log import FlightLog
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Request, Usage
+from shared.timeline import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Flight(_Progress):
         is_parked: Waits, unpublished, until its probation may begin.
         is_held_back: Came while NATS was away, and has never been published.
         has_prompt_output: The echoed prompt or its log probabilities came without a token.
+        log: Its attempts, for its timeline.
         counted_in, awaited_in: Written by the table alone.
     """
 
@@ -106,6 +109,7 @@ class Flight(_Progress):
     prompt_tokens: int = 0
     has_prompt_output: bool = False
     counted_in: _Count | None = None
+    log: FlightLog = field(default_factory=FlightLog)
 
     @property
     def id(self) -> str:
@@ -136,6 +140,20 @@ class Flight(_Progress):
     def usage(self) -> Usage:
         """Usage as far as the gateway itself knows it."""
         return Usage(self.prompt_tokens, len(self.emitted))
+
+    def attempt_ended(self, end: str, now: float) -> Attempt:
+        """Return what there is to tell of the present attempt, which ends now; all times are loop times."""
+        log = self.log
+        return Attempt(
+            epoch=self.epoch,
+            why=log.why,
+            published_s=self.published_at,
+            claimed_s=log.claimed_at,
+            worker=self.worker,
+            ended_s=now,
+            end=end,
+            tokens=self.num_produced,
+        )
 
     def attempt(self) -> Request:
         """Return the request of the current epoch, to continue after what has been emitted."""

@@ -140,7 +140,7 @@ class Recovery:
                 why = f"No worker kept this request in {flight.num_moves} attempts."
                 self._fail(flight, self._quarantine.take(flight, "attempts_exhausted", why))
                 continue
-            self._begin_epoch(flight)
+            self._begin_epoch(flight, reason)
             self._on_move(reason)
             if flight.probation:
                 self._probation.add(flight)
@@ -261,8 +261,9 @@ class Recovery:
                 self._flights.release(flight)
                 self._fail(flight, error)
 
-    def _begin_epoch(self, flight: Flight) -> None:
+    def _begin_epoch(self, flight: Flight, reason: Reason) -> None:
         """Make an end of a flight's attempt wherever it is, and prepare the next."""
+        flight.log.end(flight.attempt_ended(reason, self._loop.time()))
         self._revoker.cancel(flight.request.model, flight.id, flight.epoch)
         if flight.stream_seq is not None:
             self._revoker.delete(flight.stream_seq)

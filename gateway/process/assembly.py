@@ -28,7 +28,7 @@ from gateway.api.door import Application
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
-from gateway.api.operator_app import OperatorServices, create_operator_app
+from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
 from gateway.api.repeated_requests import RepeatedRequests
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
@@ -38,7 +38,10 @@ from gateway.batches.assembly import batch_routes, unserved_routes
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
+from gateway.console.now import NowView, own_counts
+from gateway.console.routes import ConsoleRoutes, ConsoleServices, with_playground
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
+from gateway.dispatch.timelines import TimelineKeeper
 from gateway.errors import ApiError
 from gateway.fleet.readiness import wait_for_fleet
 from gateway.http1.connection import Connection
@@ -62,6 +65,8 @@ from gateway.responses.stored import StoredResponses
 from gateway.resumable.hub import StreamHub
 from gateway.resumable.owner import StreamLimits
 from gateway.resumable.routes import StreamRoutes
+from gateway.timelines.exchange import TimelineExchange
+from gateway.usage.routes import UsageRoutes
 from shared.direct_client import DirectClient
 from shared.grammar.checker import GrammarChecker
 from shared.media_store import MediaStore
@@ -105,7 +110,7 @@ async def assemble(
     shedder = Shedder(config, metrics, places=None if redis is None else SharedPlaces(redis, time.monotonic))
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
     starter = _starter(stack, config, dispatcher, shedder, cache, metrics)
-    observer = await stack.enter_async_context(observing(config, slot))
+    observer = await stack.enter_async_context(observing(config, slot, dispatcher.counts.timelines))
     services = RouteServices(
         config=config,
         keys=_keys(config, metrics),
@@ -120,24 +125,44 @@ async def assemble(
     parts = (starter, RepeatedRequests(dispatcher.fleet, cache), observer, streams)
     service = GenerationService(services, dispatcher, shedder, *parts)
     responses = _responses(stack, services, nats, dispatcher)
-    batches = None
+    batches, more = None, UsageRoutes(services, nats.jetstream(), config.device_hour_cost).routes()
     if config.files is not None:
         batches = await batch_routes(stack, config.files, services, nats, dispatcher, responses.jobs.kept, tasks)
-    application = public_app(service, services, responses, streams, observer, batches)
+    application = public_app(service, services, responses, streams, observer, batches, more)
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     handler, count = AsgiHandler(application, config.max_body_bytes), partial(count_connections, metrics)
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
-    operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry)
-    operator_handler = AsgiHandler(create_operator_app(operator_services), config.max_body_bytes)
+    console = await _console(services, nats, dispatcher)
+    operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry, console)
+    operator_app = with_playground(create_operator_app(operator_services), application)
+    operator_handler = AsgiHandler(operator_app, config.max_body_bytes)
     operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
-    usage, js = metrics.usage, nats.jetstream()
-    stack.push_async_callback(usage.flush, js, is_last=True)
-    await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
+    await _count_usage(stack, metrics, nats, tasks)
     await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(public, operator, partial(_cut, dispatcher, responses, streams))
+
+
+async def _count_usage(
+    stack: contextlib.AsyncExitStack, metrics: GatewayMetrics, nats: DirectClient, tasks: TaskSupervisor
+) -> None:
+    """Have NATS add up what tenants use, until the stack ends."""
+    usage, js = metrics.usage, nats.jetstream()
+    stack.push_async_callback(usage.flush, js, is_last=True)
+    await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
+
+
+async def _console(services: RouteServices, nats: DirectClient, dispatcher: Dispatcher) -> list[OperatorRoute]:
+    """Return the routes of the console, and begin to tell other gateways what this one keeps of requests."""
+    config, timelines = services.config, dispatcher.counts.timelines
+    own = partial(own_counts, dispatcher.name, dispatcher, services.metrics)
+    exchange = TimelineExchange(nats, timelines, lambda: dispatcher.fleet.gateways, own)
+    await exchange.start()
+    now, js, cost = NowView(dispatcher, exchange), nats.jetstream(), config.device_hour_cost
+    shown = ConsoleServices(now, exchange, js, services.keys, cost, shows_prompts=config.log_prompts)
+    return ConsoleRoutes(shown).routes()
 
 
 def _images(config: GatewayConfig, nats: DirectClient) -> ImageIntake:
@@ -240,6 +265,8 @@ async def _queue(
     config: GatewayConfig, metrics: GatewayMetrics, tasks: TaskSupervisor
 ) -> AsyncIterator[tuple[DirectClient, Dispatcher]]:
     gateway = f"gw-{secrets.token_hex(6)}"
+    timelines = TimelineKeeper(gateway, config.keep_requests, metrics.usage, shows_prompts=config.log_prompts)
+    counts = DispatchCounts(metrics, timelines)
     dispatchers: list[Dispatcher] = []
 
     async def lost() -> None:
@@ -264,7 +291,7 @@ async def _queue(
         on_reconnect=back,
     )
     try:
-        dispatcher = Dispatcher(nats, gateway, tasks=tasks, counts=DispatchCounts(metrics))
+        dispatcher = Dispatcher(nats, gateway, tasks=tasks, counts=counts)
         metrics.is_nats_connected = True
         await dispatcher.start()
         dispatchers.append(dispatcher)
@@ -291,7 +318,9 @@ _requests = logging.getLogger("gateway.requests")
 
 
 @contextlib.asynccontextmanager
-async def observing(config: GatewayConfig, slot: int) -> AsyncIterator[RequestObserver]:
+async def observing(
+    config: GatewayConfig, slot: int, timelines: TimelineKeeper | None = None
+) -> AsyncIterator[RequestObserver]:
     """Tell of requests until the block ends, and send the rest then.
 
     Raises:
@@ -301,7 +330,7 @@ async def observing(config: GatewayConfig, slot: int) -> AsyncIterator[RequestOb
     tracing = make_tracing(config.otlp_endpoint, config.trace_ratio, "gateway", instance)
     log = RequestLog(_requests, config.request_log_per_s)
     try:
-        yield RequestObserver(log, tracing, logs_prompts=config.log_prompts)
+        yield RequestObserver(log, tracing, logs_prompts=config.log_prompts, timelines=timelines)
     finally:
         log.close()
         if tracing is not None:
@@ -315,6 +344,7 @@ def public_app(
     streams: StreamHub,
     observer: RequestObserver | None,
     batches: Iterable[KeyRoute] | None = None,
+    more: Iterable[KeyRoute] = (),
 ) -> Application:
     """Return what answers every request on the public port; without `batches`, no files and batches are served.
 
@@ -341,5 +371,6 @@ def public_app(
         *StreamRoutes(streams, service, logged, services, stored).routes(),
         *stored.routes(),
         *(unserved_routes() if batches is None else batches),
+        *more,
     ]
     return create_app(services, service, endpoints, routes, [OPENAPI_ROUTE], observer)

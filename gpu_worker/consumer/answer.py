@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from gpu_worker.consumer.held_request import HeldRequest, Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -26,7 +29,8 @@ _NO_TOKEN = str(InvalidLogitsError())
 class AnswerWriter:
     """Writes deltas. Advances the text of held requests and their preludes; nothing else."""
 
-    def __init__(self, tokenizer: ModelTokenizer, pooled: PooledAnswers) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, pooled: PooledAnswers, receipts: ReceiptWriter | None = None) -> None:
+        self._receipts = receipts or ReceiptWriter()
         self._tokenizer = tokenizer
         self._pooled = pooled
 
@@ -54,6 +58,9 @@ class AnswerWriter:
         if request.sampling.logprobs is not None:
             logprobs = tuple(to_token_logprob(self._tokenizer, entry) for entry in event.logprobs[:num_tokens])
         prelude = self._prelude(held, event, is_due=num_tokens > 0 or finish is not None)
+        if finish is not None:
+            num_output_tokens = event.num_tokens_before + num_tokens
+            finish = msgspec.structs.replace(finish, receipt=self._receipts.receipt(held, num_output_tokens))
         return Delta(
             request.id,
             request.epoch,

@@ -23,6 +23,7 @@ from gpu_worker.consumer.gateway_watch import Cancellations
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, send_ack
+from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
@@ -67,14 +68,16 @@ class BatchLane:
         chat_format: str = "",
         sampling_defaults: SamplingDefaults | None = None,
         clock: ServerClock | None = None,
+        receipts: ReceiptWriter | None = None,
     ) -> None:
         """Answer in the name of `worker`; a request that has failed `max_attempts` times without progress is dead.
 
-        Results tell the model's `chat_format`. What a job leaves out of its sampling is as `sampling_defaults` say.
+        Results have the model's `chat_format`. What a job leaves out of its sampling is as `sampling_defaults` say.
         """
         self._clock = clock or ServerClock()
         self._sampling_defaults = sampling_defaults
-        self._result_maker = ResultMaker(worker, chat_format, self._clock)
+        self._receipts = receipts or ReceiptWriter()
+        self._result_maker = ResultMaker(worker, chat_format, self._clock, self._receipts)
         self._log_limit = LogLimit(_log)
         self._nats = nats
         self._worker = worker
@@ -348,6 +351,7 @@ class BatchLane:
 
     def _remove(self, held: HeldRequest) -> None:
         self._held.remove(held)
+        self.results.count_time(held.request, self._receipts.receipt(held, held.num_output_tokens))
         self.trials.forget(held)
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)

@@ -7,6 +7,7 @@ import logging
 from nats.aio.client import Client
 
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
+from gpu_worker.consumer.receipts import ReceiptWriter
 from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
 from shared.server_clock import ServerClock
@@ -18,7 +19,10 @@ _log = logging.getLogger(__name__)
 class ResultMaker:
     """Makes results in the name of one worker."""
 
-    def __init__(self, worker: str, chat_format: str, clock: ServerClock) -> None:
+    def __init__(
+        self, worker: str, chat_format: str, clock: ServerClock, receipts: ReceiptWriter | None = None
+    ) -> None:
+        self._receipts = receipts or ReceiptWriter()
         self._worker = worker
         self._chat_format = chat_format
         self._clock = clock
@@ -47,6 +51,7 @@ class ResultMaker:
             in_reasoning=held.in_reasoning,
             chat_format=self._chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
+            receipt=None if sequence is None else self._receipts.receipt(held, num_output),
         )
 
 

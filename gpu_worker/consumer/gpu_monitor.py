@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,20 @@ class GpuMonitor:
         self._nvml: Any = None
         self._handle: Any = None
         self.readings: tuple[GpuReading, ...] = ()
+        self._watts: float | None = None
+        self._read_at = 0.0
+
+    def watts(self) -> float | None:
+        """Return the mean power between the last two readings; None where the device does not tell."""
+        return self._watts
 
     async def refresh(self) -> None:
         """Read, unless there is no GPU."""
         if self._uuid is not None:
+            before, began = self.readings, self._read_at
             self.readings = await asyncio.to_thread(self._read, self._uuid)
+            self._read_at = time.monotonic()
+            self._watts = _power(before, self.readings, self._read_at - began)
 
     def _read(self, uuid: str) -> tuple[GpuReading, ...]:
         if self._handle is None and not self._open(uuid):
@@ -75,3 +85,13 @@ class GpuMonitor:
             return question()
         except self._nvml.NVMLError:
             return None
+
+
+def _power(before: tuple[GpuReading, ...], now: tuple[GpuReading, ...], passed_s: float) -> float | None:
+    """Return the watts between two readings by their joules, else the power that the device tells of the moment."""
+    if not now:
+        return None
+    energy_j, earlier_j = now[0].energy_j, before[0].energy_j if before else None
+    if energy_j is None or earlier_j is None or passed_s <= 0 or energy_j < earlier_j:
+        return now[0].power_watts
+    return (energy_j - earlier_j) / passed_s

@@ -51,6 +51,7 @@ class HeldRequest:
         num_tokens_before: `num_output_tokens` when it was last looked whether the request waits; -1 before.
         taken_at: Monotonic seconds at which it came.
         queued_s: For how long it had been on its way by then, by the wall clocks of both ends; 0 where it does not say.
+        admitted_at: Monotonic seconds at which the engine got it; None before.
         outcome: How it ended here: a finish reason, or `dropped` where no end was told.
         first_output_at: Monotonic seconds of the first output that was written here; None before.
         probation: Tokens that it still has to produce while it is suspected of killing workers.
@@ -90,6 +91,7 @@ class HeldRequest:
     first_output_at: float | None = None
     taken_at: float = field(default_factory=time.monotonic)
     queued_s: float = 0.0
+    admitted_at: float | None = None
     outcome: str = "dropped"
 
     def __post_init__(self) -> None:
@@ -212,6 +214,7 @@ class HeldRequests:
         """Record the sequence that the engine computes for a request."""
         held.sequence = sequence
         held.output = output
+        held.admitted_at = time.monotonic()
         self.by_sequence[sequence.id] = held
         self.expect_blocks(held, num_blocks)
 

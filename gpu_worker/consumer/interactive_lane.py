@@ -21,6 +21,7 @@ from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.outbox import Outbox, Undelivered
 from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.queued_message import ACK, REDELIVER, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
+from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
@@ -54,10 +55,12 @@ class InteractiveLane:
         make_way: Callable[[], None],
         clock: ServerClock | None = None,
         affinity: PrefixAffinity | None = None,
+        receipts: ReceiptWriter | None = None,
     ) -> None:
         """Serve over an outbox that reports to this lane; deadlines are times of `clock`.
 
         `make_way` is called when a suspect is to begin: it gives back batch requests that have produced nothing yet.
+        `receipts` are sent with the ends.
         """
         self._clock = clock or ServerClock()
         self._log_limit = LogLimit(_log)
@@ -66,6 +69,7 @@ class InteractiveLane:
         self._held = held
         self._make_way = make_way
         self._affinity = affinity
+        self._receipts = receipts or ReceiptWriter()
         self._cancellations = Cancellations()
         self._step_before = -1
         self.gateways = GatewayWatch()
@@ -116,7 +120,9 @@ class InteractiveLane:
                 self.drop(held)
 
     def drop(self, held: HeldRequest) -> None:
-        """Stop working on a request that was cancelled or replaced."""
+        """Stop working on a request that was cancelled or replaced; its gateway is told what that has cost."""
+        if held.sequence is not None and held.sequence.scheduled_at is not None:
+            self._put(held, self._ending(held, Finish("cancelled")))
         self._remove(held)
         self.outbox.answer(held.message)
 
@@ -151,7 +157,7 @@ class InteractiveLane:
             if held.request.lane != "interactive" or reply is None or not self.gateways.is_silent(reply):
                 continue
             _log.warning("dropped request of a silent gateway", extra=log_fields(held.request))
-            self._put(held, ending(held, Finish("handoff")))
+            self._put(held, self._ending(held, Finish("handoff")))
             self._remove(held)
             self.outbox.answer(held.message, REDELIVER_LATER)
 
@@ -214,8 +220,12 @@ class InteractiveLane:
 
     def end(self, held: HeldRequest, finish: Finish) -> None:
         """End a request with a delta that has no tokens."""
-        self._put(held, ending(held, finish), held.message)
+        self._put(held, self._ending(held, finish), held.message)
         self._remove(held)
+
+    def _ending(self, held: HeldRequest, finish: Finish) -> Delta:
+        receipt = self._receipts.receipt(held, held.num_output_tokens)
+        return ending(held, msgspec.structs.replace(finish, receipt=receipt))
 
     def give_back_waiting(self) -> None:
         """Give back what has not started to run."""

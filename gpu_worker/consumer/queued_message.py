@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 
@@ -36,6 +37,7 @@ class QueuedMessage:
         num_delivered: Which delivery this is, from 1.
         num_pending: Messages that waited in the queue behind it.
         stored_at: When the queue stored it, in Unix seconds by NATS's clock.
+        came_at: Monotonic seconds at which it came here.
     """
 
     subject: str
@@ -45,6 +47,7 @@ class QueuedMessage:
     num_delivered: int
     num_pending: int
     stored_at: float = 0.0
+    came_at: float = field(default_factory=time.monotonic, compare=False)
 
 
 def queued_message(message: Msg) -> QueuedMessage | None:

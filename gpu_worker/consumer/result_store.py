@@ -23,6 +23,7 @@ from shared.errors import DependencyError
 from shared.kept_results import JOB_ENDED, KeptResults
 from shared.messages import BatchResult, Request
 from shared.nats_connection import SEND_ERRORS
+from shared.receipt import Receipt
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.usage_ledger import UsageLedger
@@ -95,6 +96,10 @@ class ResultStore:
         await self._tasks.wait()
         await self.kept.shares.close()
         await self.usage.flush(self._js, is_last=True)
+
+    def count_time(self, request: Request, receipt: Receipt) -> None:
+        """Count what an attempt has taken of the device, whatever its end."""
+        self.usage.add_time(request.tenant, request.model, receipt)
 
     async def flush_usage(self) -> None:
         """Have NATS add up what was counted."""

@@ -29,6 +29,7 @@ class LiveSequences:
         running: Those that hold blocks and a slot.
         restores: Those that wait for their prefixes; None without lower tiers.
         in_flight: Plans that have not landed, oldest first.
+        now: Monotonic seconds at which a step was planned last.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LiveSequences:
         self.in_flight: deque[ScheduledStep] = deque()
         self._tried: dict[str, Sequence] = {}
         self.num_planned = self.num_landed = 0
+        self.now = 0.0
 
     def __len__(self) -> int:
         """Return how many have not finished."""
@@ -97,9 +99,11 @@ class LiveSequences:
         """Take a running sequence out, which no step in flight names; it waits at its old place."""
         self.waiting[sequence.lane].counters.charge(sequence)
         self.running.remove(sequence)
+        num_computed_tokens = sequence.num_computed_tokens
         self._blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
+        sequence.record.preempt(num_computed_tokens, self.now)
         sequence.was_restored = False
         self.waiting[sequence.lane].push(sequence)
 

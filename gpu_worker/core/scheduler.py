@@ -13,6 +13,7 @@ from itertools import count
 
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.device_time import DeviceTime
 from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing, finish_reason, set_limits
 from gpu_worker.core.live_sequences import LiveSequences
@@ -88,6 +89,7 @@ class Scheduler:
         self._running, self._waiting, self._in_flight = self._live.running, self._live.waiting, self._live.in_flight
         policy = None if speculation is None else speculation.policy
         self._step_time = StepTimeModel()
+        self._device_time = DeviceTime(self._step_time)
         self._throttle = BatchThrottle(self._step_time, config.batch_slowdown)
         self._planner = Planner(config, self._blocks, self._live, self._throttle, policy)
         self._landing = Landing(self._blocks, self._live, speculation)
@@ -234,6 +236,7 @@ class Scheduler:
         self._expire(now)
         if self._in_flight and (self._in_flight[-1].is_alone or (self.speculation and self.speculation.may_draft)):
             return None
+        self._live.now = now
         step = self._planner.plan(self._live.num_planned + 1, now)
         if step is None or (self._in_flight and not step.scheduled):
             return None
@@ -245,6 +248,7 @@ class Scheduler:
         assert step.step == result.step
         assert len(step.scheduled) == len(result.sampled)
         self._live.land(step)
+        self._device_time.find_payers(step)
         events = self.take_events()
         self._landing.apply(step, result, events)
         return events
@@ -321,12 +325,13 @@ class Scheduler:
         return events
 
     def observe(self, step: ScheduledStep, result: StepResult, duration_s: float, now: float) -> None:
-        """Learn how long a step took that has landed at `now`, in monotonic seconds."""
+        """Learn how long the step took that has landed last, at `now` in monotonic seconds, and charge it."""
         self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         if not step.plan.encodes:
             # How long encoding takes depends on the images.
             self._step_time.observe_step(step, num_drafted, duration_s)
+        self._device_time.share(step, result, duration_s, now)
 
     def emptied(self) -> Scheduler:
         """End all sequences without events, and return a scheduler with these settings that has cached nothing.

@@ -14,6 +14,7 @@ from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.group_tables import StateSlot, WindowTable
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.pooling import PoolingPlan
+from gpu_worker.core.sequence_record import SequenceRecord
 from shared.messages import Lane
 from shared.sampling import Sampling
 
@@ -72,6 +73,7 @@ class Sequence:
         was_restored: Lower tiers were asked for its prefix since it began to wait.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
         images: Their pixels, which may be needed as long as it lives.
+        record: What it has taken of the device.
     """
 
     id: str
@@ -126,6 +128,7 @@ class Sequence:
     was_restored: bool = False
     media: tuple[MediaSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
+    record: SequenceRecord = field(default_factory=SequenceRecord)
 
     @property
     def num_tokens(self) -> int:

@@ -55,6 +55,12 @@ class StepTimeModel:
         return bool(self._costs_s)
 
     @property
+    def costs_s(self) -> tuple[float, float, float, float]:
+        """What a step takes whatever is in it, and what interactive and batch sequences and further tokens add."""
+        fixed, interactive, batch, token = self._costs_s or _FIRST_WEIGHTS
+        return fixed, interactive, batch, token
+
+    @property
     def fixed_s(self) -> float:
         """What a step takes whatever is in it."""
         return self._costs_s[0]
@@ -77,7 +83,7 @@ class StepTimeModel:
     @property
     def token_s(self) -> float:
         """What each further token of a sequence adds."""
-        return self._costs_s[3]
+        return self.costs_s[3]
 
     def predict(self, num_interactive: int, num_batch: int, num_more_tokens: int) -> float:
         """Return how long a step takes, by its sequences and its tokens beyond the first of each."""

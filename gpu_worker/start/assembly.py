@@ -24,6 +24,7 @@ from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.prefixes.affinity import PeerConnection, PrefixAffinity
 from gpu_worker.consumer.pull_capacity import PullCapacity
+from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.request_images import RequestImages
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestReader
@@ -96,36 +97,36 @@ class Worker:
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
         sizes, tokenizer, adapting = setup.scheduler, model.tokenizer, setup.adapting or Adapting(LoadedAdapters())
-        self._engine = EngineThread(setup.engine)
-        self._encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
-        self._constraints = ConstraintSource(tokenizer)
+        self._encoder = encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
+        self._engine, self._constraints = EngineThread(setup.engine), ConstraintSource(tokenizer)
         max_len, processor = sizes.max_model_len, _processor(setup)
         self._images = _images(nats, processor, max_len, image_memory_bytes)
-        names = (nats, identity.model, max_len, tokenizer)
-        self._service = TokenizerService(*names, self._encoder, self._clock, processor)
+        self._service = TokenizerService(nats, identity.model, max_len, tokenizer, encoder, self._clock, processor)
         held = HeldRequests(None if observer is None else observer.removed)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         reader = self._reader(identity, sizes, model, pooled, adapting.adapters)
         intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity, self._images)
         self._orders = AdapterOrders(nats, identity.worker, self._engine, held, *adapting)
         subscribers = FrameSubscribers(nats, identity.worker)
-        batch = self._batch_lane(identity, nats, limits, model, intake, held)
+        gpu, receipts = _metering(setup)
+        batch = self._batch_lane(identity, nats, limits, model, intake, held, receipts)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
         peers = PeerConnection(nats, identity.worker, identity.model, self._clock)
         affinity = PrefixAffinity(peers, self._engine, capacity, sizes.block_size, prefix_wait_s)
-        interactive = InteractiveLane(intake, self._engine, held, open_outbox, batch.make_way, self._clock, affinity)
+        parts = (intake, self._engine, held, open_outbox, batch.make_way, self._clock, affinity)
+        interactive = InteractiveLane(*parts, receipts)
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
             source=self._heartbeat_source(identity, sizes, model, held, affinity, adapting.adapters),
             capacity=capacity,
-            writer=AnswerWriter(tokenizer, pooled),
+            writer=AnswerWriter(tokenizer, pooled, receipts),
             subscribers=subscribers,
             interactive=interactive,
             batch=batch,
             limits=limits,
             tasks=tasks,
-            gpu=GpuMonitor(setup.gpu_uuid),
+            gpu=gpu,
             drain_asked=drain_asked or asyncio.Event(),
             experts=setup.experts,
             tiers=tuple if setup.tiers is None else setup.tiers.readings,
@@ -198,6 +199,7 @@ class Worker:
         model: ServedModel,
         intake: Intake,
         held: HeldRequests,
+        receipts: ReceiptWriter,
     ) -> BatchLane:
         return BatchLane(
             identity.worker,
@@ -211,6 +213,7 @@ class Worker:
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
             clock=self._clock,
+            receipts=receipts,
         )
 
     @property
@@ -252,6 +255,13 @@ def _processor(setup: EngineSetup) -> MediaProcessor | None:
         _log.warning("Pillow is not installed, so no images are read: pip install 'headrace[worker]'")
         return None
     return setup.media
+
+
+def _metering(setup: EngineSetup) -> tuple[GpuMonitor, ReceiptWriter]:
+    """Return what reads the devices, and what writes receipts by that."""
+    gpu = GpuMonitor(setup.gpu_uuid)
+    num_devices = 1 if setup.group is None else max(1, len(setup.group.group.readings()))
+    return gpu, ReceiptWriter(num_devices, gpu.watts)
 
 
 def _images(

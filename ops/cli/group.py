@@ -11,7 +11,7 @@ import click
 from ops.cli.other_commands import instead_of
 
 # A name this similar to one of ours is a typo, even if another server has a command of that name.
-_LIKENESS = 0.85
+_LIKENESS = 0.87
 _COMMANDS = (
     "up",
     "gateway",
@@ -24,6 +24,8 @@ _COMMANDS = (
     "drain",
     "batch",
     "usage",
+    "top",
+    "request",
     "keys",
     "tenant",
     "worker-login",

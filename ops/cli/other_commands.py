@@ -18,7 +18,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     (_RUN, "run"),
     (_PULL, "pull download fetch"),
     (_STOP, "stop down kill restart shutdown unload exit quit"),
-    (_DOCTOR, "ps status top ls list models show info check check-env collect-env env diagnose"),
+    (_DOCTOR, "ps status ls list models show info check check-env collect-env env diagnose"),
     ("`headrace up` keeps logs in .headrace/logs; a service's are in the journal.", "log logs"),
     ("Models of the hub are in ~/.cache/huggingface; `hf cache` lists and removes them.", "rm remove delete"),
     ("`headrace quantize` makes a smaller copy of a model.", "create convert export compress"),
@@ -33,7 +33,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("The queue needs no router: start more of `headrace worker`.", "router"),
     ("The API does it: POST /v1/embeddings.", "embed embedding embeddings"),
     ("The API does it: POST /tokenize.", "tokenize tokenizer"),
-    ("There are no pages to look at, only the API and `headrace chat`.", "ui web webui"),
+    ("The console is at the operator's port: /console. `headrace top` shows the same in a terminal.", "ui web webui"),
 )
 
 

@@ -100,7 +100,7 @@ def _tenants(config: SetupConfig) -> list[str]:
 async def _set_up(config: SetupConfig, url: str) -> None:
     from shared.batch_streams import batch_stream
     from shared.streams import StreamLimits, ensure_streams, reshape_streams, stream_configs
-    from shared.usage_ledger import delete_old_receipts
+    from shared.usage_ledger import delete_old_days, delete_old_receipts
 
     tenants = _tenants(config)
     streams = list(map(batch_stream, tenants))
@@ -115,6 +115,7 @@ async def _set_up(config: SetupConfig, url: str) -> None:
         await ensure_streams(client.jetstream(), limits, tenants)
         await reshape_streams(client.jetstream(), StreamLimits(replicas=config.replicas), tenants)
         await delete_old_receipts(client.jetstream())
+        await delete_old_days(client.jetstream())
     print("streams ready:", ", ".join([*(str(stream.name) for stream in stream_configs(limits)), *streams]))
 
 

@@ -17,8 +17,8 @@ from ops.text_table import aligned
 from shared.config import setting
 from shared.errors import DependencyError
 
-_MEASURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
-_HEADS = ("TENANT", "MODEL", "LANE", "REQUESTS", "PROMPT", "CACHED", "GENERATED")
+_MEASURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "device_us", "energy_mj")
+_HEADS = ("TENANT", "MODEL", "LANE", "REQUESTS", "PROMPT", "CACHED", "GENERATED", "DEVICE S", "ENERGY J")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class UsageConfig(AdminAccess):
 
 
 def run(config: UsageConfig) -> int:
-    """Show requests and tokens by tenant, model and lane.
+    """Show requests, tokens, device time and energy by tenant, model and lane.
 
     The totals are those since the system was set up. They are kept by NATS and outlive gateways and workers. For a
     month, take the difference of two readings. Needs an administrator's credentials.
@@ -45,9 +45,15 @@ def run(config: UsageConfig) -> int:
         return 0
     if config.tenant is not None and not rows:
         print(f"headrace: there is no usage of a tenant {config.tenant!r}", file=sys.stderr)
-    table = [_HEADS, *((*names, *(str(totals[measure]) for measure in _MEASURES)) for names, totals in rows)]
+    table = [_HEADS, *((*names, *(_cell(measure, totals[measure]) for measure in _MEASURES)) for names, totals in rows)]
     print("\n".join(aligned(table)))
     return 0
+
+
+def _cell(measure: str, total: int) -> str:
+    """Return a total as the table has it: time and energy in whole units."""
+    scale = {"device_us": 1e6, "energy_mj": 1e3}.get(measure)
+    return str(total) if scale is None else f"{total / scale:.3f}"
 
 
 async def _rows(config: UsageConfig) -> list[tuple[tuple[str, str, str], dict[str, int]]]:

@@ -18,7 +18,7 @@ from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams, reshape_streams
 from shared.subjects import ALL_WORKERS
-from shared.usage_ledger import delete_old_receipts
+from shared.usage_ledger import delete_old_days, delete_old_receipts
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -98,6 +98,7 @@ class RollCall:
         await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
         await reshape_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
         await delete_old_receipts(self._client.jetstream())
+        await delete_old_days(self._client.jetstream())
 
     async def _on_reconnect(self) -> None:
         # The interactive stream lives in memory: a restarted server has forgotten it.

@@ -14,8 +14,9 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError
 
 from shared.messages import Lane
+from shared.receipt import Receipt
 from shared.streams import USAGE_STREAM, StreamLimits, ensure_streams, reshape_streams, stream_configs
-from shared.usage_ledger import UsageLedger, delete_old_receipts, read_usage
+from shared.usage_ledger import UsageLedger, day_of, delete_old_days, delete_old_receipts, read_usage
 from tests.servers import NatsServer
 
 TOKENS = {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 3}
@@ -167,7 +168,7 @@ async def test_receipts_are_no_usage_and_old_ones_are_deleted(
     ledger.add("t", "m", **TOKENS)
     await ledger.flush(js)
     assert {measure for (*_, measure) in await totals(js)} == {"requests", "prompt_tokens", "completion_tokens"}
-    for days, num_messages in ((29, 4), (31, 3)):
+    for days, num_messages in ((29, 7), (31, 6)):
         await delete_old_receipts(js, now + timedelta(days=days))
         assert (await js.stream_info(USAGE_STREAM)).state.messages == num_messages
     # A process that has been idle for so long begins a new receipt.
@@ -264,3 +265,27 @@ async def test_what_was_counted_around_an_outage_is_sent_when_the_process_ends(
     assert (errors, await counted()) == ([], 0)
     await ledger.flush(js, is_last=True)
     assert await counted() == 3
+
+
+async def test_days_are_counted_apart_by_tenant_and_old_ones_are_deleted(js: JetStreamContext) -> None:
+    now = [1_700_000_000.0]
+    ledger = UsageLedger("interactive", clock=lambda: now[0])
+    receipt = Receipt(taken=0.0, device_s=0.0125, energy_j=2.5)
+    for tenant in ("acme & co", "other"):
+        ledger.add(tenant, "m", **TOKENS)
+    ledger.add_time("acme & co", "m", receipt)
+    now[0] += 86400
+    ledger.add("acme & co", "m", **TOKENS)
+    await ledger.flush(js)
+
+    async def day(number: int) -> dict[str, int]:
+        name = day_of(1_700_000_000 + 86400 * number)
+        return {each.measure: each.total async for each in read_usage(js, tenant="acme & co", day=name)}
+
+    first = {"requests": 1, "prompt_tokens": 5, "completion_tokens": 3, "device_us": 12_500, "energy_mj": 2500}
+    assert (await day(0), (await day(1))["requests"], await day(2)) == (first, 1, {})
+    whole = {each.measure: each.total async for each in read_usage(js, tenant="acme & co")}
+    assert (whole["requests"], whole["device_us"]) == (2, 12_500)
+    await delete_old_days(js, now[0] + 400 * 86400)
+    assert (await day(0), (await day(1))["requests"]) == ({}, 1)
+    assert (await totals(js))["acme & co", "m", "interactive", "requests"] == 2

@@ -27,6 +27,7 @@ from gateway.process import gateway as gateway_module
 from gateway.process.assembly import SEND_MARGIN_S, observing, public_app
 from gateway.process.gateway import main
 from gateway.process.processes import ParentLink
+from gateway.usage.routes import UsageRoutes
 from shared.errors import ConfigError, DependencyError
 from shared.task_supervisor import TaskSupervisor
 from shared.tracing import Tracing
@@ -321,7 +322,8 @@ NOTHING = cast("Any", None)
 def made(service: Any = None, responses: Any = None, **settings: Any) -> Application:
     config = GatewayConfig(**settings)
     services = cast("Any", SimpleNamespace(bodies=None, config=config, metrics=None, keys=object(), limiter=None))
-    return public_app(service, services, responses, NOTHING, NOTHING)
+    usage = UsageRoutes(services, NOTHING, None).routes()
+    return public_app(service, services, responses, NOTHING, NOTHING, more=usage)
 
 
 def routes(app: Application) -> list[Route]:

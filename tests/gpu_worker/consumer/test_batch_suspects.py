@@ -69,6 +69,7 @@ class Bench:
             has=lambda key, message: False,
             put=lambda key, job, message, result, letter: self.results.append(result),
             kept=SimpleNamespace(end_of=_no_end),
+            count_time=lambda job, receipt: None,
         )
         nats: Any = SimpleNamespace(send=lambda subject, data: self.sent.append(data))
         records: Any = self.records

@@ -125,7 +125,9 @@ async def test_cancelled_running_request_frees_its_blocks_at_once(
     # The step in flight, the one that is being planned meanwhile, and the one that leaves it out.
     assert engine.stats.step - steps[0] <= 3
     await gateway.ask()
-    assert answer.finish is None
+    # Its gateway, which waits for nothing more, is told what it has cost.
+    assert answer.finish.reason == "cancelled"
+    assert answer.finish.receipt.device_s > 0
     await gateway.wait_until_acknowledged()
 
 
@@ -141,7 +143,7 @@ async def test_cancellation_is_not_for_the_worker_that_it_names(make_worker: Mak
     await stopped.wait_for_tokens(2)
     await gateway.cancel(again.id, epoch=0, keep="another worker")
     await gateway.wait_until_acknowledged()
-    assert stopped.finish is None
+    assert stopped.finish.reason == "cancelled"
 
 
 async def test_cancelled_waiting_request_is_dropped(make_worker: MakeWorker, gateway: TestGateway) -> None:
@@ -201,7 +203,7 @@ async def test_newer_epoch_replaces_the_older_one(worker: RunningWorker, gateway
     num_old = len(old.deltas)
     await gateway.ask()
     assert len(old.deltas) == num_old
-    assert old.finish is None
+    assert old.finish.reason == "cancelled"
 
 
 async def test_older_epoch_and_duplicate_are_dropped(worker: RunningWorker, gateway: TestGateway) -> None:

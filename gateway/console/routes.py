@@ -1,0 +1,109 @@
+"""The console's answers in JSON, for pages and commands; the operator's port checks first who asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import msgspec
+from nats.js import JetStreamContext
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.admission.auth import KeyStore
+from gateway.api.operator_app import OperatorRoute
+from gateway.api.query import check_query, whole_number
+from gateway.api.schemas.checks import invalid_value
+from gateway.console.files import ConsoleFiles
+from gateway.console.now import NowView
+from gateway.console.records import dead_letters_view, tenants_view
+from gateway.errors import ApiError
+from gateway.timelines.exchange import TimelineExchange
+from gateway.timelines.view import view_of
+from shared.timeline import MAX_LISTED, Order
+
+API = "/console/api"
+PLAYGROUND = frozenset({"/v1/chat/completions", "/v1/models"})
+"""Paths of the public port that the operator's port serves, too, by the public port's rules: with an API key."""
+_NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleServices:
+    """Parts that the console reads."""
+
+    now: NowView
+    exchange: TimelineExchange
+    js: JetStreamContext
+    keys: KeyStore
+    device_hour_cost: float | None = None
+    shows_prompts: bool = False
+
+
+class ConsoleRoutes:
+    """The handlers."""
+
+    def __init__(self, services: ConsoleServices) -> None:
+        self._services = services
+        self._files = ConsoleFiles()
+
+    def routes(self) -> list[OperatorRoute]:
+        """Return the table."""
+        return [
+            OperatorRoute("/console", self._file, is_open=True),
+            OperatorRoute("/console/{name}", self._file, is_open=True),
+            OperatorRoute(f"{API}/now", self._now),
+            OperatorRoute(f"{API}/requests", self._requests),
+            OperatorRoute(f"{API}/requests/{{id:path}}", self._request),
+            OperatorRoute(f"{API}/tenants", self._tenants),
+            OperatorRoute(f"{API}/dead-letters", self._dead_letters),
+        ]
+
+    async def _file(self, request: Request) -> Response:
+        return self._files.response(request)
+
+    async def _now(self, request: Request) -> Response:
+        check_query(request, frozenset(), allow_unknown=False)
+        return _json(await self._services.now.view())
+
+    async def _requests(self, request: Request) -> Response:
+        check_query(request, frozenset({"order", "limit"}), allow_unknown=False)
+        orders: dict[str, Order] = {order: order for order in get_args(Order)}
+        asked = request.query_params.get("order", "recent")
+        if asked not in orders:
+            raise invalid_value("order", f"'order' must be one of {', '.join(orders)}.")
+        limit = whole_number(request.query_params.get("limit"), "limit", 1, MAX_LISTED, 50)
+        return _json({"requests": await self._services.exchange.summaries(orders[asked], limit)})
+
+    async def _request(self, request: Request) -> Response:
+        request_id: str = request.path_params["id"]
+        found = await self._services.exchange.find(request_id[:256])
+        if not found:
+            message = (
+                f"No gateway keeps a request {request_id[:64]!r}: it ended more than 15 minutes ago, is older than the "
+                "last --keep-requests ones, or came to a gateway that has ended since."
+            )
+            raise ApiError(404, message, code="request_not_found")
+        return _json({"requests": [view_of(each, self._services.device_hour_cost) for each in found]})
+
+    async def _tenants(self, request: Request) -> Response:
+        services = self._services
+        return _json(await tenants_view(services.js, services.keys, services.device_hour_cost))
+
+    async def _dead_letters(self, request: Request) -> Response:
+        return _json(await dead_letters_view(self._services.js, shows_prompts=self._services.shows_prompts))
+
+
+def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
+    """Return an application of the operator's port that passes a page's chats on to the public port's application."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        is_public = scope["type"] == "http" and scope["path"] in PLAYGROUND
+        await (public if is_public else operator)(scope, receive, send)
+
+    return application
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), headers=_NO_STORE, media_type="application/json")

@@ -1,0 +1,50 @@
+// Asks the operator's port, with the operator's key where one is wanted.
+
+const STORED = "headrace-operator-key";
+
+export class Refused extends Error {
+  constructor(status, message, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export async function refusal(response) {
+  let error = {};
+  try {
+    error = (await response.json()).error ?? {};
+  } catch {
+    // The body is no JSON: the status says enough.
+  }
+  return new Refused(response.status, error.message ?? `the server answers ${response.status}`, error.code);
+}
+
+export async function ask(path) {
+  const key = sessionStorage.getItem(STORED);
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const response = await fetch(`console/api/${path}`, { headers });
+  if (response.status === 401) {
+    await login();
+    return ask(path);
+  }
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+let opened = null;
+
+function login() {
+  const dialog = document.getElementById("login");
+  const field = document.getElementById("operator-key");
+  opened ??= new Promise((resolve) => {
+    field.value = "";
+    dialog.showModal();
+    dialog.addEventListener("close", () => {
+      sessionStorage.setItem(STORED, field.value.trim());
+      opened = null;
+      resolve();
+    }, { once: true });
+  });
+  return opened;
+}

@@ -1,0 +1,139 @@
+// A chat with a model: live tokens a second, the probability of each token, and the answer as JSON.
+
+import { refusal } from "./api.js";
+import { el, number, seconds } from "./dom.js";
+
+const STORED = "headrace-api-key";
+
+export function show(root, _argument, tell) {
+  const key = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(STORED) ?? "", id: "api-key" });
+  const model = el("select", { id: "model", "aria-label": "Model" });
+  const temperature = el("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7 });
+  const most = el("input", { type: "number", min: 1, value: 200, id: "max-tokens" });
+  const shows = el("input", { type: "checkbox", checked: true });
+  const json = el("input", { type: "checkbox" });
+  const message = el("textarea", { id: "message", placeholder: "Say something. Ctrl+Enter sends.", "aria-label": "Message" });
+  const send = el("button", { type: "submit" }, "Send");
+  const stop = el("button", { type: "button", disabled: true }, "Stop");
+  const clear = el("button", { type: "button" }, "Clear");
+  const log = el("div", { "aria-live": "off", id: "chat" });
+  const speed = el("p", { class: "dim", role: "status", id: "speed" });
+  const raw = el("pre", { id: "raw" });
+  const turns = [];
+  let running = null;
+
+  const headers = () => ({ Authorization: `Bearer ${key.value.trim()}`, "Content-Type": "application/json" });
+
+  async function models() {
+    sessionStorage.setItem(STORED, key.value.trim());
+    if (!key.value.trim()) return;
+    const response = await fetch("v1/models", { headers: headers() });
+    if (!response.ok) throw await refusal(response);
+    const names = (await response.json()).data.map((each) => each.id);
+    model.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    tell(null);
+  }
+
+  async function chat(event) {
+    event?.preventDefault();
+    if (running || !message.value) return;
+    turns.push({ role: "user", content: message.value });
+    log.append(el("div", { class: "turn user" }, message.value));
+    message.value = "";
+    const answer = el("div", { class: "turn assistant" });
+    log.append(answer);
+    running = new AbortController();
+    stop.disabled = false;
+    send.disabled = true;
+    try {
+      turns.push({ role: "assistant", content: await stream(answer) });
+      tell(null);
+    } catch (error) {
+      if (error.name !== "AbortError") tell(error);
+      if (answer.textContent) turns.push({ role: "assistant", content: answer.textContent });
+      else turns.pop();
+    } finally {
+      running = null;
+      stop.disabled = true;
+      send.disabled = false;
+    }
+  }
+
+  async function stream(answer) {
+    const body = {
+      model: model.value, messages: turns, stream: true, stream_options: { include_usage: true },
+      temperature: Number(temperature.value), max_tokens: Number(most.value),
+    };
+    if (shows.checked) Object.assign(body, { logprobs: true, top_logprobs: 3 });
+    if (json.checked) body.response_format = { type: "json_object" };
+    const began = performance.now();
+    const response = await fetch("v1/chat/completions",
+      { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
+    if (!response.ok) throw await refusal(response);
+    const id = response.headers.get("x-request-id");
+    let first = 0;
+    let tokens = 0;
+    let text = "";
+    let last = {};
+    for await (const chunk of events(response.body)) {
+      if (chunk.error) throw new Error(chunk.error.message);
+      const choice = chunk.choices[0];
+      last = { ...last, ...chunk, choices: choice ? [choice] : last.choices };
+      const piece = choice?.delta?.content ?? "";
+      const probable = choice?.logprobs?.content ?? [];
+      if (!piece && !probable.length) continue;
+      first ||= performance.now();
+      tokens += probable.length || 1;
+      text += piece;
+      answer.append(...(probable.length ? probable.map(token) : [piece]));
+      const passed = (performance.now() - first) / 1000;
+      const pace = tokens > 1 && passed > 0 ? `${number((tokens - 1) / passed, 1)} tokens/s · ` : "";
+      speed.replaceChildren(`${pace}${tokens} tokens · first after ${seconds((first - began) / 1000)} · `,
+        id ? el("a", { href: `#request/${encodeURIComponent(id)}` }, "timeline") : "");
+    }
+    raw.textContent = JSON.stringify({ "x-request-id": id, request: body, last }, null, 2);
+    return text;
+  }
+
+  const form = el("form", { onsubmit: chat }, message, el("div", { class: "bar-form" }, send, stop, clear));
+  stop.addEventListener("click", () => running?.abort());
+  clear.addEventListener("click", () => {
+    turns.length = 0;
+    log.replaceChildren();
+    speed.replaceChildren();
+  });
+  message.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) chat(event);
+  });
+  key.addEventListener("change", () => models().catch(tell));
+  root.append(el("h1", {}, "Playground"),
+    el("div", { class: "bar-form" },
+      el("label", {}, "API key", key), el("label", {}, "Model", model), el("label", {}, "Temperature", temperature),
+      el("label", {}, "Most tokens", most), el("label", { class: "check" }, shows, "probabilities"),
+      el("label", { class: "check" }, json, "JSON")),
+    el("section", {}, log, speed, form), el("details", {}, el("summary", {}, "JSON"), raw));
+  models().catch(tell);
+  return () => running?.abort();
+}
+
+function token(each) {
+  const probability = Math.exp(each.logprob);
+  const step = probability < 0.1 ? 0 : probability < 0.4 ? 1 : probability < 0.8 ? 2 : 3;
+  const others = (each.top_logprobs ?? []).map((other) => `${JSON.stringify(other.token)} ${(100 * Math.exp(other.logprob)).toFixed(1)}%`);
+  return el("span", { class: `token p${step}`, title: `${(100 * probability).toFixed(1)}% — ${others.join(", ")}` }, each.token);
+}
+
+async function* events(stream) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (const reader = stream.getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    rest += decoder.decode(value, { stream: true });
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+    }
+  }
+}

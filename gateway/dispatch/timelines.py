@@ -1,0 +1,253 @@
+"""Keeps the timelines of requests that have ended lately, encoded, and knows those that run.
+
+It hears of a request twice: from the observer of requests, when it comes and when its answer has ended, and from the
+dispatcher, of each of its sequences. The two may come in either order: the stream of a client that left goes on, and an
+answer from the cache has no sequence. What is kept is bounded in number, bytes and time. The one writer is the event
+loop's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.dispatch.flight_log import bounded_receipt
+from gateway.dispatch.inflight import Flight
+from shared.messages import Delta, Finish
+from shared.receipt import Receipt
+from shared.timeline import MAX_SEQUENCES, Attempt, Order, SequenceLife, Summary, Timeline
+from shared.usage_ledger import UsageLedger
+
+KEPT_S = 900.0
+MAX_TIMELINE_BYTES = 32 << 10
+LATE_S = 30.0
+"""For how long a cancelled sequence's worker may still tell what it took."""
+_MAX_LATE = 4096
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of a request that runs: its timeline so far, when it is asked for, and its ended sequences."""
+
+    began_at: float
+    told: Callable[[], Timeline]
+    sequences: list[SequenceLife] = field(default_factory=list)
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class _Late:
+    """A sequence whose end was decided here, and whose worker may yet tell what it took."""
+
+    key: tuple[str, str]
+    model: str
+    worker: str
+    epoch: int
+    claimed_at: float | None
+    until: float
+
+
+class TimelineKeeper:
+    """Keeps the last `max_kept` requests for fifteen minutes at most."""
+
+    def __init__(
+        self,
+        gateway: str,
+        max_kept: int,
+        usage: UsageLedger,
+        *,
+        shows_prompts: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            gateway: Name of this process.
+            max_kept: Requests that have ended; 0 keeps none.
+            usage: Counts what attempts have taken of devices.
+            shows_prompts: Keep the ends of prompts, too.
+            clock: Monotonic seconds, as of the event loop.
+        """
+        self.gateway = gateway
+        self.shows_prompts = shows_prompts
+        self._max_kept = max_kept
+        self._usage = usage
+        self._clock = clock
+        self._running: dict[tuple[str, str], _Entry] = {}
+        self._kept: OrderedDict[tuple[str, str], tuple[Summary, bytes]] = OrderedDict()
+        self._late: OrderedDict[str, _Late] = OrderedDict()
+        self._flights: Callable[[], Iterable[Flight]] = tuple
+
+    def watch(self, flights: Callable[[], Iterable[Flight]]) -> None:
+        """Show the present attempts of these flights with the requests that run."""
+        self._flights = flights
+
+    def request_began(self, tenant: str, request_id: str, began_at: float, told: Callable[[], Timeline]) -> None:
+        """Take note of a request that came at `began_at`; `told` returns its timeline so far, without its sequences."""
+        if self._max_kept:
+            self._running[tenant, request_id] = _Entry(began_at, told)
+
+    def request_ended(self, timeline: Timeline) -> None:
+        """Keep a request, with the sequences that have ended."""
+        if not self._max_kept:
+            return
+        key = timeline.tenant, timeline.id
+        entry = self._running.pop(key, None)
+        if entry is not None:
+            timeline = replace(timeline, sequences=entry.sequences, left_out=entry.left_out)
+        self._keep(key, timeline)
+
+    def sequence_ended(self, flight: Flight, end: str, finish: Finish | None) -> None:
+        """Take note of a sequence that has ended."""
+        key, now = (flight.request.tenant, flight.request.trace or flight.id), self._clock()
+        if finish is None and flight.worker is not None and flight.epoch not in flight.log.receipts:
+            self._expect(flight, key, now)
+        if not self._max_kept:
+            return
+        reason = end if finish is None else finish.reason
+        entry = self._running.get(key)
+        if entry is not None:
+            _add(entry, _life(flight, reason, now, entry.began_at))
+            return
+        kept = self._kept.get(key)
+        if kept is None:
+            return  # its answer was given elsewhere, or long ago
+        timeline = msgspec.msgpack.decode(kept[1], type=Timeline)
+        began_at = now - (time.time() - timeline.began)
+        entry = _Entry(began_at, lambda: timeline, timeline.sequences, timeline.left_out)
+        _add(entry, _life(flight, reason, now, began_at))
+        self._keep(key, replace(timeline, sequences=entry.sequences, left_out=entry.left_out))
+
+    def receipt_came(self, worker: str, delta: Delta, flight: Flight | None) -> None:
+        """Count what an attempt took of its worker, once, whenever it comes.
+
+        Args:
+            worker: Who tells.
+            delta: The attempt's last, with a receipt.
+            flight: Whose attempt it is; None if the flight has ended.
+        """
+        assert delta.finish is not None
+        receipt, now = delta.finish.receipt, self._clock()
+        if receipt is None:
+            return
+        if flight is not None:
+            log, request = flight.log, flight.request
+            attempt = _attempt_of(flight, delta.epoch)
+            if delta.epoch in log.receipts or attempt is None or attempt.worker != worker:
+                return
+            receipt = bounded_receipt(receipt, attempt.claimed_s, now)
+            log.receipts[delta.epoch] = receipt
+            self._usage.add_time(request.tenant, request.model, receipt)
+            return
+        late = self._late.get(delta.id)
+        if late is None or (late.worker, late.epoch) != (worker, delta.epoch) or now > late.until:
+            return
+        del self._late[delta.id]
+        receipt = bounded_receipt(receipt, late.claimed_at, now)
+        self._usage.add_time(late.key[0], late.model, receipt)
+        self._complete(late, delta.id, receipt)
+
+    def find(self, request_id: str) -> list[Timeline]:
+        """Return the requests of an id, the latest first; those that run are told as far as they are."""
+        running = [self._so_far(key, entry) for key, entry in self._running.items() if key[1] == request_id]
+        self._drop_old()
+        kept = [content for key, (_, content) in self._kept.items() if key[1] == request_id]
+        found = [msgspec.msgpack.decode(content, type=Timeline) for content in reversed(kept)]
+        return [*running, *found]
+
+    def summaries(self, order: Order, limit: int) -> list[Summary]:
+        """Return the first of the requests that are kept, by an order; `failed` are those that were not answered."""
+        self._drop_old()
+        found = [summary for summary, _ in self._kept.values()]
+        if order == "failed":
+            found = [each for each in found if each.status >= 400 or each.outcome != "completed"]
+        return sorted(found, key=sort_key(order), reverse=True)[:limit]
+
+    def _so_far(self, key: tuple[str, str], entry: _Entry) -> Timeline:
+        now, timeline = self._clock(), entry.told()
+        shown = _Entry(entry.began_at, entry.told, list(entry.sequences), entry.left_out)
+        for flight in self._flights():
+            if (flight.request.tenant, flight.request.trace) == key:
+                _add(shown, _life(flight, "", now, entry.began_at))
+        return replace(timeline, sequences=shown.sequences, left_out=shown.left_out)
+
+    def _keep(self, key: tuple[str, str], timeline: Timeline) -> None:
+        content = msgspec.msgpack.encode(timeline)
+        if len(content) > MAX_TIMELINE_BYTES:
+            timeline = replace(timeline, sequences=[], left_out=len(timeline.sequences) + timeline.left_out)
+            content = msgspec.msgpack.encode(timeline)
+        self._kept[key] = (_summary(timeline), content)
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._max_kept:
+            self._kept.popitem(last=False)
+
+    def _drop_old(self) -> None:
+        oldest = time.time() - KEPT_S
+        old = [key for key, (each, _) in self._kept.items() if each.began + each.ended_s < oldest]
+        for key in old:
+            del self._kept[key]
+
+    def _expect(self, flight: Flight, key: tuple[str, str], now: float) -> None:
+        assert flight.worker is not None
+        while self._late and (len(self._late) >= _MAX_LATE or next(iter(self._late.values())).until < now):
+            self._late.popitem(last=False)
+        request = flight.request
+        self._late[flight.id] = _Late(
+            key, request.model, flight.worker, flight.epoch, flight.log.claimed_at, now + LATE_S
+        )
+
+    def _complete(self, late: _Late, flight_id: str, receipt: Receipt) -> None:
+        """Add a receipt that came late to what is kept of its request."""
+        entry, kept = self._running.get(late.key), self._kept.get(late.key)
+        timeline = None if kept is None else msgspec.msgpack.decode(kept[1], type=Timeline)
+        lives = entry.sequences if entry is not None else [] if timeline is None else timeline.sequences
+        for life in lives:
+            if life.id == flight_id and life.attempts:
+                life.attempts[-1] = replace(life.attempts[-1], receipt=receipt)
+        if entry is None and timeline is not None:
+            self._keep(late.key, timeline)
+
+
+def sort_key(order: Order) -> Callable[[Summary], float]:
+    """Return by what a list is sorted, the largest first."""
+    if order == "slow":
+        return lambda each: each.ended_s
+    return lambda each: each.began + each.ended_s
+
+
+def _add(entry: _Entry, life: SequenceLife) -> None:
+    if len(entry.sequences) < MAX_SEQUENCES:
+        entry.sequences.append(life)
+    else:
+        entry.left_out += 1
+
+
+def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:
+    return SequenceLife(flight.id, flight.log.told(flight.attempt_ended(end, now), began_at))
+
+
+def _attempt_of(flight: Flight, epoch: int) -> Attempt | None:
+    if epoch == flight.epoch:
+        return flight.attempt_ended("", 0.0)
+    return next((each for each in flight.log.ended if each.epoch == epoch), None)
+
+
+def _summary(timeline: Timeline) -> Summary:
+    return Summary(
+        timeline.id,
+        timeline.tenant,
+        timeline.model,
+        timeline.route,
+        timeline.status,
+        timeline.outcome,
+        timeline.began,
+        timeline.ended_s,
+        timeline.first_token_s,
+        timeline.completion_tokens,
+        sum(len(each.attempts) - 1 for each in timeline.sequences),
+    )

@@ -1,0 +1,217 @@
+"""A timeline as people look at it: rows of bars, what happened in order, and the receipt of all attempts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from shared.receipt import Receipt
+from shared.timeline import Attempt, Timeline
+
+Kind = Literal["gateway", "queue", "prefix", "read", "wait", "prefill", "decode", "preempted", "worker", "answer"]
+_PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_LEAST_S = 0.0005
+_WHY = {
+    "worker_dead": "its worker died",
+    "gap": "tokens of it were lost on the way",
+    "handoff": "its worker gave it back",
+    "silent": "its worker was silent about it",
+    "waiting": "it waited where another worker had room",
+    "unclaimed": "no worker took it",
+    "nats_restart": "NATS was restarted or reconnected",
+    "cancelled": "its worker stopped it",
+    "early": "its worker's clock is wrong",
+}
+
+
+class Bar(Struct, frozen=True):
+    """A span of time in a row, in seconds since the request came."""
+
+    kind: Kind
+    begin_s: float
+    end_s: float
+    text: str
+
+
+class Row(Struct, frozen=True):
+    """One line of bars: the gateway's, or an attempt's."""
+
+    label: str
+    bars: list[Bar]
+    is_retry: bool = False
+
+
+class Event(Struct, frozen=True):
+    """Something that happened."""
+
+    at_s: float
+    text: str
+
+
+class ReceiptView(Struct, frozen=True, kw_only=True):
+    """What all attempts took. `retries_ms` is the part of attempts that were not the last; `cost` as priced."""
+
+    device_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    rejected_ms: float = 0.0
+    recomputed_ms: float = 0.0
+    retries_ms: float = 0.0
+    energy_j: float | None = None
+    cost: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    is_complete: bool = True
+
+
+class TimelineView(Struct, frozen=True, kw_only=True):
+    """All that is shown of a request."""
+
+    timeline: Timeline
+    rows: list[Row]
+    events: list[Event]
+    receipt: ReceiptView
+    curl: str | None
+
+
+def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
+    """Return what to show of a request; its device time is priced if an hour has a cost."""
+    rows = [Row("request", list(_request_bars(timeline)))]
+    events = [Event(0.0, f"the request came to {timeline.gateway}"), *_request_events(timeline)]
+    for number, life in enumerate(timeline.sequences):
+        name = f"sequence {number} " if len(timeline.sequences) > 1 else ""
+        for attempt in life.attempts:
+            label = f"{name}attempt {attempt.epoch} {attempt.worker or 'no worker'}"
+            rows.append(Row(label, list(_attempt_bars(attempt)), is_retry=attempt.epoch > 0))
+            events += _attempt_events(name, attempt)
+    events.sort(key=lambda event: event.at_s)
+    receipt = _receipt(timeline, device_hour_cost)
+    return TimelineView(timeline=timeline, rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
+
+
+def _request_bars(timeline: Timeline) -> Iterator[Bar]:
+    admitted_s = timeline.ended_s if timeline.admitted_s is None else timeline.admitted_s
+    yield Bar("gateway", 0.0, admitted_s, "admission: key, body, limits, load")
+    if timeline.admitted_s is None:
+        return
+    first_s = timeline.ended_s if timeline.first_token_s is None else timeline.first_token_s
+    yield Bar("wait", admitted_s, first_s, "until the first token")
+    if timeline.first_token_s is not None:
+        yield Bar("answer", first_s, timeline.ended_s, "the answer")
+
+
+def _request_events(timeline: Timeline) -> Iterator[Event]:
+    if timeline.admitted_s is not None:
+        sources = {"cache": "answered from the response cache", "shared": "joined an identical request in flight"}
+        yield Event(timeline.admitted_s, sources.get(timeline.source, "admitted, and given to the queue"))
+    if timeline.first_token_s is not None:
+        yield Event(timeline.first_token_s, "first token")
+    if timeline.outcome != "running":
+        told = f": {timeline.error}" if timeline.error else ""
+        yield Event(timeline.ended_s, f"{timeline.outcome} with status {timeline.status}{told}")
+
+
+def _began_s(attempt: Attempt, receipt: Receipt) -> float:
+    """Return when the worker took it: its clock is placed so that its end is that of the attempt."""
+    return max(attempt.published_s, attempt.ended_s - receipt.ended_s)
+
+
+def _attempt_bars(attempt: Attempt) -> Iterator[Bar]:
+    receipt = attempt.receipt
+    if receipt is None:
+        claimed_s = attempt.ended_s if attempt.claimed_s is None else attempt.claimed_s
+        yield Bar("queue", attempt.published_s, claimed_s, "in the queue")
+        if attempt.claimed_s is not None:
+            yield Bar("worker", claimed_s, attempt.ended_s, "with a worker that did not tell more")
+        return
+    base_s = _began_s(attempt, receipt)
+    held_s = min(receipt.waited_s, base_s - attempt.published_s)
+    yield Bar("queue", attempt.published_s, base_s - held_s, "in the queue")
+    if held_s > _LEAST_S:
+        yield Bar("prefix", base_s - held_s, base_s, "waited for the worker that has its prefix")
+    if receipt.admitted_s is None:
+        yield Bar("worker", base_s, attempt.ended_s, "read by the worker, and not computed")
+        return
+    yield Bar("read", base_s, base_s + receipt.admitted_s, "tokenized, grammar and images prepared")
+    began_s = receipt.ended_s if receipt.scheduled_s is None else receipt.scheduled_s
+    yield Bar("wait", base_s + receipt.admitted_s, base_s + began_s, "waited for a place in the batch")
+    for number, part in enumerate(receipt.prefills, 1):
+        text = f"prefill part {number} of {len(receipt.prefills)}: {part.tokens} tokens"
+        yield Bar("prefill", base_s + part.at_s, base_s + part.at_s + part.took_s, text)
+    if receipt.first_s is not None:
+        yield Bar("decode", base_s + receipt.first_s, base_s + receipt.ended_s, f"{attempt.tokens} tokens")
+    for at_s in receipt.preempted_s:
+        again_s = min((part.at_s for part in receipt.prefills if part.at_s >= at_s), default=receipt.ended_s)
+        yield Bar("preempted", base_s + at_s, base_s + again_s, "preempted: others needed its blocks")
+
+
+def _attempt_events(name: str, attempt: Attempt) -> Iterator[Event]:
+    if attempt.epoch:
+        why = _WHY.get(attempt.why, attempt.why)
+        yield Event(attempt.published_s, f"{name}attempt {attempt.epoch}, because {why}")
+    if attempt.claimed_s is not None:
+        yield Event(attempt.claimed_s, f"{name}claimed by {attempt.worker}")
+    receipt = attempt.receipt
+    if receipt is not None:
+        base_s = _began_s(attempt, receipt)
+        if receipt.scheduled_s is not None:
+            cached = f", {receipt.cached_tokens} of {receipt.prompt_tokens} prompt tokens from the cache"
+            yield Event(base_s + receipt.scheduled_s, f"{name}first step{cached}")
+        for part in receipt.prefills:
+            yield Event(base_s + part.at_s + part.took_s, f"{name}prefilled {part.tokens} tokens")
+        for at_s in receipt.preempted_s:
+            yield Event(base_s + at_s, f"{name}preempted")
+        if receipt.drafted_tokens:
+            told = f"{receipt.accepted_tokens} of {receipt.drafted_tokens} drafts accepted"
+            yield Event(attempt.ended_s, f"{name}{told}")
+    if attempt.end:
+        end = _WHY.get(attempt.end, attempt.end) if attempt.end not in ("cancelled",) else "cancelled"
+        yield Event(attempt.ended_s, f"{name}attempt {attempt.epoch} ended after {attempt.tokens} tokens: {end}")
+
+
+def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
+    told = [(each, each is life.attempts[-1]) for life in timeline.sequences for each in life.attempts]
+    receipts = [attempt.receipt for attempt, _ in told if attempt.receipt is not None]
+    device_s = sum(each.device_s for each in receipts)
+    energies = [each.energy_j for each in receipts if each.energy_j is not None]
+    retries_s = sum(each.receipt.device_s for each, is_last in told if each.receipt is not None and not is_last)
+    prefill_s = sum(each.prefill_s for each in receipts)
+    return ReceiptView(
+        device_ms=1e3 * device_s,
+        prefill_ms=1e3 * prefill_s,
+        decode_ms=1e3 * (device_s - prefill_s),
+        rejected_ms=1e3 * sum(each.rejected_s for each in receipts),
+        recomputed_ms=1e3 * sum(each.recomputed_s for each in receipts),
+        retries_ms=1e3 * retries_s,
+        energy_j=sum(energies) if energies else None,
+        cost=None if device_hour_cost is None else device_s / 3600 * device_hour_cost,
+        prompt_tokens=timeline.prompt_tokens,
+        cached_tokens=timeline.cached_tokens,
+        completion_tokens=timeline.completion_tokens,
+        drafted_tokens=sum(each.drafted_tokens for each in receipts),
+        accepted_tokens=sum(each.accepted_tokens for each in receipts),
+        is_complete=all(attempt.receipt is not None for attempt, _ in told if attempt.worker is not None),
+    )
+
+
+def _curl(timeline: Timeline) -> str | None:
+    """Return a command that asks the same again; without the text of the prompt, where texts are hidden."""
+    path = _PATHS.get(timeline.route)
+    if path is None or not timeline.model:
+        return None
+    body: dict[str, object] = {"model": timeline.model, **timeline.asked}
+    text = "<prompt>" if timeline.prompt is None else timeline.prompt
+    if timeline.route == "chat":
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = text
+    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    key = '-H "Authorization: Bearer $HEADRACE_API_KEY"'
+    return f"curl $HEADRACE_URL{path} {key} -H 'Content-Type: application/json' -d {data}"

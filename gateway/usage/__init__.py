@@ -1,0 +1,1 @@
+"""What a tenant has used: our own form, and that of OpenAI."""

@@ -1,0 +1,182 @@
+"""`/v1/usage` and OpenAI's `/v1/organization/usage/completions`: what the tenant of a key has used, as NATS counts it.
+
+A key reads its own tenant's usage and no other. Days are those of UTC; they are kept for 400 days, totals for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.admission.auth import Principal
+from gateway.api.query import check_query, whole_number
+from gateway.api.routes import KeyRoute, RouteServices, json_response
+from gateway.api.schemas.checks import invalid_value, missing_parameter
+from gateway.errors import ApiError
+from gateway.usage.answers import CompletionsUsage, ModelUsage, TenantUsage, UsageBucket, UsagePage
+from shared.usage_ledger import DAYS_KEPT, UsageTotal, day_of, read_usage
+
+MAX_DAYS = 31
+DAY_S = 86400
+_LAST_S = 253_402_300_799
+_GROUPS = ("model", "batch")
+_LISTS = ("models", "models[]", "group_by", "group_by[]")
+_OPENAI = frozenset({"start_time", "end_time", "bucket_width", "limit", "page", "batch", *_LISTS})
+
+Counts = dict[tuple[str, str], dict[str, int]]
+
+
+class UsageRoutes:
+    """Reads the ledger."""
+
+    def __init__(self, services: RouteServices, js: JetStreamContext, device_hour_cost: float | None) -> None:
+        self._services = services
+        self._js = js
+        self._cost = device_hour_cost
+
+    def routes(self) -> list[KeyRoute]:
+        """Return the table."""
+        return [
+            KeyRoute("GET", "/v1/usage", self._usage),
+            KeyRoute("GET", "/v1/organization/usage/completions", self._completions),
+        ]
+
+    async def _usage(self, request: Request, principal: Principal) -> Response:
+        allows = self._services.config.allow_unknown_parameters
+        check_query(request, frozenset({"start", "end"}), allow_unknown=allows)
+        query = request.query_params
+        (await self._services.limiter.admit_read(principal)).release(1)
+        start, end = _date(query.get("start"), "start"), _date(query.get("end"), "end")
+        days: list[str | None] = [None]
+        if start is not None or end is not None:
+            end = end or datetime.now(UTC)
+            start = start or end - timedelta(days=MAX_DAYS - 1)
+            num_days = (end - start).days + 1
+            if not 1 <= num_days <= MAX_DAYS:
+                raise invalid_value("start", f"'start' to 'end' must be 1 to {MAX_DAYS} days.")
+            days = [day_of((start + timedelta(days=number)).timestamp()) for number in range(num_days)]
+        totals: Counts = defaultdict(lambda: defaultdict(int))
+        for counts in await self._read(principal.tenant, days):
+            for key, measures in counts.items():
+                for measure, count in measures.items():
+                    totals[key][measure] += count
+        data = [self._model_usage(*key, counts) for key, counts in sorted(totals.items())]
+        first, last = (None, None) if start is None or end is None else (f"{start:%Y-%m-%d}", f"{end:%Y-%m-%d}")
+        return json_response(TenantUsage("usage", principal.tenant, first, last, data))
+
+    async def _completions(self, request: Request, principal: Principal) -> Response:
+        query, groups = request.query_params, self._groups(request)
+        (await self._services.limiter.admit_read(principal)).release(1)
+        start = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0) // DAY_S * DAY_S
+        end = whole_number(query.get("end_time"), "end_time", 0, _LAST_S, int(time.time()))
+        limit = whole_number(query.get("limit"), "limit", 1, MAX_DAYS, 7)
+        start = max(start, (int(time.time()) // DAY_S - DAYS_KEPT) * DAY_S)
+        page = whole_number(query.get("page"), "page", start, _LAST_S, start) // DAY_S * DAY_S
+        begins = list(range(page, max(page, end), DAY_S))
+        shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
+        counted = await self._read(principal.tenant, [day_of(begin) for begin in shown])
+        only = _flag(query.get("batch"))
+        buckets = [
+            UsageBucket("bucket", begin, begin + DAY_S, _results(counts, groups, models, only_batch=only))
+            for begin, counts in zip(shown, counted, strict=True)
+        ]
+        has_more = len(begins) > limit
+        return json_response(UsagePage("page", buckets, has_more, str(begins[limit]) if has_more else None))
+
+    def _groups(self, request: Request) -> set[str]:
+        """Check what is asked for, and return what is to be told apart."""
+        query = request.query_params
+        check_query(request, _OPENAI, allow_unknown=self._services.config.allow_unknown_parameters)
+        if query.get("start_time") is None:
+            raise missing_parameter("start_time")
+        if query.get("bucket_width", "1d") != "1d":
+            raise invalid_value("bucket_width", "'bucket_width' must be '1d': usage is kept by days.")
+        groups = {*query.getlist("group_by"), *query.getlist("group_by[]")}
+        if not groups <= {*_GROUPS}:
+            raise invalid_value("group_by", f"'group_by' must be of {', '.join(_GROUPS)}, which usage tells apart.")
+        return groups
+
+    async def _read(self, tenant: str, days: list[str | None] | list[str]) -> list[Counts]:
+        try:
+            return await asyncio.gather(*(self._read_day(tenant, day) for day in days))
+        except (NatsError, OSError) as error:
+            message = "NATS, which keeps the usage, does not answer."
+            raise ApiError(503, message, code="nats_unavailable", retry_after_s=5.0) from error
+
+    async def _read_day(self, tenant: str, day: str | None) -> Counts:
+        counts: Counts = defaultdict(dict)
+        async for each in read_usage(self._js, tenant=tenant, day=day):
+            _count(counts, each)
+        return counts
+
+    def _model_usage(self, model: str, lane: str, counts: dict[str, int]) -> ModelUsage:
+        device_s = counts.get("device_us", 0) / 1e6
+        prompt, completion = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
+        cost = None if self._cost is None else device_s / 3600 * self._cost
+        return ModelUsage(
+            model=model,
+            lane=lane,
+            requests=counts.get("requests", 0),
+            prompt_tokens=prompt,
+            cached_tokens=counts.get("cached_tokens", 0),
+            completion_tokens=completion,
+            device_seconds=device_s,
+            energy_joules=counts.get("energy_mj", 0) / 1e3,
+            cost=cost,
+            cost_per_million_tokens=1e6 * cost / (prompt + completion) if cost and prompt + completion else None,
+        )
+
+
+def _count(counts: Counts, each: UsageTotal) -> None:
+    counts[each.model, each.lane][each.measure] = each.total
+
+
+def _date(text: str | None, name: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise invalid_value(name, f"'{name}' must be a day, as 2026-11-29.") from None
+
+
+def _flag(text: str | None) -> bool | None:
+    if text not in (None, "true", "false"):
+        raise invalid_value("batch", "'batch' must be true or false.")
+    return None if text is None else text == "true"
+
+
+def _results(counts: Counts, groups: set[str], models: set[str], *, only_batch: bool | None) -> list[CompletionsUsage]:
+    """Return the results of a bucket, one for each group; of no group, one for all that there is."""
+    added: dict[tuple[str | None, bool | None], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for (model, lane), measures in counts.items():
+        if (models and model not in models) or (only_batch is not None and only_batch != (lane == "batch")):
+            continue
+        group = (model if "model" in groups else None, lane == "batch" if "batch" in groups else None)
+        for measure, count in measures.items():
+            added[group][measure] += count
+    return [
+        CompletionsUsage(
+            object="organization.usage.completions.result",
+            input_tokens=each["prompt_tokens"],
+            output_tokens=each["completion_tokens"],
+            input_cached_tokens=each["cached_tokens"],
+            input_audio_tokens=0,
+            output_audio_tokens=0,
+            num_model_requests=each["requests"],
+            project_id=None,
+            user_id=None,
+            api_key_id=None,
+            model=model,
+            batch=is_batch,
+            service_tier=None,
+        )
+        for (model, is_batch), each in sorted(added.items(), key=lambda entry: str(entry[0]))
+    ]

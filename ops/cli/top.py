@@ -1,0 +1,105 @@
+"""`headrace top`: what goes on now, in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ops.cli.operator_port import OperatorAccess, find_operator
+from ops.cli.options import settings_command
+from ops.text_table import aligned, printable_cell
+from shared.config import setting
+
+_CLEAR = "\x1b[H\x1b[J"
+_WORKER_HEADS = ("WORKER", "MODEL", "RUN", "WAIT", "KV", "TOKENS/S", "PREFILL/S", "BUSY", "CACHED", "STATE")
+_GATEWAY_HEADS = ("GATEWAY", "STREAMS", "SHED", "LIMITED", "MOVED", "TOKENS/S", "CPU")
+
+
+@dataclass(frozen=True, slots=True)
+class TopConfig(OperatorAccess):
+    """How often, and for how long."""
+
+    interval_s: float = setting(2.0, "Seconds between two looks.", minimum=0.5, maximum=60)
+    once: bool = setting(False, "Look twice, print once, and end.")
+    json: bool = setting(False, "Print what the operator's port tells as a line of JSON each time.")
+
+
+def run(config: TopConfig) -> int:
+    """Show workers, queues, refusals and tokens a second until Ctrl-C. Needs the operator's key."""
+    operator = find_operator(config)
+    before = operator.call("GET", "/console/api/now")
+    while True:
+        if config.json:
+            print(json.dumps(before), flush=True)
+            if config.once:
+                return 0
+        time.sleep(config.interval_s)
+        now = operator.call("GET", "/console/api/now")
+        if not config.json:
+            clear = _CLEAR if sys.stdout.isatty() and not config.once else ""
+            print(clear + "\n".join(screen(before, now)), flush=True)
+            if config.once:
+                return 0
+        before = now
+
+
+def screen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of two looks at a system."""
+    passed_s = max(1e-3, now["at"] - before["at"])
+    yield time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now["at"]))
+    yield ""
+    rows = [("MODEL", "LANE", "WAITING", "OLDEST")]
+    rows += [
+        (printable_cell(each["model"]), each["lane"], str(each["waiting"]), f"{each['oldest_s']:.1f} s")
+        for each in now["queues"]
+    ]
+    yield from aligned(rows)
+    yield ""
+    yield from aligned([_WORKER_HEADS, *(_worker(each, before, passed_s) for each in now["workers"])])
+    yield ""
+    yield from aligned([_GATEWAY_HEADS, *(_gateway(each, before, passed_s) for each in now["gateways"])])
+
+
+def _worker(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tuple[str, ...]:
+    earlier = [other for other in before["workers"] if other["worker"] == each["worker"]]
+    last = earlier[0] if earlier and earlier[0]["started"] == each["started"] else each
+    used = 1 - each["free_blocks"] / each["total_blocks"] if each["total_blocks"] else 0.0
+    asked = each["prompt_tokens"] - last["prompt_tokens"]
+    cached = f"{100 * (each['prefix_hits'] - last['prefix_hits']) / asked:.0f}%" if asked > 0 else ""
+    return (
+        printable_cell(each["worker"]),
+        printable_cell(each["model"]),
+        f"{each['running']}/{each['max_num_seqs']}",
+        str(each["waiting"]),
+        f"{100 * used:.0f}%",
+        f"{rate(each, last, 'generation_tokens', passed_s):.0f}",
+        f"{rate(each, last, 'prefill_tokens', passed_s):.0f}",
+        f"{100 * min(1.0, rate(each, last, 'busy_s', passed_s)):.0f}%",
+        cached,
+        "draining" if each["draining"] else "",
+    )
+
+
+def _gateway(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tuple[str, ...]:
+    last = next((other for other in before["gateways"] if other["gateway"] == each["gateway"]), each)
+    return (
+        printable_cell(each["gateway"]),
+        str(each["streams"]),
+        str(sum(each["shed"].values())),
+        str(sum(each["limited"].values())),
+        str(sum(each["moves"].values())),
+        f"{rate(each, last, 'completion_tokens', passed_s):.0f}",
+        f"{100 * rate(each, last, 'cpu_s', passed_s):.0f}%",
+    )
+
+
+def rate(now: dict[str, Any], before: dict[str, Any], name: str, passed_s: float) -> float:
+    """Return by how much a counter grew in a second."""
+    return max(0.0, float(now[name] - before[name]) / passed_s)
+
+
+command = settings_command(TopConfig, "top", run)

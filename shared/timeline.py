@@ -1,0 +1,148 @@
+"""A request's life as its gateway saw it, with what its workers told: what gateways keep, and tell each other.
+
+All times are seconds since the request came, by the gateway's clock. A worker's own times are placed so that its last
+one is that at which its last delta came, because the clocks of two machines differ.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.receipt import Receipt
+
+MAX_SEQUENCES = 16
+"""Sequences of a request that are told apart, and attempts at each; of more the first ones are kept, and counted."""
+MAX_LISTED = 200
+
+Order = Literal["recent", "slow", "failed"]
+Asked = Literal["find", "list", "counts"]
+
+
+class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt at a sequence.
+
+    Attributes:
+        epoch: Its number.
+        why: Why it was made: `first`, or how the one before was lost (`worker_dead`, `handoff`, `silent`, ...).
+        published_s: When it was put into the queue.
+        claimed_s: When a worker said that it has it; None if none did.
+        ended_s: When it ended.
+        end: How: `stop`, `length`, `cancelled`, `failed`, or why the next one was made.
+        tokens: Those that it delivered.
+        receipt: None where its worker did not tell: it died, or is of an earlier version.
+    """
+
+    epoch: int
+    why: str = "first"
+    published_s: float = 0.0
+    claimed_s: float | None = None
+    worker: str | None = None
+    ended_s: float = 0.0
+    end: str = ""
+    tokens: int = 0
+    receipt: Receipt | None = None
+
+
+class SequenceLife(Struct, frozen=True, omit_defaults=True):
+    """One sequence: a choice, or one of several prompts."""
+
+    id: str
+    attempts: list[Attempt]
+
+
+class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request.
+
+    Attributes:
+        id: Its `x-request-id`. The client may choose it, so that two requests may have the same.
+        began: Unix seconds.
+        outcome: `completed`, `failed`, `disconnected`, `slow_reader`, `refused`, or `running`.
+        error: Code and message that the client was told.
+        source: `generated`, `cache`, or `shared` with an identical request that was in flight.
+        asked: Parameters of the request that are no text.
+        prompt: Its end, where the operator has texts shown.
+        admitted_s: When it was admitted, and its sequences were handed to the queue.
+        first_token_s: When the gateway had the first output.
+        left_out: Sequences beyond the bound.
+    """
+
+    id: str
+    gateway: str
+    began: float
+    route: str = ""
+    model: str = ""
+    tenant: str = ""
+    status: int = 0
+    outcome: str = "running"
+    error: str | None = None
+    source: str = "generated"
+    asked: dict[str, int | float | str | bool] = {}
+    prompt: str | None = None
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    sequences: list[SequenceLife] = []
+    left_out: int = 0
+
+
+class Summary(Struct, frozen=True, omit_defaults=True, gc=False):
+    """One line of a list of requests."""
+
+    id: str
+    tenant: str
+    model: str
+    route: str
+    status: int
+    outcome: str
+    began: float
+    ended_s: float
+    first_token_s: float | None = None
+    tokens: int = 0
+    moves: int = 0
+
+
+class TimelineCall(Struct, frozen=True, kw_only=True, tag="timeline"):
+    """One gateway asks another for what it keeps: the requests of an id, a list of requests, or its counts."""
+
+    asked: Asked
+    id: Annotated[str, Meta(max_length=256)] = ""
+    order: Order = "recent"
+    limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = 50
+
+
+class GatewayCounts(Struct, frozen=True, kw_only=True):
+    """What one gateway process counts of itself, since its start."""
+
+    gateway: str
+    streams: int = 0
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+    unclaimed: dict[str, int] = {}
+    shed: dict[str, int] = {}
+    limited: dict[str, int] = {}
+    moves: dict[str, int] = {}
+    sequences: dict[str, int] = {}
+    cpu_s: float = 0.0
+
+
+class TimelineReply(Struct, frozen=True, kw_only=True, tag="timelines"):
+    """The answer; fields that were not asked for are empty."""
+
+    found: list[Timeline] = []
+    listed: list[Summary] = []
+    counts: GatewayCounts | None = None
+
+
+def reply_of(payload: bytes) -> TimelineReply:
+    """Decode a reply.
+
+    Raises:
+        msgspec.MsgspecError: It is none.
+    """
+    return msgspec.msgpack.decode(payload, type=TimelineReply)

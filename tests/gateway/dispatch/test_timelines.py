@@ -1,0 +1,203 @@
+"""What is kept of requests: each attempt once, within bounds, whichever end is heard of first."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.dispatch.inflight import Flight
+from gateway.dispatch.timelines import LATE_S, MAX_TIMELINE_BYTES, TimelineKeeper
+from shared.messages import Delta, Finish, Request
+from shared.receipt import PrefillPart, Receipt
+from shared.timeline import MAX_SEQUENCES, SequenceLife, Timeline
+from shared.usage_ledger import UsageLedger
+from tests.gateway.dispatch_bench import ListSink
+
+
+class Counted(UsageLedger):
+    def __init__(self) -> None:
+        self.device_s = 0.0
+        self.tenants: list[str] = []
+
+    def add_time(self, tenant: str, model: str, receipt: Receipt) -> None:
+        self.device_s += receipt.device_s
+        self.tenants.append(tenant)
+
+
+class Bench:
+    def __init__(self, max_kept: int = 100) -> None:
+        self.now = time.monotonic()
+        self.usage = Counted()
+        self.keeper = TimelineKeeper("gw-1", max_kept, self.usage, clock=lambda: self.now)
+
+    def begin(self, request_id: str = "r", tenant: str = "t", worker: str | None = "w") -> Flight:
+        told = lambda: self.timeline(request_id, tenant, 0)  # noqa: E731
+        self.keeper.request_began(tenant, request_id, self.now, told)
+        request = Request(id=f"{request_id}-0", model="m", text="x", tenant=tenant, trace=request_id)
+        flight = Flight(request, ListSink(), 1, self.now, worker=worker)
+        flight.log.claimed_at = None if worker is None else self.now
+        return flight
+
+    def timeline(self, request_id: str = "r", tenant: str = "t", status: int = 200, **fields: Any) -> Timeline:
+        outcome = "completed" if status == 200 else "running"
+        told = {"outcome": outcome, "status": status, "began": time.time(), "ended_s": 1.0} | fields
+        return Timeline(id=request_id, tenant=tenant, gateway="gw-1", model="m", **told)
+
+    def tell(self, flight: Flight, finish: Finish, worker: str = "w", *, has_ended: bool = False) -> None:
+        delta = Delta(flight.id, flight.epoch, 0, finish=finish)
+        self.keeper.receipt_came(worker, delta, None if has_ended else flight)
+
+    def only(self, request_id: str = "r") -> Timeline:
+        (found,) = self.keeper.find(request_id)
+        return found
+
+
+def finish(reason: Any = "stop", device_s: float = 0.5, **fields: Any) -> Finish:
+    return Finish(reason, receipt=Receipt(taken=0.0, device_s=device_s, ended_s=1.0, **fields))
+
+
+def test_every_attempt_is_told_with_its_own_receipt() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.now += 1
+    bench.tell(flight, finish("handoff", 0.25))
+    flight.log.end(flight.attempt_ended("handoff", bench.now))
+    flight.epoch, flight.worker, flight.log.claimed_at = 1, "other", bench.now
+    bench.now += 2
+    end = finish("length", 0.75)
+    bench.tell(flight, end, "other")
+    assert [life.attempts[-1].worker for life in bench.only().sequences] == []
+    bench.keeper.sequence_ended(flight, "completed", end)
+    bench.keeper.request_ended(bench.timeline())
+    (life,) = bench.only().sequences
+    told = [(each.epoch, each.why, each.end, each.worker) for each in life.attempts]
+    assert told == [(0, "first", "handoff", "w"), (1, "handoff", "length", "other")]
+    assert [each.receipt and each.receipt.device_s for each in life.attempts] == [0.25, 0.75]
+    assert [(each.claimed_s, each.ended_s) for each in life.attempts] == [
+        (pytest.approx(0), pytest.approx(1)),
+        (pytest.approx(1), pytest.approx(3)),
+    ]
+    assert bench.usage.device_s == pytest.approx(1.0)
+
+
+def test_receipt_counts_once_and_only_from_the_worker_that_had_the_attempt() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    for worker in ("stranger", "w", "w"):
+        bench.tell(flight, finish(), worker)
+    assert bench.usage.tenants == ["t"]
+
+
+def test_receipt_of_a_cancelled_request_counts_when_it_comes_late() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.now += 1
+    bench.keeper.sequence_ended(flight, "cancelled", None)
+    bench.keeper.request_ended(bench.timeline(status=499, outcome="disconnected"))
+    assert bench.only().sequences[0].attempts[0].receipt is None
+    bench.tell(flight, finish("cancelled"), "stranger", has_ended=True)
+    for _ in range(2):
+        bench.tell(flight, finish("cancelled"), has_ended=True)
+    receipt = bench.only().sequences[0].attempts[0].receipt
+    assert receipt is not None
+    assert receipt.device_s == bench.usage.device_s == 0.5
+
+
+def test_receipt_that_comes_much_too_late_counts_no_more() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.keeper.sequence_ended(flight, "cancelled", None)
+    bench.now += LATE_S + 1
+    bench.tell(flight, finish("cancelled"), has_ended=True)
+    assert bench.usage.tenants == []
+
+
+def test_worker_cannot_charge_more_than_the_time_that_passed() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.now += 3
+    bench.tell(flight, finish("stop", 1e9, prefill_s=5e8, energy_j=1e9, num_devices=2))
+    assert bench.usage.device_s == pytest.approx((3 + 1) * 2)
+    receipt = flight.log.receipts[0]
+    assert receipt.prefill_s == pytest.approx(receipt.device_s / 2)
+    assert receipt.energy_j == pytest.approx(receipt.device_s)
+
+
+def test_sequence_that_ends_after_its_answer_is_added() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.keeper.request_ended(bench.timeline())
+    assert bench.only().sequences == []
+    bench.keeper.sequence_ended(flight, "completed", finish())
+    assert [each.id for each in bench.only().sequences] == ["r-0"]
+
+
+def test_request_that_runs_is_told_as_far_as_it_is() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.keeper.watch(lambda: [flight])
+    bench.now += 2
+    told = bench.only()
+    assert told.outcome == "running"
+    assert told.sequences[0].attempts[0].claimed_s == pytest.approx(0)
+
+
+def test_two_tenants_may_use_one_id() -> None:
+    bench = Bench()
+    for tenant in ("a", "b"):
+        bench.keeper.sequence_ended(bench.begin(tenant=tenant), "completed", finish())
+        bench.keeper.request_ended(bench.timeline(tenant=tenant))
+    assert [(each.tenant, len(each.sequences)) for each in bench.keeper.find("r")] == [("b", 1), ("a", 1)]
+
+
+def test_what_is_kept_is_bounded_in_number_and_in_bytes() -> None:
+    bench = Bench(max_kept=10)
+    for number in range(50):
+        flights = [bench.begin(f"r{number}")] * (MAX_SEQUENCES + 4)
+        for flight in flights:
+            bench.keeper.sequence_ended(flight, "completed", finish())
+        bench.keeper.request_ended(bench.timeline(f"r{number}"))
+    assert bench.keeper.find("r0") == []
+    assert len(bench.keeper.summaries("recent", 100)) == 10
+    last = bench.only("r49")
+    assert (len(last.sequences), last.left_out) == (MAX_SEQUENCES, 4)
+    parts = tuple(PrefillPart(1.0, 1.0, 7) for _ in range(64))
+    flight = bench.begin("long")
+    for epoch in range(40):
+        flight.epoch = epoch
+        flight.log.receipts[epoch] = Receipt(taken=0.0, prefills=parts)
+        flight.log.end(flight.attempt_ended("silent", bench.now))
+    for _ in range(MAX_SEQUENCES):
+        bench.keeper.sequence_ended(flight, "completed", finish())
+    bench.keeper.request_ended(bench.timeline("long"))
+    assert len(msgspec.msgpack.encode(bench.only("long"))) <= MAX_TIMELINE_BYTES
+    assert bench.only("long").left_out == MAX_SEQUENCES
+
+
+def test_requests_of_long_ago_are_let_go() -> None:
+    bench = Bench()
+    bench.keeper.request_ended(bench.timeline("old", began=time.time() - 1000, ended_s=1.0))
+    bench.keeper.request_ended(bench.timeline("new"))
+    assert [each.id for each in bench.keeper.summaries("recent", 10)] == ["new"]
+    assert bench.keeper.find("old") == []
+
+
+def test_lists_have_the_slowest_or_the_failed_first() -> None:
+    bench = Bench()
+    for name, ended_s, status in (("a", 1.0, 200), ("b", 9.0, 200), ("c", 2.0, 503)):
+        outcome = "completed" if status == 200 else "refused"
+        bench.keeper.request_ended(bench.timeline(name, ended_s=ended_s, status=status, outcome=outcome))
+    assert [each.id for each in bench.keeper.summaries("slow", 2)] == ["b", "c"]
+    assert [each.id for each in bench.keeper.summaries("failed", 10)] == ["c"]
+
+
+def test_nothing_is_kept_where_nothing_is_wanted_and_use_counts_all_the_same() -> None:
+    bench = Bench(max_kept=0)
+    flight = bench.begin()
+    bench.tell(flight, finish())
+    bench.keeper.sequence_ended(flight, "completed", finish())
+    bench.keeper.request_ended(bench.timeline(sequences=[SequenceLife("x", [])]))
+    assert (bench.keeper.find("r"), bench.usage.tenants) == ([], ["t"])

@@ -1,0 +1,210 @@
+"""The console as a person uses it: in headless Chromium, by what is on the page and by clicks and keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.integration.browser import CHROMIUM, Page, browsing
+from tests.integration.system import System, running_system
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: .ci/chromium does it")
+EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("console")
+    with running_system(directory, "--simulate", "5", "--log-prompts") as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(system: System, browser: Page) -> Page:
+    """A tab at the console, logged in as the operator."""
+    browser.size(1280, 900)
+    browser.open("about:blank")
+    browser.open(console(system))
+    browser.wait("Boolean(document.querySelector('nav')) && location.protocol === 'http:'")
+    key = json.dumps(system.info["operator_key"])
+    browser.run(f"sessionStorage.setItem('headrace-operator-key', {key}); localStorage.clear(); location.hash = ''")
+    browser.run("document.getElementById('login').open && document.getElementById('login').close()")
+    browser.problems.clear()
+    browser.open("about:blank")
+    browser.open(console(system))
+    browser.wait_text("Workers")
+    return browser
+
+
+def console(system: System) -> str:
+    return str(system.info["metrics_url"]).removesuffix("/metrics") + "/console"
+
+
+def ask(system: System, request_id: str, prompt: str = "hello", **fields: object) -> httpx2.Response:
+    body = {
+        "model": system.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 5,
+        "seed": 1,
+    } | fields
+    headers = system.headers() | {"x-request-id": request_id}
+    return httpx2.post(f"{system.url}/v1/chat/completions", headers=headers, json=body, timeout=60)
+
+
+def test_key_is_asked_for_once_and_opens_the_page(system: System, browser: Page) -> None:
+    browser.open(console(system))
+    browser.wait("Boolean(document.querySelector('nav'))")
+    browser.run("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(console(system))
+    browser.wait("Boolean(document.getElementById('login')?.open)")
+    browser.click("#operator-key")
+    browser.type("wrong")
+    browser.press("Enter")
+    browser.wait("document.getElementById('login').open && !document.getElementById('operator-key').value")
+    browser.click("#operator-key")
+    browser.type(system.info["operator_key"])
+    browser.press("Enter")
+    browser.wait_text("headrace-demo")
+    assert system.info["operator_key"] not in browser.run("document.documentElement.outerHTML")
+
+
+def test_slow_request_is_found_and_explained_in_two_clicks(system: System, page: Page) -> None:
+    assert ask(system, "the-slow-one", max_tokens=200, ignore_eos=True).status_code == 200
+    assert ask(system, "a-fast-one").status_code == 200
+    page.press("2")
+    page.click("button", "slowest")
+    page.click("tbody tr:first-child a", "the-slow-one")
+    page.wait_text("What happened")
+    shown = page.text(".life")
+    assert "attempt 0 worker-" in shown
+    assert "prefilled" in shown
+    assert re.search(r"device time\s+[\d,.]+ ms", shown)
+    assert "curl $HEADRACE_URL/v1/chat/completions" in page.text(".curl")
+    narrow = "[...document.querySelectorAll('.track .bar')].filter(each => each.getBoundingClientRect().width < 3.9)"
+    assert page.run(f"{narrow}.length") == 0
+    page.run("document.querySelector('.bar.prefill').focus()")
+    page.wait_text("prefill part 1", ".detail")
+    assert page.problems == []
+
+
+def test_markup_in_prompts_shows_as_text(system: System, page: Page) -> None:
+    assert ask(system, "evil-one", EVIL).status_code == 200
+    page.press("2")
+    page.click("a", "evil-one")
+    page.wait_text(EVIL, ".prompt")
+    assert page.run("document.title") == "Headrace console"
+    assert page.run("document.querySelectorAll('main script, main img, main b').length") == 0
+    assert page.problems == []
+
+
+def test_refused_request_shows_why(system: System, page: Page) -> None:
+    assert ask(system, "refused-one", "x " * 100_000).status_code == 400
+    page.press("2")
+    page.click("button", "not answered")
+    page.click("a", "refused-one")
+    page.wait_text("context_length_exceeded", ".life")
+
+
+def test_playground_streams_with_probabilities_and_links_to_its_timeline(system: System, page: Page) -> None:
+    page.press("3")
+    page.click("#api-key")
+    page.type(system.info["api_key"])
+    page.press("Tab")
+    page.wait("document.querySelectorAll('#model option').length === 1")
+    page.click("#message")
+    page.type(EVIL)
+    page.press("Enter", modifiers=2)
+    page.wait("document.querySelectorAll('.token[title*=\"%\"]').length > 20")
+    page.wait_text("tokens/s", "#speed")
+    page.wait("!document.querySelector('button[type=submit]').disabled")
+    assert page.text(".turn.user") == EVIL
+    assert '"finish_reason"' in page.run("document.getElementById('raw').textContent")
+    page.click("#speed a", "timeline")
+    page.wait_text("What happened")
+    assert page.run("document.title") == "Headrace console"
+    assert page.problems == []
+
+
+def test_views_of_tenants_and_dead_letters_are_reached_by_keys(page: Page) -> None:
+    page.press("4")
+    page.wait_text("Limits of tenants")
+    page.wait_text("headrace-demo")
+    page.press("5")
+    page.wait_text("0 in all")
+    page.press("1")
+    page.wait_text("Gateways")
+    assert page.problems == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_fit_and_are_readable_in_both_themes(system: System, page: Page, theme: str, width: int) -> None:
+    assert ask(system, "seen").status_code == 200
+    page.size(width, 800)
+    page.run(f"document.documentElement.dataset.theme = '{theme}'")
+    for place in ("now", "request/seen", "playground", "tenants", "dead"):
+        page.run(f"location.hash = '{place}'")
+        page.wait("document.querySelectorAll('main section').length > 0")
+        assert page.run("document.documentElement.scrollWidth <= innerWidth"), place
+        assert page.run(CONTRAST) == [], place
+
+
+CONTRAST = """(() => {
+  const light = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((value) => {
+      const part = value / 255;
+      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const back = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const color = getComputedStyle(each).backgroundColor;
+      if (!color.startsWith('rgba(') ) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const low = [];
+  for (const each of document.querySelectorAll('h1, h2, th, td, a, button:not(.bar), p, label, .label, span, b')) {
+    if (!each.innerText?.trim() || !each.getClientRects().length || each.disabled || each.closest('.skip')) continue;
+    const [a, b] = [light(getComputedStyle(each).color), light(back(each))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) low.push(`${each.tagName} ${each.innerText.slice(0, 20)} ${contrast.toFixed(2)}`);
+  }
+  return low;
+})()"""
+
+
+def test_policy_forbids_inline_scripts_and_foreign_hosts_and_data_needs_the_key(system: System) -> None:
+    page = httpx2.get(console(system))
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    files = {path.name: path.read_text() for path in Path("gateway/console/static").iterdir()}
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", files["index.html"])
+    for name, text in files.items():
+        assert httpx2.get(f"{console(system)}/{name}").status_code == 200
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text), name
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
+    for path in ("now", "requests", "requests/x", "tenants", "dead-letters"):
+        assert httpx2.get(f"{console(system)}/api/{path}").status_code == 401
+    assert httpx2.get(f"{console(system)}/..%2findex.html").status_code == 404
+    key = {"Authorization": f"Bearer {system.info['operator_key']}"}
+    tenants = httpx2.get(f"{console(system)}/api/tenants", headers=key)
+    assert tenants.status_code == 200
+    assert "sha256" not in tenants.text
+    operator = console(system).removesuffix("/console")
+    assert httpx2.post(f"{operator}/v1/chat/completions", headers=key, json={}).status_code == 401

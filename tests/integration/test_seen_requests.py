@@ -1,0 +1,151 @@
+"""What operators and tenants see of requests in a running system: receipts that add up, timelines, live figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.integration.system import System, running_system
+from tests.ops.cli.command import headrace
+from tests.waiting import wait_for
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    directory = tmp_path_factory.mktemp("seen")
+    prices = {"HEADRACE_DEVICE_HOUR_COST": "3600"}
+    with running_system(directory, "--simulate", "5", "--workers", "2", environ=prices) as system:
+        yield system
+
+
+def state(system: System) -> list[str]:
+    return ["--state-dir", str(system.ready_file.parent / "state")]
+
+
+def now(system: System) -> dict[str, Any]:
+    info = system.info
+    url = info["metrics_url"].removesuffix("/metrics")
+    headers = {"Authorization": f"Bearer {info['operator_key']}"}
+    answer = httpx2.get(f"{url}/console/api/now", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def ask(system: System, request_id: str, max_tokens: int, *, leaves_after: int | None = None) -> None:
+    """Ask for a streamed answer that no cache has; a client that leaves reads so many chunks."""
+    body = {"model": system.model, "prompt": f"def f{time.time_ns()}():" * 8, "max_tokens": max_tokens, "stream": True}
+    headers = system.headers() | {"x-request-id": request_id}
+    options = {"headers": headers, "json": body | {"ignore_eos": True, "temperature": 1}, "timeout": 60}
+    with httpx2.stream("POST", f"{system.url}/v1/completions", **options) as answer:  # type: ignore[arg-type]
+        assert answer.status_code == 200
+        for number, _ in enumerate(answer.iter_lines()):
+            if leaves_after is not None and number > leaves_after:
+                return
+
+
+def device_s(system: System) -> float:
+    """Return the device time of all tenants that NATS has added up."""
+    done = headrace("usage", "--json", *state(system))
+    assert done.returncode == 0, done.stderr
+    return sum(json.loads(line)["device_us"] for line in done.stdout.splitlines()) / 1e6
+
+
+def busy_s(system: System) -> float:
+    return sum(float(worker["busy_s"]) for worker in now(system)["workers"])
+
+
+def test_receipts_of_random_requests_add_up_to_what_the_workers_were_busy(system: System) -> None:
+    draw = random.Random(7)
+    leaving = [draw.randint(2, 30) if draw.random() < 0.2 else None for _ in range(60)]
+    plans = [(f"load-{number}", draw.randint(2, 60), leaves_after) for number, leaves_after in enumerate(leaving)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda plan: ask(system, plan[0], plan[1], leaves_after=plan[2]), plans):
+            pass
+    published = headrace("publish", "def f():", "--wait", "--max-tokens", "20", *state(system))
+    assert published.returncode == 0, published.stderr
+
+    def is_idle() -> bool:
+        return all(not worker["running"] for worker in now(system)["workers"])
+
+    wait_for(is_idle)
+    # What a heartbeat tells is half a second old at most, and usage is sent every five seconds.
+    wait_for(lambda: abs(device_s(system) / busy_s(system) - 1) < 0.01, 60, lambda: (device_s(system), busy_s(system)))
+
+
+def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
+    ask(system, "priced", 5)
+    http = httpx2.Client(base_url=system.url, headers=system.headers())
+
+    def usage(**query: str) -> dict[str, Any]:
+        answer = http.get("/v1/usage", params=query)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    with http:
+        (total,) = wait_for(lambda: [each for each in usage()["data"] if each["lane"] == "interactive"], 60)
+        assert total["cost"] == pytest.approx(total["device_seconds"])
+        tokens = total["prompt_tokens"] + total["completion_tokens"]
+        assert total["cost_per_million_tokens"] == pytest.approx(1e6 * total["cost"] / tokens)
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        assert usage(start=today)["data"][0]["requests"] >= 1
+        assert usage(start="2020-01-01", end="2020-01-02")["data"] == []
+        answer = http.get("/v1/organization/usage/completions", params={"start_time": int(time.time()) - 86400})
+        page = answer.json()
+        assert [bucket["object"] for bucket in page["data"]] == ["bucket"] * 2
+        (result,) = page["data"][-1]["results"]
+        assert result["input_tokens"] >= total["prompt_tokens"]
+        grouped = {"start_time": int(time.time()), "group_by[]": ["model"], "limit": 1}
+        answer = http.get("/v1/organization/usage/completions", params=grouped)
+        assert answer.json()["data"][0]["results"][0]["model"] == system.model
+        for query, param in (({}, "start_time"), ({"start_time": 1, "bucket_width": "1h"}, "bucket_width")):
+            refused = http.get("/v1/organization/usage/completions", params=query)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_request_that_lost_its_worker_says_so(system: System) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, system, "unlucky", 200)
+
+        def holder() -> str | None:
+            found = headrace("request", "unlucky", "--json", *state(system))
+            attempts = json.loads(found.stdout)[0]["timeline"]["sequences"] if not found.returncode else []
+            return attempts[0]["attempts"][-1].get("worker") if attempts else None
+
+        worker = wait_for(holder)
+        (pid,) = [each["pid"] for each in now(system)["workers"] if each["worker"] == worker]
+        os.kill(pid, signal.SIGKILL)
+        asked.result(60)
+    shown = headrace("request", "unlucky", *state(system))
+    assert shown.returncode == 0, shown.stderr
+    assert "attempt 1, because its worker died" in shown.stdout
+    assert f"attempt 0 {worker}" in shown.stdout
+    assert "an attempt whose worker did not tell is not in it" in shown.stdout
+    listed = headrace("request", "--slow", *state(system))
+    assert "unlucky" in listed.stdout
+
+
+def test_request_that_nobody_knows_is_an_error_with_its_reasons(system: System) -> None:
+    done = headrace("request", "no/such", *state(system))
+    assert done.returncode == 1
+    assert "No gateway keeps a request 'no/such'" in done.stderr
+
+
+def test_top_shows_workers_and_their_speed(system: System) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, system, "long", 300)
+        done = headrace("top", "--once", "--interval-s", "1", *state(system))
+        asked.result(60)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("worker-")]
+    assert rows
+    assert sum(int(row[5]) for row in rows) > 0
