@@ -339,8 +339,8 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
-    `vector` (in base64), `error_param`, `error_code` and `receipt` are those of `Finish`, `chat_format` is that of
-    `Heartbeat`. `total_logprob` adds up the natural logs of its tokens' probabilities, if the request asked for them.
+    `vector` (in base64), `error_param` and `error_code` are those of `Finish`, `chat_format` is that of `Heartbeat`.
+    `total_logprob` adds up the logs of its tokens' probabilities, if asked for; `device_s` is of the last attempt.
     """
 
     id: str
@@ -364,7 +364,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     error_param: str | None = None
     error_code: str | None = None
     total_logprob: float | None = None
-    receipt: Receipt | None = None
+    device_s: float = 0.0
 
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)

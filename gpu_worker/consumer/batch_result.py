@@ -51,7 +51,7 @@ class ResultMaker:
             in_reasoning=held.in_reasoning,
             chat_format=self._chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
-            receipt=None if sequence is None else self._receipts.receipt(held, num_output),
+            device_s=self._receipts.receipt(held, num_output).device_s,
         )
 
 

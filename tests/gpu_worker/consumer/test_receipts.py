@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from gpu_worker.consumer.gpu_monitor import _power
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.receipts import ReceiptWriter
-from shared.messages import Request
+from shared.messages import Finish, Request, Timing, Usage
 from shared.worker_metrics import GpuReading
 from tests.gpu_worker.core.sequences import make_sequence
 
@@ -46,6 +47,29 @@ def test_times_are_since_the_request_was_taken_and_devices_are_counted() -> None
 def test_request_that_was_never_read_has_taken_nothing() -> None:
     receipt = ReceiptWriter().receipt(held_for(1.0), 0)
     assert (receipt.device_s, receipt.admitted_s, receipt.energy_j, receipt.num_devices) == (0.0, None, None, 1)
+
+
+def test_gateway_of_the_version_before_reads_an_end_that_has_a_receipt() -> None:
+    class EarlierFinish(msgspec.Struct, array_like=True):
+        reason: str
+        usage: Usage | None = None
+        error: str | None = None
+        error_param: str | None = None
+        error_code: str | None = None
+        stop: str | int | None = None
+        vector: bytes | None = None
+        timing: Timing | None = None
+
+    told = Finish("stop", Usage(5, 3), timing=Timing(1.0, 2.0), receipt=ReceiptWriter().receipt(held_for(1.0), 3))
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=EarlierFinish)
+    assert (read.reason, read.usage, read.timing) == ("stop", Usage(5, 3), Timing(1.0, 2.0))
+
+
+def test_sender_with_a_wrong_clock_makes_no_receipt_that_cannot_be_read() -> None:
+    held = held_for(1.0)
+    held.queued_s = 1e12
+    told = Finish("stop", receipt=ReceiptWriter().receipt(held, 0))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Finish) == told
 
 
 @pytest.mark.parametrize(
