@@ -32,13 +32,16 @@ def state(system: System) -> list[str]:
     return ["--state-dir", str(system.ready_file.parent / "state")]
 
 
-def now(system: System) -> dict[str, Any]:
+def told(system: System, path: str) -> dict[str, Any]:
+    """Return what the operator's port tells."""
     info = system.info
     url = info["metrics_url"].removesuffix("/metrics")
-    headers = {"Authorization": f"Bearer {info['operator_key']}"}
-    answer = httpx2.get(f"{url}/console/api/now", headers=headers)
-    assert answer.status_code == 200, answer.text
+    answer = httpx2.get(f"{url}/console/api/{path}", headers={"Authorization": f"Bearer {info['operator_key']}"})
     return dict(answer.json())
+
+
+def now(system: System) -> dict[str, Any]:
+    return told(system, "now")
 
 
 def ask(system: System, request_id: str, max_tokens: int, *, leaves_after: int | None = None) -> None:
@@ -114,12 +117,12 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
 
 def test_request_that_lost_its_worker_says_so(system: System) -> None:
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, system, "unlucky", 200)
+        asked = pool.submit(ask, system, "unlucky", 800)
 
         def holder() -> str | None:
-            found = headrace("request", "unlucky", "--json", *state(system))
-            attempts = json.loads(found.stdout)[0]["timeline"]["sequences"] if not found.returncode else []
-            return attempts[0]["attempts"][-1].get("worker") if attempts else None
+            views = told(system, "requests/unlucky").get("requests", [])
+            lives = [life for view in views for life in view["timeline"].get("sequences", [])]
+            return lives[0]["attempts"][-1].get("worker") if lives else None
 
         worker = wait_for(holder)
         (pid,) = [each["pid"] for each in now(system)["workers"] if each["worker"] == worker]
@@ -142,7 +145,7 @@ def test_request_that_nobody_knows_is_an_error_with_its_reasons(system: System) 
 
 def test_top_shows_workers_and_their_speed(system: System) -> None:
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, system, "long", 300)
+        asked = pool.submit(ask, system, "long", 800)
         done = headrace("top", "--once", "--interval-s", "1", *state(system))
         asked.result(60)
     assert done.returncode == 0, done.stderr
