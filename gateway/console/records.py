@@ -100,4 +100,4 @@ def _letter(seq: int, content: bytes, *, shows_prompts: bool) -> dict[str, Any]:
 def nats_away(what: str, instead: str = "try again") -> ApiError:
     """Return the 503 that says what could not be read."""
     message = f"NATS does not tell {what}: it is away, or this login may not read them; {instead}."
-    return ApiError(503, message, code="nats_unavailable", retry_after_s=5.0)
+    return ApiError(503, message, code="records_unavailable", retry_after_s=5.0)

@@ -108,7 +108,7 @@ class UsageRoutes:
             return await asyncio.gather(*(self._read_day(tenant, day) for day in days))
         except (NatsError, OSError) as error:
             message = "NATS, which keeps the usage, does not answer."
-            raise ApiError(503, message, code="nats_unavailable", retry_after_s=5.0) from error
+            raise ApiError(503, message, code="records_unavailable", retry_after_s=5.0) from error
 
     async def _read_day(self, tenant: str, day: str | None) -> Counts:
         counts: Counts = defaultdict(dict)
