@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gateway.admission.auth import Principal
 from gateway.api.output_reading import naming_field
-from gateway.api.request_record import RequestRecord
+from gateway.api.request_observer import RequestRecord
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError

@@ -25,8 +25,7 @@ from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading, check_sees, with_adapter
 from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
-from gateway.api.request_observer import RequestObserver
-from gateway.api.request_record import RequestRecord
+from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
 from gateway.dispatch.dispatcher import Dispatcher

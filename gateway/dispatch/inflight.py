@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.dispatch.flight_log import FlightLog
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Request, Usage
-from shared.timeline import Attempt
+from shared.receipt import Receipt
+from shared.timeline import MAX_SEQUENCES, Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,43 @@ class Loss:
     death: Death
     epoch: int
     is_solo: bool
+
+
+@dataclass(slots=True)
+class FlightLog:
+    """Attempts of one flight. Times are loop times here, and become those of the request when it is told.
+
+    Attributes:
+        claimed_at: When a worker said that it has the present attempt; None while none has.
+        why: Why the present attempt was made.
+        ended: The attempts before it.
+        receipts: By epoch.
+    """
+
+    claimed_at: float | None = None
+    why: str = "first"
+    ended: list[Attempt] = field(default_factory=list)
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+
+    def end(self, attempt: Attempt) -> None:
+        """Add the present attempt to those that have ended; the next one is made for the reason that it ended."""
+        if len(self.ended) < MAX_SEQUENCES:
+            self.ended.append(attempt)
+        self.claimed_at, self.why = None, attempt.end
+
+    def told(self, last: Attempt | None, began_at: float) -> list[Attempt]:
+        """Return all attempts, with times since `began_at`; `last` is the present one."""
+        attempts = self.ended if last is None else [*self.ended, last]
+        return [
+            msgspec.structs.replace(
+                each,
+                published_s=max(0.0, each.published_s - began_at),
+                claimed_s=None if each.claimed_s is None else max(0.0, each.claimed_s - began_at),
+                ended_s=max(0.0, each.ended_s - began_at),
+                receipt=self.receipts.get(each.epoch),
+            )
+            for each in attempts
+        ]
 
 
 @dataclass(slots=True, eq=False)

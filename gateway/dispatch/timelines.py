@@ -16,18 +16,20 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from gateway.dispatch.flight_log import bounded_receipt
 from gateway.dispatch.inflight import Flight
 from shared.messages import Delta, Finish
 from shared.receipt import Receipt
 from shared.timeline import MAX_SEQUENCES, Attempt, Order, SequenceLife, Summary, Timeline
 from shared.usage_ledger import UsageLedger
+from shared.worker_metrics import MAX_RANKS
 
 KEPT_S = 900.0
 MAX_TIMELINE_BYTES = 32 << 10
 LATE_S = 30.0
 """For how long a cancelled sequence's worker may still tell what it took."""
 _MAX_LATE = 4096
+# Between two clocks that run at different speeds, and frames under way.
+_SLACK_S = 1.0
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ class TimelineKeeper:
             attempt = _attempt_of(flight, delta.epoch)
             if delta.epoch in log.receipts or attempt is None or attempt.worker != worker:
                 return
-            receipt = bounded_receipt(receipt, attempt.claimed_s, now)
+            receipt = _bounded(receipt, attempt.claimed_s, now)
             log.receipts[delta.epoch] = receipt
             self._usage.add_time(request.tenant, request.model, receipt)
             return
@@ -148,7 +150,7 @@ class TimelineKeeper:
         if late is None or (late.worker, late.epoch) != (worker, delta.epoch) or now > late.until:
             return
         del self._late[delta.id]
-        receipt = bounded_receipt(receipt, late.claimed_at, now)
+        receipt = _bounded(receipt, late.claimed_at, now)
         self._usage.add_time(late.key[0], late.model, receipt)
         self._complete(late, delta.id, receipt)
 
@@ -250,4 +252,24 @@ def _summary(timeline: Timeline) -> Summary:
         timeline.first_token_s,
         timeline.completion_tokens,
         sum(len(each.attempts) - 1 for each in timeline.sequences),
+    )
+
+
+def _bounded(receipt: Receipt, claimed_at: float | None, now: float) -> Receipt:
+    """Return a receipt of no more device time than can have passed since its attempt was claimed.
+
+    Tenants pay by it, and one worker must not be able to charge them at will.
+    """
+    passed_s = _SLACK_S if claimed_at is None else now - claimed_at + _SLACK_S
+    most_s = max(0.0, passed_s) * min(receipt.num_devices, MAX_RANKS)
+    if receipt.device_s <= most_s:
+        return receipt
+    part = most_s / receipt.device_s
+    return replace(
+        receipt,
+        device_s=most_s,
+        prefill_s=receipt.prefill_s * part,
+        rejected_s=receipt.rejected_s * part,
+        recomputed_s=receipt.recomputed_s * part,
+        energy_j=None if receipt.energy_j is None else receipt.energy_j * part,
     )

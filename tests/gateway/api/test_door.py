@@ -16,7 +16,7 @@ from gateway.api.door import Application, Door, Port, exchange_of, head_of
 from gateway.api.endpoint import ChatEndpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.large_bodies import LargeBodies
-from gateway.api.request_record import RequestRecord
+from gateway.api.request_observer import RequestRecord
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.http1.body import ClientGoneError
