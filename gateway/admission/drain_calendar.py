@@ -54,7 +54,7 @@ class DrainCalendar:
         second = math.floor(at)
         _subtract(self._booked, second, cost_s)
         _subtract(self._by_tenant, tenant, cost_s)
-        self._total = max(0.0, self._total - cost_s) if self._booked else 0.0
+        self._total = max(0.0, self._total - cost_s)
 
     def has_room_now(self, now: float, excess_s: float, cost_s: float, tenant: str, earlier_s: float) -> bool:
         """Whether a request can begin now and every promise can still be kept.
@@ -89,7 +89,7 @@ class DrainCalendar:
     def late_turn_s(self, now: float, excess_s: float, cost_s: float, tenant: str, earlier_s: float) -> float:
         """Return after how long a request can begin for which there is no room within the horizon."""
         missing_s = cost_s * self.num_gateways + earlier_s - self._slack(now, excess_s, tenant)[-1]
-        return HORIZON_S + max(0.0, missing_s) / FILL
+        return HORIZON_S + missing_s / FILL
 
     def _slack(self, now: float, excess_s: float, tenant: str) -> list[float]:
         """Return by how much the queue will be shorter than it may be, now and at each second of the horizon."""

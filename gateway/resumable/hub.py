@@ -133,10 +133,12 @@ class StreamHub:
         found = await self._find(head.tenant, head.id)
         with answering():
             reply = None if found.head.ended is not None else await self._calls.ask(found.head, "stop")
-            if found.head.ended is None and (reply is None or not reply.is_known):
+            is_stopped = reply is not None and reply.is_known
+            if found.head.ended is None and not is_stopped:
                 # Its owner is dead, or has just noted its end.
                 await self._log.fences.revoke(found.head.owner)
-            if found.head.ended is not None or stream is None:
+            if stream is None or not is_stopped:
+                # Else its owner does it, when it was read here how the stream has ended.
                 await self._log.delete(found.head)
 
     async def running(self, principal: Principal) -> tuple[list[StreamHead], int, bool]:

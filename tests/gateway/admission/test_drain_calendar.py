@@ -22,6 +22,22 @@ def booked_until_full(calendar: DrainCalendar, tenant: str, cost_s: float, exces
 def test_first_room_is_when_the_excess_and_the_request_have_drained() -> None:
     assert DrainCalendar().first_room(NOW, 9.0, 0.5, "a", 0.0) == 10
     assert DrainCalendar().first_room(NOW, 9.0, 0.51, "a", 0.0) == 11
+    # Whoever is told to return waits for a second at least.
+    assert DrainCalendar().first_room(NOW, -9.0, 0.5, "a", 0.0) == 1
+
+
+def test_room_is_behind_what_was_promised_for_now_and_for_the_others_gateways() -> None:
+    calendar = DrainCalendar()
+    calendar.book(NOW, 1.5, "a")
+    assert calendar.first_room(NOW, 9.0, 0.5, "b", 0.0) == 12
+    # With so little booked, nobody has most of it.
+    assert calendar.first_room(NOW, 9.0, 0.5, "a", 0.0) == 12
+    calendar.book(NOW, 1.0, "a")
+    assert calendar.first_room(NOW, 9.0, 0.5, "b", 0.0) == 13
+    assert calendar.first_room(NOW, 9.0, 0.5, "a", 0.0) == 15
+    others = DrainCalendar()
+    others.num_gateways = 4
+    assert others.first_room(NOW, 9.0, 0.5, "a", 0.0) == 12
 
 
 def test_bookings_spread_evenly_over_the_horizon() -> None:

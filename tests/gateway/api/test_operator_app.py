@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from gateway.api.operator_app import OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
@@ -19,7 +20,8 @@ from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
 from shared.adapter_calls import AdapterOrder, AdapterReply
 from shared.errors import ConfigError
-from shared.messages import FEATURES, encode
+from shared.messages import ADAPTERS, FEATURES, Heartbeat, encode
+from shared.subjects import adapter_subject
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
 
 KEY = "operator-key-of-32-characters-xx"
@@ -34,21 +36,30 @@ class Reply:
 @dataclass
 class Queue:
     is_connected: bool = True
+    asked: list[tuple[str, AdapterOrder]] = field(default_factory=list)
 
     async def request(self, subject: str, payload: bytes = b"", timeout: float = 0.5) -> Reply:
-        """Answer orders as the only worker would; there is one adapter that it refuses."""
+        """Answer orders as workers would; there is one adapter that they refuse, and one that kills them."""
         order = msgspec.msgpack.decode(payload, type=AdapterOrder)
+        self.asked.append((subject, order))
+        if order.path == "/deadly":
+            raise NatsTimeoutError
         return Reply(encode(AdapterReply("it is broken" if order.path == "/broken" else None)))
 
 
 def client(
-    key: str | None, metrics: GatewayMetrics | None = None, *, shown: str | None = None
+    key: str | None,
+    metrics: GatewayMetrics | None = None,
+    *,
+    shown: str | None = None,
+    queue: Queue | None = None,
+    others: tuple[Heartbeat, ...] = (),
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
-    beat = msgspec.structs.replace(heartbeat("org/demo"), worker="w", features=FEATURES)
-    fleet.note_heartbeat(beat, time.monotonic())
-    metrics = metrics or GatewayMetrics()
-    services = OperatorServices(key, fleet, Queue(), None, metrics, make_registry(MetricsCollector(metrics, 0)))
+    for beat in (heartbeat("org/demo", worker="w", features=FEATURES), *others):
+        fleet.note_heartbeat(beat, time.monotonic())
+    metrics, queue = metrics or GatewayMetrics(), queue or Queue()
+    services = OperatorServices(key, fleet, queue, None, metrics, make_registry(MetricsCollector(metrics, 0)))
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
 
 
@@ -167,6 +178,7 @@ def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
         ),
         ("unload", {"lora_name": "a"}, 200, "'a' removed successfully"),
         ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "1 of 1 workers could not do it. w: it is broken"),
+        ("load", {"lora_name": "a", "lora_path": "/deadly"}, 400, "w: it does not answer (TimeoutError)"),
         ("load", {"lora_name": "a"}, 400, "lora_path"),
         ("load", {"lora_name": "org/demo", "lora_path": "/a"}, 400, "is the name of a model"),
         ("load", {"lora_name": "a", "lora_path": "/a", "other": 1}, 400, "other"),
@@ -183,3 +195,25 @@ async def test_adapters_are_loaded_by_the_operator_alone(
     async with client(KEY, shown="another-key") as http:
         assert (await http.post(url, json=body)).status_code == 401
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
+
+
+async def test_adapter_is_loaded_and_unloaded_by_the_workers_of_the_model_that_is_named() -> None:
+    queue, other = Queue(), heartbeat("org/other", worker="x", features=FEATURES)
+    body: dict[str, object] = {"lora_name": "a"}
+    async with client(KEY, shown=KEY, queue=queue, others=(other,)) as http:
+        for verb, path in (("load", "/a"), ("unload", None)):
+            sent = body if path is None else body | {"lora_path": path}
+            unnamed = await http.post(f"/v1/{verb}_lora_adapter", json=sent)
+            assert assert_error(unnamed, 400)["param"] == "base_model_name"
+            assert "org/demo, org/other" in unnamed.text
+            named = await http.post(f"/v1/{verb}_lora_adapter", json=sent | {"base_model_name": "org/other"})
+            assert (named.status_code, queue.asked.pop()) == (200, (adapter_subject("x"), AdapterOrder("a", path)))
+    assert not queue.asked
+
+
+async def test_adapter_waits_until_all_workers_of_its_model_know_adapters() -> None:
+    queue, earlier = Queue(), heartbeat("org/demo", worker="x", features=tuple(set(FEATURES) - {ADAPTERS}))
+    async with client(KEY, shown=KEY, queue=queue, others=(earlier,)) as http:
+        answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
+    assert_error(answer, 503, code="no_worker")
+    assert not queue.asked

@@ -182,3 +182,13 @@ def test_one_members_trouble_is_not_the_others() -> None:
         generation.sequences[0].deliver(delta(position))
     assert whole.text == "0 1 2 3 4 5 "
     assert broken.error is not None
+
+
+def test_what_still_comes_of_a_generation_that_all_have_left_is_no_answer_to_keep() -> None:
+    completed: list[SharedGeneration] = []
+    generation, sinks = SingleFlight().lead(KEY, 1, completed.append), [TextSink()]
+    generation.join(sinks)
+    generation.leave(sinks)
+    for position in range(NUM_TOKENS):
+        generation.sequences[0].deliver(delta(position))
+    assert not completed
