@@ -17,6 +17,7 @@ from shared.formats import ToolChoice
 from tests.gateway.refusals import refused
 
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {}}}}
+WORSE = [{"type": "text", "text": text} for text in ("bad", "worse")]
 
 
 def parsed(**fields: Any) -> Generation:
@@ -59,7 +60,7 @@ def test_conversation_with_thinking_and_tools_keeps_its_order() -> None:
                 "role": "user",
                 "content": [
                     {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "3"}]},
-                    {"type": "tool_result", "tool_use_id": "t2", "content": "bad", "is_error": True},
+                    {"type": "tool_result", "tool_use_id": "t2", "content": WORSE, "is_error": True},
                     {"type": "text", "text": "Well?"},
                 ],
             },
@@ -71,7 +72,7 @@ def test_conversation_with_thinking_and_tools_keeps_its_order() -> None:
         ChatMessage(role="user", content="1+2?"),
         ChatMessage(role="assistant", content="I add.", reasoning="Add.", tool_calls=calls),
         ChatMessage(role="tool", content="3", tool_call_id="t1"),
-        ChatMessage(role="tool", content="Error: bad", tool_call_id="t2"),
+        ChatMessage(role="tool", content="Error: bad\n\nworse", tool_call_id="t2"),
         ChatMessage(role="user", content="Well?"),
     )
     assert options_of(generation).add_generation_prompt
@@ -296,6 +297,7 @@ def test_document_in_a_document_is_refused_by_its_type_whatever_it_holds() -> No
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.[0].content.[0].source"),
         (user_block(type="text"), "messages.[0].content.[0].text"),
         (user_block(type="image", source=PNG_SOURCE), "messages.[0].content.[0].source.data"),
+        (user_block(type="image", source={"type": "url", "url": "a"}), "messages.[0].content.[0].source.url"),
         (user_block(type="document", source=PDF_SOURCE), "messages.[0].content.[0].source"),
         (
             user_block(type="document", source=TEXT_SOURCE | {"media_type": "text/html"}),

@@ -451,3 +451,12 @@ def test_trial_beside_people_takes_no_longer_for_the_batch_work_that_runs_there(
     harness.scheduler.abort(person.id)
     harness.run()
     harness.assert_reference(*batch, suspect)
+
+
+def test_decode_that_stays_one_keeps_its_place_in_steps() -> None:
+    harness = Harness()
+    streams = [make_sequence(4, max_tokens=50) for _ in range(3)]
+    harness.add(*streams)
+    harness.step()
+    harness.scheduler._live.running.reclassify(streams[0])
+    assert shares(harness.schedule()) == [(stream.id, 1) for stream in streams]
