@@ -267,18 +267,22 @@ async def test_claim_is_delivered_while_another_gateway_is_away(
 async def test_what_is_withdrawn_is_never_sent_and_what_waits_beside_it_is(
     outbox: Outbox, connection: Connection, gateways: Gateways
 ) -> None:
-    gateways.absent |= {"hr.tok.a", "hr.tok.b"}
+    gateways.absent |= {"hr.tok.a", "hr.tok.b", "hr.tok.d"}
     for delta in (Delta("a", 0, 0), Delta("b", 0, 0, (1,), "x"), Delta("a", 1, 0)):
         outbox.put("hr.tok.a", delta)
     outbox.put("hr.tok.b", Delta("a", 0, 0))
+    outbox.put("hr.tok.d", Delta("a", 0, 0, (1,), "x", Finish("length")), message("a"))
     outbox.flush()
     outbox.withdraw("hr.tok.a", "a", 0)
     outbox.withdraw("hr.tok.b", "a", 0)
     outbox.withdraw("hr.tok.c", "a", 0)
+    outbox.withdraw("hr.tok.d", "a", 0)
     await outbox.close()
     (frame,) = connection.frames("hr.tok.a")
     assert [(delta.id, delta.epoch) for delta in frame.deltas] == [("b", 0), ("a", 1)]
     assert connection.frames("hr.tok.b") == []
+    # What was computed to its end stays in no queue.
+    assert connection.acknowledged == ["ack.a"]
 
 
 async def test_only_so_many_bytes_are_kept_and_who_has_most_of_them_loses_them(

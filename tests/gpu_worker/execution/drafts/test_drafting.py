@@ -226,6 +226,18 @@ def guided_decode(source: str, output: str, num_draft_tokens: int, *, is_forced:
     return Share(sequence, len(sequence.token_ids) - 1, 1, True, num_draft_tokens, forced)
 
 
+def test_what_a_proposer_makes_up_is_cut_to_tokens_of_the_vocabulary_and_to_what_was_asked_for() -> None:
+    item = Share(make_sequence(3), 2, 1, True, 3)
+    for made_up, usable in (
+        (Draft((5, 49, 50, 6)), Draft((5, 49))),
+        (Draft((5, -1, 6)), Draft((5,))),
+        (Draft((5, 6, 7), (ROOT, 1, 1)), Draft((5,), (ROOT,))),
+        (Draft((5, 6, 7, 8)), Draft((5, 6, 7))),
+    ):
+        assert Drafting(FixedProposer(made_up), 50).drafts([item]) == [usable]
+    assert Drafting(FixedProposer(Draft((50,))), 50).drafts([item]) is None
+
+
 def test_drafts_that_the_grammar_forbids_are_cut() -> None:
     a, b, c, x = tokens_of("abcx")
     item = guided_decode("a+b?c", "a", 6)
