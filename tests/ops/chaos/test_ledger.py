@@ -24,11 +24,14 @@ def _entry(**changes: Any) -> Entry:
     [
         ({}, Verdict.OK),
         ({"is_aborted": True, "ended_at": None}, Verdict.ABORTED),
+        ({"is_aborted": True, "status": 503}, Verdict.ABORTED),
         ({"status": 503, "retry_after_s": 1.0}, Verdict.REFUSED),
+        ({"status": 429, "retry_after_s": 1.0}, Verdict.REFUSED),
         ({"status": 503}, Verdict.REFUSED_BADLY),
         ({"ended_at": None}, Verdict.UNFINISHED),
         ({"is_cut": True}, Verdict.BROKEN_OFF),
         ({"is_cut": True, "status": None}, Verdict.UNREACHABLE),
+        ({"is_cut": True, "status": None, "error": "reset"}, Verdict.BROKEN_OFF),
         ({"is_cut": True, "is_gateway_killed": True}, Verdict.LOST_WITH_GATEWAY),
         ({"error": "lost"}, Verdict.FAILED),
         ({"status": 500}, Verdict.FAILED),
@@ -54,6 +57,17 @@ def test_silence_counts_the_wait_for_the_first_output_and_for_the_end() -> None:
     assert entry.longest_silence == 2.0
     entry.end(7.5)
     assert entry.longest_silence == 4.0
+    entry.end(20.0)
+    assert (entry.first_at, entry.last_at, entry.ended_at, entry.longest_silence) == (3.0, 3.5, 7.5, 4.0)
+
+
+def test_answer_is_compared_choice_by_choice_with_that_to_the_same_body() -> None:
+    choices = {index: Choice([text], [text], ["stop"]) for index, text in ((1, "b"), (0, "a"))}
+    ledger = Ledger()
+    ledger.references = {0: EXPECTED, 1: Reference(("a", "b"), (("a",), ("b",)), ("stop", "stop"), 2)}
+    ledger.entries = [_entry(), _entry(variant=1, choices=choices), _entry(variant=1), _entry(is_cut=True)]
+    assert ledger.verdicts() == {Verdict.OK: 2, Verdict.WRONG_TEXT: 1, Verdict.BROKEN_OFF: 1}
+    assert ledger.broken() == ledger.entries[2:]
 
 
 @pytest.mark.parametrize(
