@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ops.deploy import lock
 from ops.deploy.lock import EXTRAS, LOCKED, NATS_PACKAGE, entries, without_cuda
 from tests.architecture.source import ROOT
 from tests.architecture.test_dependencies import requirements, resolved_extras
@@ -63,6 +65,26 @@ def test_worker_on_the_cpu_has_the_torch_of_the_others_and_nothing_of_cuda() -> 
         for entry in without_cuda(entries((LOCKED / "worker-gpu.txt").read_text()))
     }
     assert set(pinned("worker")) <= kept
+
+
+def test_each_file_is_written_with_what_is_installed_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    of_cuda = ["cuda-bindings", "nvidia-cublas-cu12", "torch", "triton"]
+    names = [*of_cuda, "msgspec", NATS_PACKAGE, "nvidia-ml-py"]
+    found = [f"{name}==1.0 \\\n    --hash=sha256:{'0' * 64}\n" for name in names]
+    monkeypatch.setattr(lock, "_resolve", lambda extras: found)
+    monkeypatch.setattr(lock, "LOCKED", tmp_path)
+    lock.main()
+    written = {
+        file.stem: [entry.partition("==")[0] for entry in entries(file.read_text())] for file in tmp_path.iterdir()
+    }
+    assert written == {
+        "gateway": names,
+        "worker": names[len(of_cuda) :],
+        "worker-gpu": names,
+        "torch-cpu": ["torch"],
+        "nats": [NATS_PACKAGE],
+    }
+    assert (tmp_path / "torch-cpu.txt").read_text().endswith("\ntorch==1.0+cpu\n")
 
 
 def test_no_name_is_looked_for_at_two_indexes() -> None:
