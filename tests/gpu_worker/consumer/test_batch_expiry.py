@@ -76,12 +76,16 @@ async def test_jobs_that_no_worker_took_in_time_have_an_expired_result(
 async def test_result_that_is_there_already_stays(
     gateway: TestGateway, tenant: str, pass_time: Callable[[float], None]
 ) -> None:
-    job = await _publish(gateway, tenant)
+    subject = f"hr.reply.{tenant}.x"
+    replies = await gateway.nats.subscribe(subject)
+    job = await _publish(gateway, tenant, subject)
     done = BatchResult(id=job.id, model=gateway.model, tenant=tenant, text="done", finish="stop")
     await gateway.js.publish(result_subject(tenant, job.id), msgspec.json.encode(done))
     pass_time(MAX_WAIT_S + 1)
     assert await _expiry(gateway).expire(tenant) == 1
     assert await gateway.results(job.id, tenant) == [done]
+    await gateway.nats.flush()
+    assert replies.pending_msgs == 0
 
 
 async def test_reply_subject_of_an_expired_job_gets_its_result(
