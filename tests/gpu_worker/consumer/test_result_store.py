@@ -15,7 +15,7 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.result_store import ResultStore
 from shared.batch_streams import batch_stream
 from shared.kept_results import JOB_ENDED
-from shared.messages import BatchResult, Request
+from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.server_clock import ServerClock
@@ -162,6 +162,46 @@ async def test_result_on_its_way_answers_the_last_delivery_of_its_own_message_an
     assert [store.has("key", message) for message in (again, other)] == [True, False]
     await wait_until(lambda: bool(answered))
     assert answered == ["ack.again"]
+
+
+async def test_result_that_is_stored_first_leaves_that_of_a_later_message_on_its_way(
+    gateway: TestGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, may_go_on, stored = ResultStore(gateway.nats, ServerClock()), asyncio.Event(), list[bytes]()
+
+    async def hold_the_second(tenant: str, job_id: str, payload: bytes, finish: str) -> bool:
+        stored.append(payload)
+        if len(stored) == 2:
+            await may_go_on.wait()
+        return True
+
+    monkeypatch.setattr(store.kept, "store", hold_the_second)
+    job = gateway.request(lane="batch", tenant="acme", reply=None)
+    result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish="failed")
+    messages = [QueuedMessage("s", b"", f"ack.{number}", number, 1, 0) for number in (1, 2)]
+    for message in messages:
+        store.put("key", job, message, result)
+    await wait_until(lambda: len(store._tasks) == 1)
+    assert store.has("key", messages[1])
+    may_go_on.set()
+    await store.close()
+
+
+@pytest.mark.parametrize(("finish", "counted"), [("cancelled", {"requests": 1, "prompt_tokens": 5}), ("length", {})])
+async def test_work_counts_once_although_who_cancelled_the_job_has_stored_a_result(
+    gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, finish: FinishReason, counted: dict[str, int]
+) -> None:
+    store = ResultStore(gateway.nats, ServerClock())
+
+    async def is_there_already(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(store.kept, "store", is_there_already)
+    job = gateway.request(lane="batch", tenant="acme", reply=None)
+    result = BatchResult(id=job.id, model=job.model, tenant="acme", text="", finish=finish, prompt_tokens=5)
+    store.put("key", job, QueuedMessage("s", b"", "ack.1", 1, 1, 0), result)
+    await store.close()
+    assert {total.measure: total.total async for total in read_usage(gateway.js)} == counted
 
 
 @pytest.mark.parametrize(("code", "num_told"), [(None, 1), (JOB_ENDED, 0)])
