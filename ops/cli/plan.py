@@ -37,7 +37,7 @@ class PlanConfig(PlacedModel):
     max_num_seqs: int = setting(256, "Sequences that run at once in a worker.", minimum=1, maximum=8192)
     max_num_batched_tokens: int = setting(8192, "Tokens of a step.", minimum=1, maximum=1 << 20)
     max_model_len: int | None = setting(None, "Tokens of a sequence; those of the load if not given.", minimum=2)
-    simulate: bool = setting(
+    verify: bool = setting(
         False, "Simulate the first option for a minute, add workers until --ttft-p99-ms holds, and let one die."
     )
     seed: int = setting(0, "Of simulated requests.", minimum=0)
@@ -69,7 +69,7 @@ def run(config: PlanConfig) -> int:
         )
     limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, length, config.gpu_memory_utilization)
     found, reasons = options(size, device, load, limits, _ranks(config.ranks))
-    tests = _tests(config, found[0], load, limits) if found and config.simulate else []
+    tests = _tests(config, found[0], load, limits) if found and config.verify else []
     if config.json:
         rows = [_figures(each, load, config.price) for each in found]
         click.echo(json.dumps({"options": rows, "unsupported": reasons, "simulated": tests}, indent=2))

@@ -86,7 +86,7 @@ def test_command_lists_options_and_draws_them(tmp_path: Path) -> None:
 def test_plan_is_tried_until_its_times_hold_and_with_a_death(tmp_path: Path) -> None:
     model = write_config(tmp_path, LLAMA_31_8B, "llama.json")
     load = ("--device", "l40s", "--rate", 4, "--prompt", 500, "--output", 50, "--ttft-p99-ms", 800)
-    told = json.loads(planned("--model", model, *load, "--ranks", 1, "--max-num-seqs", 32, "--simulate", "--json"))
+    told = json.loads(planned("--model", model, *load, "--ranks", 1, "--max-num-seqs", 32, "--verify", "--json"))
     *alive, dead = told["simulated"]
     assert dead["name"].endswith("one dies")
     assert alive[0]["devices"] == told["options"][0]["devices"]
