@@ -51,6 +51,13 @@ def _chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
+def scans_added(jpeg: bytes, count: int, filler: bytes = b"") -> bytes:
+    """Return a progressive JPEG whose last scan comes again and again; `filler` stands before each."""
+    at = jpeg.rindex(b"\xff\xda")
+    end = jpeg.index(b"\xff\xd9", at)
+    return jpeg[:end] + (filler + jpeg[at:end]) * count + jpeg[end:]
+
+
 def reference(data: bytes, **fields: Any) -> MediaRef:
     header = read_header(data)
     whole: dict[str, Any] = {

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpu_worker.media.jpeg_scans import check_scans
 from shared import limited_process
-from shared.image_header import ImageHeader, ImageProblemError, read_header
+from shared.image_header import JPEG, ImageHeader, ImageProblemError, read_header
 from shared.limited_process import Limits
 
 if TYPE_CHECKING:
@@ -59,10 +60,14 @@ def _decode(asked: DecodeWork) -> None:
     from PIL import Image
 
     with open(asked.source, "rb") as source:
-        header = read_header(source.read())
+        data = source.read()
+        header = read_header(data)
         if (header.mime, header.width, header.height) != (asked.mime, asked.width, asked.height):
             found, said = f"{header.width}x{header.height}", f"{asked.width}x{asked.height}"
             raise ImageProblemError(f"is {header.mime} of {found}; its reference says {asked.mime} of {said}.")
+        if header.mime == JPEG:
+            check_scans(data)
+        del data
         source.seek(0)
         # The size was checked against the reference, which has limits of its own.
         Image.MAX_IMAGE_PIXELS = None

@@ -1,7 +1,8 @@
 """The images of requests in the form that the model reads: fetched, decoded and prepared, each at most once at a time.
 
-How many images are worked on at once is bounded, and tenants take turns. How much memory pixels take is bounded too: a
-request gets room for all of its images before the first one is fetched. What was prepared lately is kept for the next
+How many images are worked on at once is bounded, and so is how much memory pixels take: a request gets room for all of
+its images before the first one is fetched. Places and room go to the tenant whose images have taken the least time, and
+no tenant takes all of the room. What nobody wants any more is not begun. What was prepared lately is kept for the next
 turn of its conversation, as long as nothing else needs the room.
 """
 
@@ -11,14 +12,18 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from gpu_worker.core.media import PreparedImage
+from gpu_worker.core.virtual_counters import Clients
 from gpu_worker.media.decoder import Decoder, Pixels
+from gpu_worker.media.fair_semaphore import FairSemaphore
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, HeadraceError
 from shared.media import IMAGE_NOT_FOUND, MediaRef
@@ -42,6 +47,20 @@ class Preparer(Protocol):
         """
 
 
+@dataclass(slots=True, eq=False)
+class _Work:
+    """An image that is prepared. `wanted_by` are those who wait for it: whether each still wants it."""
+
+    task: asyncio.Task[PreparedImage | HeadraceError]
+    wanted_by: list[Callable[[], bool]]
+    has_begun: bool = False
+
+    def check_wanted(self) -> None:
+        """Break off if nobody wants the image any more."""
+        if not any(is_wanted() for is_wanted in self.wanted_by):
+            raise asyncio.CancelledError
+
+
 class PreparedImages:
     """Owns the decoder, the turns of tenants, and what was prepared lately. Used from the event loop only."""
 
@@ -49,19 +68,18 @@ class PreparedImages:
         self._store = store
         self._preparer = preparer
         self._decoder = decoder or Decoder()
-        self._max_bytes = max_bytes
-        self._used_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._kept: OrderedDict[_Key, PreparedImage] = OrderedDict()
-        self._running: dict[_Key, asyncio.Task[PreparedImage | HeadraceError]] = {}
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
-        self._turns: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        self._running: dict[_Key, _Work] = {}
+        # A tenant's counter is the seconds for which its images had a place.
+        self._tenants = Clients()
+        self._room = FairSemaphore(max_bytes, self._tenants, keeps_room=True, reclaim=self._drop_kept)
+        self._places = FairSemaphore(MAX_AT_ONCE, self._tenants)
         self._tasks = BackgroundTasks()
 
     async def images(
         self, tenant: str, refs: Iterable[MediaRef], is_wanted: Callable[[], bool] = lambda: True
     ) -> list[PreparedImage]:
-        """Return the images of a request, in their order.
+        """Return the images of a request, in their order. After one that fails, no other one is begun.
 
         Raises:
             BadRequestError: One is not there, cannot be decoded or read; or they are too many for the worker's memory.
@@ -70,103 +88,107 @@ class PreparedImages:
             asyncio.CancelledError: They were not wanted any more.
         """
         refs = list(refs)
-        num_bytes = sum(_CHANNELS * ref.width * ref.height for ref in dict.fromkeys(refs))
-        await self._take_room(num_bytes)
+        num_bytes = sum(map(_num_bytes, set(refs)))
+        if num_bytes > self._room.capacity:
+            most = self._room.capacity // _CHANNELS
+            message = f"The images have {num_bytes // _CHANNELS} pixels together; this worker reads {most} at most."
+            raise BadRequestError(message, "media", "image_too_large")
+        await self._room.acquire(tenant, num_bytes, is_wanted)
+        works = {ref: self._begin(tenant, ref, is_wanted) for ref in dict.fromkeys(refs)}
         try:
-            if not is_wanted():
-                raise asyncio.CancelledError
-            tasks = {ref: self._begin((tenant, ref)) for ref in refs}
-            # None who goes away breaks off what others wait for.
-            await asyncio.wait(set(tasks.values()))
-            return [_prepared(tasks[ref].result(), number, len(refs)) for number, ref in enumerate(refs, 1)]
+            await _until_one_fails({work.task for work in works.values()})
+            tasks = [works[ref].task for ref in refs]
+            return [_prepared(task.result(), n, len(refs)) for n, task in enumerate(tasks, 1) if task.done()]
         finally:
-            self._give_room(num_bytes)
+            for ref, work in works.items():
+                self._leave((tenant, ref), work, is_wanted)
 
     async def close(self) -> None:
         """End the process; what still waits fails."""
-        for task in self._running.values():
-            task.cancel()
+        for work in self._running.values():
+            work.task.cancel()
         await self._decoder.close()
         await self._tasks.wait()
 
-    def _begin(self, key: _Key) -> asyncio.Task[PreparedImage | HeadraceError]:
-        task = self._running.get(key)
-        if task is None:
-            task = self._running[key] = self._tasks.spawn(self._outcome(key), "prepare an image")
-        return task
+    def _begin(self, tenant: str, ref: MediaRef, is_wanted: Callable[[], bool]) -> _Work:
+        """Begin an image, or join those who wait for it; its room is given back when it has ended."""
+        key = (tenant, ref)
+        work = self._running.get(key)
+        if work is None:
+            work = self._running[key] = _Work(self._tasks.spawn(self._outcome(key), "prepare an image"), [])
+        work.wanted_by.append(is_wanted)
+        work.task.add_done_callback(lambda _: self._room.release(tenant, _num_bytes(ref)))
+        return work
+
+    def _leave(self, key: _Key, work: _Work, is_wanted: Callable[[], bool]) -> None:
+        work.wanted_by.remove(is_wanted)
+        if not (work.wanted_by or work.has_begun) and self._running.get(key) is work:
+            del self._running[key]
+            work.task.cancel()
 
     async def _outcome(self, key: _Key) -> PreparedImage | HeadraceError:
         """Return an image, or why there is none: that is no failure of the task, and concerns who asked."""
-        try:
-            return await self._prepare(key)
-        except HeadraceError as error:
-            return error
-
-    async def _prepare(self, key: _Key) -> PreparedImage:
+        work, (tenant, _) = self._running[key], key
         try:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-            tenant, ref = key
-            turn = self._turns.setdefault(tenant, asyncio.Semaphore(MAX_AT_ONCE))
-            async with turn, self._places:
-                try:
-                    data = await self._store.get(tenant, ref)
-                except MissingMediaError as error:
-                    raise BadRequestError(str(error), "media", IMAGE_NOT_FOUND) from None
-                pixels = await self._decoder.decode(ref, data)
-                del data
-                prepared = await asyncio.to_thread(self._preparer.prepare, ref, pixels)
-            self._keep(key, prepared)
-            return prepared
+            await self._places.acquire(tenant, 1)
+            began = time.monotonic()
+            try:
+                return await self._prepare(key, work)
+            finally:
+                self._tenants.account(tenant).counter += time.monotonic() - began
+                self._places.release(tenant, 1)
+        except HeadraceError as error:
+            return error
         finally:
-            del self._running[key]
+            if self._running.get(key) is work:
+                del self._running[key]
+
+    async def _prepare(self, key: _Key, work: _Work) -> PreparedImage:
+        tenant, ref = key
+        work.check_wanted()
+        work.has_begun = True
+        try:
+            data = await self._store.get(tenant, ref)
+        except MissingMediaError as error:
+            raise BadRequestError(str(error), "media", IMAGE_NOT_FOUND) from None
+        work.check_wanted()
+        pixels = await self._decoder.decode(ref, data)
+        del data
+        prepared = await asyncio.to_thread(self._preparer.prepare, ref, pixels)
+        self._keep(key, prepared)
+        return prepared
 
     def _keep(self, key: _Key, prepared: PreparedImage) -> None:
         num_bytes = prepared.values.nbytes
-        self._used_bytes += num_bytes
+        self._room.take(key[0], num_bytes)
         loop, own = asyncio.get_running_loop(), threading.get_ident()
-        weakref.finalize(prepared, partial(_released, loop, own, partial(self._give_room, num_bytes)))
+        weakref.finalize(prepared, partial(_released, loop, own, partial(self._room.release, key[0], num_bytes)))
         self._kept[key] = prepared
-        self._drop_kept(0)
+        self._drop_kept(lambda: not self._room.is_overdrawn)
 
-    async def _take_room(self, num_bytes: int) -> None:
-        """Wait until there is room, in the order of the calls."""
-        if num_bytes > self._max_bytes:
-            most = self._max_bytes // _CHANNELS
-            message = f"The images have {num_bytes // _CHANNELS} pixels together; this worker reads {most} at most."
-            raise BadRequestError(message, "media", "image_too_large")
-        self._drop_kept(num_bytes)
-        if self._waiting or self._used_bytes + num_bytes > self._max_bytes:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((num_bytes, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give_room(num_bytes)
-                raise
-        else:
-            self._used_bytes += num_bytes
-
-    def _give_room(self, num_bytes: int) -> None:
-        self._used_bytes -= num_bytes
-        while self._waiting:
-            wanted, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()
-                continue
-            self._drop_kept(wanted)
-            if self._used_bytes + wanted > self._max_bytes:
+    def _drop_kept(self, has_room: Callable[[], bool], tenant: str | None = None) -> None:
+        """Drop what was kept longest, of one tenant or of all, until there is room."""
+        for key in list(self._kept):
+            if has_room():
                 return
-            self._waiting.popleft()
-            self._used_bytes += wanted
-            turn.set_result(None)
+            if tenant in (None, key[0]):
+                del self._kept[key]
 
-    def _drop_kept(self, num_bytes: int) -> None:
-        while self._kept and self._used_bytes + num_bytes > self._max_bytes:
-            self._kept.popitem(last=False)
+
+async def _until_one_fails(tasks: set[asyncio.Task[PreparedImage | HeadraceError]]) -> None:
+    """Wait until all have ended, or one without an image."""
+    while tasks:
+        ended, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if any(isinstance(task.result(), HeadraceError) for task in ended):
+            return
+
+
+def _num_bytes(ref: MediaRef) -> int:
+    return _CHANNELS * ref.width * ref.height
 
 
 def _prepared(outcome: PreparedImage | HeadraceError, number: int, num_images: int) -> PreparedImage:

@@ -237,7 +237,8 @@ async def start_worker(
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
     identity = Identity(name, model, "revision")
     served = ServedModel(directory, tokenizer, TASKS)
-    worker = Worker(identity, nats, setup, served, limits or StreamLimits(), prefix_wait_s=config.prefix_wait_s)
+    own = {"prefix_wait_s": config.prefix_wait_s, "image_memory_bytes": config.image_memory_bytes}
+    worker = Worker(identity, nats, setup, served, limits or StreamLimits(), **own)  # type: ignore[arg-type]
     running = RunningWorker(worker, nats, name)
     holder.append(running)
 

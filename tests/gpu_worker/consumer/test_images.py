@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from gpu_worker.consumer import intake
 from gpu_worker.consumer.request_images import give
@@ -31,12 +32,13 @@ from shared.tokenizer_calls import TokenizeCall, TokenizerReply
 from tests.gpu_worker.consumer.harness import (
     DEMO_MODEL,
     TOKENIZER,
+    Answer,
     RunningWorker,
     TestGateway,
     fresh_name,
     start_worker,
 )
-from tests.images import encoded, picture, reference, turned
+from tests.images import encoded, picture, reference, scans_added, turned
 
 PLACEHOLDER = TOKENIZER.encode_text("§", add_special_tokens=False)[-1]
 TOKENS_PER_IMAGE = 7
@@ -249,6 +251,30 @@ async def test_text_goes_on_beside_an_image_that_takes_long(
     await asyncio.wait_for(gateway.answer(request.id).claimed.wait(), 10)
     may_go_on.set()
     assert (await gateway.answer(request.id).wait(20)).finish.reason == "length"
+
+
+async def test_images_that_take_long_hold_up_their_own_tenant_alone(
+    gateway: TestGateway, make_worker: Callable[..., Awaitable[RunningWorker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six requests with JPEGs whose last scan comes again and again, which wait for room; a small image passes."""
+    monkeypatch.setattr(intake, "give", lambda *_: None)
+    await make_worker(media=Processor(), tokenizer=SEEING, image_memory_bytes=50 << 20)
+    flat = encoded(Image.new("RGB", (2000, 2000), "red"), "JPEG", progressive=True)
+
+    async def slow(number: int, num_scans: int) -> Answer:
+        data = [scans_added(flat[:2] + b"\xff\xfe\0\3%c" % (number + place) + flat[2:], num_scans) for place in (0, 1)]
+        return await gateway.publish(
+            asking(gateway, await stored(gateway, *data, tenant="mallory"), 0, 1, tenant="mallory")
+        )
+
+    bomb, legal = await slow(0, 300), [await slow(number, 50) for number in range(10, 60, 10)]
+    media = await stored(gateway, PNG)
+    assert (await ask(gateway, asking(gateway, media, 0))).finish.reason == "length"
+    # Served in the order of the requests, it would find room when three of these have ended.
+    num_waiting = sum(not answer.finished.is_set() for answer in legal)
+    assert num_waiting >= 3, "the small image waited for the others"
+    assert "The image has more than 64 scans" in (await bomb.wait(20)).finish.error
+    assert [(await answer.wait(60)).finish.reason for answer in legal] == ["length"] * 5
 
 
 async def test_calls_count_the_tokens_of_images_without_reading_them(

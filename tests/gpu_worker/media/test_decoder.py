@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 import pytest_asyncio
 from PIL import Image, ImageOps
 
+from gpu_worker.media.decode_process import LIMITS
 from gpu_worker.media.decoder import Decoder
 from shared.errors import BadRequestError
-from tests.images import encoded, opened, picture, png_of_size, reference, turned
+from tests.images import encoded, opened, picture, png_of_size, reference, scans_added, turned
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -75,6 +77,23 @@ async def test_bomb_takes_no_more_than_it_may(decoder: Decoder) -> None:
     short = png_of_size(500, 500, data=bytes(100))
     with pytest.raises(BadRequestError, match="The image is broken"):
         await decoder.decode(reference(short), short)
+
+
+async def test_jpeg_of_many_scans_is_refused_before_it_is_decoded(decoder: Decoder) -> None:
+    data = scans_added(encoded(picture(2000, 2000), "JPEG", progressive=True), 300)
+    started = time.monotonic()
+    with pytest.raises(BadRequestError, match=r"The image has more than 64 scans. Save it as a baseline JPEG\."):
+        await decoder.decode(reference(data), data)
+    assert time.monotonic() - started < LIMITS.time_s / 2
+
+
+async def test_scans_of_the_image_alone_are_counted(decoder: Decoder) -> None:
+    """A thumbnail in the metadata, and what follows the image, have scans of their own."""
+    usual = encoded(picture(), "JPEG", progressive=True)
+    others = b"\xff\xe2" + (2 + 2 * 100).to_bytes(2) + b"\xff\xda" * 100
+    for data in (scans_added(usual, 40), usual[:2] + others + usual[2:] + b"\xff\xda" * 100):
+        expected = np.asarray(opened(data).convert("RGB"))
+        np.testing.assert_array_equal(await decoder.decode(reference(data), data), expected)
 
 
 async def test_broken_images_are_refused_and_leave_nothing_behind(decoder: Decoder) -> None:

@@ -20,6 +20,7 @@ from shared.media_store import MissingMediaError
 from tests.waiting import until
 
 SIDE = 10
+LATE = 99
 IMAGE_BYTES = 3 * SIDE * SIDE
 
 
@@ -43,17 +44,25 @@ class Parts:
 
     def __init__(self) -> None:
         self.fetched: list[tuple[str, int]] = []
+        self.decoded: list[int] = []
+        self.seconds: dict[int, float] = {}
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
     async def get(self, tenant: str, ref: MediaRef) -> bytes:
         self.fetched.append((tenant, ref.digest[0]))
         await self.may_go_on.wait()
+        for _ in range(5):  # as many turns of the loop as a reply of NATS takes, at least
+            await asyncio.sleep(0)
         if ref.digest[0] == 0:
             raise MissingMediaError("It is no longer stored.")
         return b"bytes"
 
     async def decode(self, ref: MediaRef, data: bytes) -> Any:
+        self.decoded.append(ref.digest[0])
+        await asyncio.sleep(self.seconds.get(ref.digest[0], 0.0))
+        if ref.digest[0] == LATE:
+            raise BadRequestError("The image takes more than 10 s to be decoded.", "media", "invalid_image")
         return np.full((ref.height, ref.width, 3), ref.digest[0], np.uint8)
 
     async def close(self) -> None:
@@ -73,7 +82,7 @@ async def images(parts: Parts) -> AsyncIterator[PreparedImages]:
 
 
 async def test_images_come_in_their_order_each_fetched_once(images: PreparedImages, parts: Parts) -> None:
-    images._max_bytes *= 2
+    images._room.capacity *= 2
     parts.may_go_on.clear()
     asking = [asyncio.create_task(images.images("t", [ref(2), ref(1), ref(2)])) for _ in range(2)]
     await until(lambda: len(parts.fetched) >= min(2, prepared_images.MAX_AT_ONCE))
@@ -99,7 +108,7 @@ async def test_image_that_is_missing_is_the_fault_of_the_request(
 async def test_what_was_checked_for_one_reference_is_checked_again_for_another(
     images: PreparedImages, parts: Parts
 ) -> None:
-    images._max_bytes *= 2
+    images._room.capacity *= 2
     parts.may_go_on.clear()
     lie = structs.replace(ref(1), width=SIDE // 2, height=2 * SIDE)
     lying = asyncio.create_task(images.images("t", [lie]))
@@ -120,10 +129,8 @@ async def test_request_that_left_is_not_worked_on(images: PreparedImages, parts:
     assert parts.fetched == []
 
 
-async def test_tenants_take_turns(images: PreparedImages, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_places", asyncio.Semaphore(1))
-    monkeypatch.setattr(prepared_images, "MAX_AT_ONCE", 1)
-    monkeypatch.setattr(images, "_max_bytes", 100 * IMAGE_BYTES)
+async def test_tenants_take_turns(images: PreparedImages, parts: Parts) -> None:
+    images._places.capacity, images._room.capacity = 1, 100 * IMAGE_BYTES
     parts.may_go_on.clear()
     many = asyncio.create_task(images.images("many", [ref(number) for number in range(1, 20)]))
     await until(lambda: len(parts.fetched) == 1)
@@ -135,10 +142,80 @@ async def test_tenants_take_turns(images: PreparedImages, parts: Parts, monkeypa
     await many
 
 
+async def test_tenant_whose_images_took_long_lets_others_pass(images: PreparedImages, parts: Parts) -> None:
+    images._places.capacity, images._room.capacity = 1, 1000 * IMAGE_BYTES
+    parts.seconds = {1: 0.05}
+    slow = asyncio.create_task(images.images("slow", [ref(number) for number in range(1, 20)]))
+    await until(lambda: parts.decoded)
+    quick = asyncio.create_task(images.images("quick", [ref(number) for number in range(50, 60)]))
+    await quick
+    # Ten images took less than the first of the other tenant's.
+    assert parts.decoded[:11] == [1, *range(50, 60)]
+    await slow
+
+
+async def test_one_tenant_leaves_room_for_others(images: PreparedImages, parts: Parts) -> None:
+    images._room.capacity = 12 * IMAGE_BYTES
+    parts.may_go_on.clear()
+
+    async def ask(number: int) -> None:
+        await images.images("many", [ref(number), ref(number + 50)])
+
+    asking = [asyncio.create_task(ask(number)) for number in range(1, 9)]
+    await asyncio.sleep(0)
+    # Six of twelve: those that wait for room are not begun.
+    assert {key.digest[0] for _, key in images._running} == {1, 2, 3, 51, 52, 53}
+    few = asyncio.create_task(images.images("few", [ref(200)]))
+    await until(lambda: ("few", ref(200)) in images._running)
+    parts.may_go_on.set()
+    await few
+    await asyncio.gather(*asking)
+
+
+async def test_image_that_nobody_wants_any_more_is_not_begun(images: PreparedImages, parts: Parts) -> None:
+    images._places.capacity, images._room.capacity = 1, 100 * IMAGE_BYTES
+    wanted, parts.seconds = {"first": True, "second": True}, {1: 0.05}
+    asking = [
+        asyncio.create_task(images.images("t", [ref(1), ref(2), ref(3)], lambda: wanted["first"])),
+        asyncio.create_task(images.images("t", [ref(3)], lambda: wanted["second"])),
+    ]
+    await until(lambda: parts.decoded)
+    wanted["first"] = False
+    await asking[1]
+    with pytest.raises(asyncio.CancelledError):
+        await asking[0]
+    # Somebody else waits for the third.
+    assert (parts.fetched, parts.decoded) == ([("t", 1), ("t", 3)], [1, 3])
+    assert not images._room._held["t"] - sum(kept.values.nbytes for kept in images._kept.values())
+
+
+async def test_image_that_is_unwanted_once_fetched_is_not_decoded(images: PreparedImages, parts: Parts) -> None:
+    wanted = [True]
+    parts.may_go_on.clear()
+    asking = asyncio.create_task(images.images("t", [ref(1)], lambda: wanted[0]))
+    await until(lambda: parts.fetched)
+    wanted[0] = False
+    parts.may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert parts.decoded == []
+
+
+async def test_after_an_image_over_its_limit_the_rest_of_its_request_is_not_decoded(
+    images: PreparedImages, parts: Parts
+) -> None:
+    images._places.capacity, images._room.capacity = 1, 100 * IMAGE_BYTES
+    asking = asyncio.create_task(images.images("t", [ref(LATE), *map(ref, range(1, 9))]))
+    with pytest.raises(BadRequestError, match=r"^Image 1 of 9: The image takes more than 10 s"):
+        await asking
+    assert len(await images.images("t", [ref(20)])) == 1
+    assert parts.decoded == [LATE, 20]
+
+
 async def test_requests_wait_for_room_and_get_it_when_the_engine_lets_go(images: PreparedImages, parts: Parts) -> None:
     held = await images.images("t", [ref(number) for number in range(1, 5)])
     asking = asyncio.create_task(images.images("t", [ref(9), ref(10)]))
-    later = asyncio.create_task(images.images("t", [ref(11)]))
+    later = asyncio.create_task(images.images("other", [ref(11)]))
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(parts.fetched) == 4
