@@ -63,7 +63,13 @@ class Hooks:
 
 
 class FileCatalog:
-    """Reads, writes, lists and deletes the files in a store. `hooks` is what batches know; None without batches."""
+    """Reads, writes, lists and deletes the files in a store. `hooks` is what batches know; None without batches.
+
+    `get`, `page`, `room`, `read_whole` and `delete` answer clients and raise `ApiError`: 503 if the store fails
+    (`file_store_unavailable`), 507 if it is full, 400 beyond a quota. `find`, `check_stored`, `write`, `publish`,
+    `write_part`, `read` and `read_part` raise `StoreError`, and `MissingObjectError` for a file that is missing. What
+    `write` could not store leaves nothing behind.
+    """
 
     def __init__(self, store: ObjectStore, identity: str, tenant_bytes: int, metrics: GatewayMetrics) -> None:
         """Let each tenant store up to `tenant_bytes`; count failures of the store in `metrics`."""
@@ -76,7 +82,7 @@ class FileCatalog:
         self._log_limit = LogLimit(_log)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord | None:
-        """Return the record of a tenant's file, None if there is none or it has expired; `ApiError` 503."""
+        """Return the record of a tenant's file, None if there is none or it has expired."""
         with self.answering():
             record = await self.find(tenant, file_id)
         is_over = record is not None and record.expires_at is not None and record.expires_at <= time.time()
@@ -99,7 +105,7 @@ class FileCatalog:
     async def page(
         self, tenant: str, limit: int, after: str | None, *, is_ascending: bool, purpose: str | None
     ) -> tuple[list[FileRecord], bool]:
-        """Return up to `limit` files behind `after`, and whether there are more; `ApiError` 503."""
+        """Return up to `limit` files after the id `after`, and whether there are more."""
         if purpose not in (None, *get_args(Purpose)):
             return [], False
         with self.answering():
@@ -118,7 +124,7 @@ class FileCatalog:
 
     @contextlib.asynccontextmanager
     async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
-        """Keep room for an upload while it lasts; `ApiError` 400 beyond the quota, 507 if the store is full, 503."""
+        """Keep room for an upload of up to `num_bytes` while it lasts; `ApiError` 400, 507 or 503 if there is none."""
         with self.answering():
             await self.store.check_room(num_bytes)
             stored = await self.store.objects(_folder(tenant))
@@ -190,7 +196,7 @@ class FileCatalog:
         return data
 
     async def read_whole(self, tenant: str, file_id: str, max_bytes: int) -> bytes | None:
-        """Return the bytes of a tenant's file, None if there is none; `ApiError` 400 beyond `max_bytes`, 503."""
+        """Return the bytes of a tenant's file, None if there is none; `ApiError` 400 beyond `max_bytes`, or 503."""
         record = await self.get(tenant, file_id)
         if record is None:
             return None
@@ -212,12 +218,12 @@ class FileCatalog:
             raise
 
     async def _check_present(self) -> None:
-        """Check that the store is the one that was opened: a directory that is not mounted is empty."""
+        """Raise `StoreError` unless the store is the one that was opened: a directory that is not mounted is empty."""
         if await known_identity(self.store) != self.identity:
             raise StoreError(f"{self.store.place} is another one than before: is it mounted?")
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Delete a file; `ApiError` 503 if the store fails."""
+        """Delete a file."""
         with self.answering():
             await self.store.delete(_key(tenant, file_id, _RECORD))
             await self.store.delete(_key(tenant, file_id, _DATA))

@@ -33,7 +33,13 @@ class EmbeddingsRequest(Generation, frozen=True):
 
 
 class RerankRequest(Generation, frozen=True):
-    """What a body of reranking asks for."""
+    """What a body of reranking asks for.
+
+    Attributes:
+        top_n: Documents in the answer at most; None for all.
+        returns_documents: The answer repeats their texts.
+        is_plain_list: The answer is a list of ranks alone, as TEI's is.
+    """
 
     top_n: int | None = None
     returns_documents: bool = True

@@ -43,7 +43,7 @@ PREFACE = "What was said here before was left out. This summary, written by the 
 
 
 def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
-    """Whether the last item of a request asks for a summary; `ApiError` 400 if such an item stands elsewhere."""
+    """Whether the last item asks for a summary; `ApiError` 400 if another one does, or for a background response."""
     places = [index for index, item in enumerate(items) if item.type == TRIGGER]
     if not places:
         return False
@@ -57,7 +57,11 @@ def asks_for_compaction(body: ResponseBody, items: Sequence[ItemBody]) -> bool:
 
 
 def compacting(body: ResponseBody) -> ResponseBody:
-    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same."""
+    """Return the body of `POST /v1/responses/compact` as one of `POST /v1/responses` that asks for the same.
+
+    Raises:
+        ApiError: 400; it asks for a stream, the background or storing.
+    """
     for name in ("stream", "background", "store"):
         if getattr(body, name):
             message = f"'{name}' is not supported here: the answer is sent whole, and not stored. Leave it out."

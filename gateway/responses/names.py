@@ -174,7 +174,7 @@ _FOREIGN = MappingProxyType(
 
 
 def check_item_fields(items: Sequence[InputItemBody]) -> None:
-    """Refuse fields that the type of an item does not have; `param` is the field with its place."""
+    """Refuse fields that an item's type does not have; `ApiError` 400 whose `param` is the field with its place."""
     for index, item in enumerate(items):
         kind = item.type or "message"
         for name in _FOREIGN.get(kind, ()):
@@ -219,7 +219,7 @@ _decode_callers = msgspec.json.Decoder(list[str]).decode
 
 
 def check_tool_names(body: bytes) -> None:
-    """Refuse a name in a function that nothing reads; `body` was read as a request before."""
+    """Refuse a name in a function that nothing reads; `ApiError` 400 whose `param` is the name with its place."""
     _check(_decode_body(body).tools or (), "tools")
 
 
@@ -267,7 +267,7 @@ _INCLUDABLE = (
 
 
 def check_includes(values: Iterable[str]) -> None:
-    """Refuse unknown values of `include`."""
+    """Refuse unknown values of `include`; `ApiError` 400 that names the value."""
     for value in values:
         if value not in _INCLUDABLE:
             raise invalid_value("include", f"'include' has '{value[:64]}'; allowed are {', '.join(_INCLUDABLE)}.")

@@ -135,7 +135,7 @@ class ResponseStore:
         return None if self.seals is None else partial(self.seals.seal, tenant, model)
 
     def check_seals(self, draft: ResponseDraft) -> None:
-        """Refuse to encrypt without a secret; the error names the operator's setting."""
+        """Refuse to encrypt without a secret; `ApiError` 400 that names the operator's setting."""
         if self.seals is not None:
             return
         reason = f"needs a secret that all gateways share, and the operator has set none ({SECRET_VARIABLE})."

@@ -38,7 +38,11 @@ Read = Callable[[str, str, PieceBudget], Awaitable[ResponseRecord | None]]
 
 
 class StoredResponses:
-    """Handles the routes. Keeps nothing."""
+    """Handles the routes. Keeps nothing.
+
+    They raise an `ApiError`: 404 if the tenant has no such response, or none of the background where one is needed; 410
+    if its output is no longer kept; 429 if the key has read enough, or the tenant follows enough; 503 without NATS.
+    """
 
     def __init__(self, store: ResponseStore, allow_unknown: bool = False) -> None:
         self._store = store

@@ -86,7 +86,7 @@ class ResponseToolChoiceBody(Struct, kw_only=True):
 
 
 def flat_functions(tools: Sequence[ResponseToolBody] | None) -> list[FlatFunction]:
-    """Return the functions of a request, those of namespaces among the others; refuse other tools."""
+    """Return the functions of a request, those of namespaces among the others; `ApiError` 400 for other tools."""
     placed = [each for index, tool in enumerate(tools or ()) for each in _placed(tool, f"tools.[{index}]")]
     if len(placed) > MAX_TOOLS:
         raise invalid_value("tools", f"'tools' has {len(placed)} functions; at most {MAX_TOOLS} are allowed.")
@@ -102,7 +102,7 @@ def namespaced_names(functions: Sequence[FlatFunction]) -> dict[str, NamespacedN
 def response_tools(
     functions: Sequence[FlatFunction], choice: str | ResponseToolChoiceBody | None, is_parallel: bool
 ) -> OfferedTools:
-    """Return what becomes of the tools of a request; refuse equal names and impossible choices."""
+    """Return what becomes of the tools of a request; `ApiError` 400 for equal names and impossible choices."""
     bodies, places = [each.tool for each in functions], [each.schema_place for each in functions]
     chosen = choice if choice is None or isinstance(choice, str) else _choice(choice)
     return offered_tools(bodies, chosen, is_parallel, places)

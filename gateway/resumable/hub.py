@@ -38,7 +38,11 @@ _HEAD_POLL_S = 0.05
 
 
 class StreamHub:
-    """Keeps and shows logged generations (`gateway.api.logged.GenerationLog`)."""
+    """Keeps and shows logged generations (`gateway.api.logged.GenerationLog`).
+
+    Where the log does not answer, all methods that read or write it raise an `ApiError` 503; for a stream that is not
+    there one of 404, and `open` one of 410 for a stream that was too large or whose time is over.
+    """
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class StreamHub:
         await self._log.close()
 
     async def open(self, tenant: str, stream_id: str) -> LiveStream:
-        """Return a stream, wherever it is generated; `ApiError` 404, 410 if no longer kept, 503."""
+        """Return a stream, wherever it is generated; `ApiError` 404, 410 or 503."""
         known = self._streams.get((tenant, stream_id))
         if known is None:
             found = await self._find(tenant, stream_id)
@@ -149,7 +153,7 @@ class StreamHub:
         return sorted(own, key=lambda head: head.created), len(heads), has_more
 
     async def repeated(self, principal: Principal, key: IdempotencyKey) -> LoggedGeneration | None:
-        """Return the generation that a key stands for, or None if it is new."""
+        """Return the generation that a key stands for, None if it is new; `ApiError` 422 if its request was another."""
         with answering():
             return (await self._find_key(principal.tenant, key))[0]
 
@@ -182,7 +186,13 @@ class StreamHub:
     async def start_logged(
         self, endpoint: str, asked: GenerationStart, stamped: Asked, lease: Lease, key: IdempotencyKey | None
     ) -> Membership:
-        """Let a generation begin (`gateway.api.logged.GenerationLog`)."""
+        """Let a generation begin (`gateway.api.logged.GenerationLog`).
+
+        Raises:
+            RepeatedError: The idempotency key stands for a stream already.
+            ApiError: 400, the request's id has the form of a response's; 409, another request with this key is
+                beginning; 422, the key was used for another request; 429, the tenant has enough streams here; 503.
+        """
         caller, answer = _checked_name(asked.caller), asked.answer
         generation = await self._starter.checked(asked.generation, asked.load, caller.tenant)
         self._owner.check_room(caller.tenant)
@@ -237,7 +247,7 @@ class StreamHub:
             self._drop(stream)
 
     async def _claim(self, key: IdempotencyKey, tenant: str, stream_id: str) -> None:
-        """Let a key stand for a new stream."""
+        """Let a key stand for a new stream; `RepeatedError` if it stands for one, `ApiError` 409 while one begins."""
         with answering():
             for _ in range(2):
                 other, seq = await self._find_key(tenant, key)
@@ -302,7 +312,7 @@ class StreamHub:
 
 
 def _checked_name(caller: Caller) -> Caller:
-    """Return a caller whose stream gets the id of its request."""
+    """Return the caller; `ApiError` 400 if its request's id, which names the stream, could name a stored response."""
     if RESPONSE_ID.fullmatch(caller.request_id):
         message = "'x-request-id' has the form of a response's id: send another, or none."
         raise ApiError(400, message, param="x-request-id", code="invalid_value")

@@ -84,7 +84,7 @@ class StreamOwner:
         self.writer = self._new_writer()
 
     def check_room(self, tenant: str) -> None:
-        """Refuse with 429 more streams than a tenant may have."""
+        """Refuse one stream more than a tenant may have here; `ApiError` 429 (`too_many_streams`)."""
         if self._num_of[tenant] >= MAX_OWNED:
             message = f"This gateway generates {MAX_OWNED} resumable streams of this tenant already."
             raise ApiError(429, message, code="too_many_streams", retry_after_s=5.0)
@@ -143,7 +143,11 @@ class StreamOwner:
         self._fail(stream, ApiError(409, message, code="stream_stopped"))
 
     async def take_over(self, stream: LiveStream) -> bool:
-        """Own a dead owner's stream, whose entries were read; False if another was faster. `ApiError` 410, 503."""
+        """Own a dead owner's stream, whose entries were read; False if another gateway was faster.
+
+        Raises:
+            ApiError: 410, a part of it is no longer kept; 503, the log does not answer or the tenant has enough here.
+        """
         head = stream.head
         if self._num_of[head.tenant] >= MAX_OWNED:
             raise unavailable()

@@ -3,7 +3,8 @@
 The value of a depth is the expected tokens of a step over its expected time: from each sequence's share of accepted
 drafts, and from measured times (`StepCosts`). Now and then a few steps explore another depth. Drafts and explorations
 may lose time only out of a budget: `_LOST_SHARE` of the time of all steps, and what drafts have gained lately. When it
-is spent, drafts that lose are suspended. So the time lost stays within the share, however wrong the estimates are.
+is spent, drafts that lose are suspended. So the time lost stays within the share, however wrong the estimates are. An
+exploration waits until the budget holds what the one before it lost.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step_costs import MEASURED_STEPS, PAUSE, StepCosts, steady_mean
 
 _FIRST_ACCEPTANCE = 0.6
+"""Acceptance rate that is assumed before any draft has been verified."""
+
 _SEQUENCE_WEIGHT = 0.05
 _ENGINE_WEIGHT = 0.01
-"""Of a draft in what is known of its sequence, and of all."""
+"""Weights of one draft in the moving averages of the acceptance rate: its sequence's, and the whole engine's."""
 
 _LEAST_GAIN = 1.03
 """How much faster drafts must be expected to be, so that what remains of noise does not make them slower."""
 
 _BACK_OFF_STEPS = 64
+"""Steps without drafts, at most, before the policy looks again whether drafts pay."""
 
 _LOST_SHARE = 0.01
 """Share of all time that may be lost to drafts and explorations."""

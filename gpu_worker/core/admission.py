@@ -2,8 +2,9 @@
 
 A sequence starts when it fits the pools and there is a slot; the tenant served least goes first (`VirtualCounters`). A
 tenant that uses more than its share of the slots, or of the blocks, gives way to one that uses less: its latest
-sequences are preempted, but never the first in order, so that one always ends. Batch sequences start only while no
-interactive one waits, and are preempted for any. No sequence is preempted while a step is in flight.
+sequences are preempted, but never the first in order, so that one always ends. A lone tenant may use everything. Batch
+sequences start only while no interactive one waits, and are preempted for any. No sequence is preempted while a step is
+in flight.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.waiting_queue import FairQueue
 
 _EQUAL = 1e-9
+"""Shares of use that differ by less are equal: they are sums of fractions."""
+
 # Looking whether a sequence has room costs time, and what it may pass is seldom more than this.
 _MAX_PASSED = 8
 

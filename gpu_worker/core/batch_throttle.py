@@ -18,17 +18,29 @@ from gpu_worker.core.step import ScheduledStep
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
+"""Of so many steps beside interactive sequences one is long, where batch work has room in the others too …"""
+
 _STARVED_INTERVAL = 250
+"""… and where a batch sequence takes longer than the slowdown allows."""
+
 _ALONE_STEPS = 1000
+"""After this many steps with one interactive sequence, no other prompt or request is likely to meet a long step …"""
+
 _ALONE_INTERVAL = 150
 _ALONE_LONG_STEP = 6.0
+"""… so that one step of this many may take this many times as long."""
+
 _FIRST_LONG_STEP = 8
+"""Until the model is sure of what batch work takes: steps before the first long one, doubled after each."""
+
 _TELLING = 0.15
 _SURPRISE = 0.5
 """A step with people tells whether the estimates are right where batch work is to make it longer by this share; they
 are much too high where it makes it longer by less than `_SURPRISE` of that."""
 
 _TRIAL_INTERVAL = 200
+"""Steps between long ones while a batch sequence is on trial."""
+
 _LONG_STEP = 3.0
 """Length of the long step at most, in steps without batch work …"""
 
@@ -36,10 +48,16 @@ _LONG_STEP_S = 0.05
 """… and in seconds, where that is less."""
 
 _PROBE_INTERVAL = 64
+"""After so many steps with both lanes one goes without batch work, to measure what interactive sequences take alone."""
+
 _INTERACTIVE_MEMORY_S = 10.0
 _LEAST_QUIET_S = 0.25
 _GAPS = 2.5
+"""Interactive users have left after so many times their longest recent gap, within the two limits above."""
+
 _LEAST_GAP_S = 0.01
+"""Shorter gaps are those between the steps of one answer."""
+
 _GAP_MEMORY = 0.97
 """What is left of the longest gap with each further one."""
 
@@ -50,10 +68,13 @@ _WAIT_SHARE = 0.2
 """Length of a batch step as a share of the time to a first token. On average a request waits for half of it."""
 
 _FULL_SPEED = 0.95
+"""Share of the highest throughput that batch work reaches when it is alone."""
+
 _LEAST_FULL_STEP = 4.0
 """Length of a step at full speed, at least, in steps of one sequence."""
 
 _FIRST_TOKEN_WEIGHT = 0.1
+"""Weight of the latest prompt in the moving average of the time to a first token."""
 
 _UNLIMITED_SLOWDOWN = 1.0
 """From this slowdown on, where steps may take twice as long, batch work is not held back at all."""

@@ -1,9 +1,12 @@
 """Slots of recurrent state: one for each running sequence, and checkpoints that others start from.
 
 A checkpoint is made where a later sequence is likely to start: at the end of the prompt, at the end of the longest
-prefix that was known, every `interval_blocks` blocks, and at the last full block of the output. Where no slot is free
-the one of least priority goes: what it costs to compute it again, in tokens since the checkpoint before it, plus the
-priority of the last one that was evicted before this one was used, which ages those that are not.
+prefix that was known, every `interval_blocks` blocks, and at the last full block of the output, where it replaces the
+one of the block before. Others can find it once its step has landed.
+
+Where no slot is free, the checkpoint of least priority goes: its priority is what it costs to compute again, in tokens
+since the checkpoint before it, plus the priority of the last one evicted before this one was used, which ages those
+that are not used.
 Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
 """
 

@@ -186,7 +186,7 @@ class GatedDeltaNet:
         return self.output(normed * activate(output_gate, Activation.SILU), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before."""
+        """Advance states by tokens computed before; `inputs`, as they were kept, is `[num_tokens, num_inputs]`."""
         inputs = inputs.to(self.weights.conv.dtype)
         mixed, gates = inputs.tensor_split((self.weights.shape.sizes.num_features,), dim=1)
         self._recur(mixed, gates, state, rows)

@@ -159,7 +159,7 @@ class Mamba2:
         return self._output(self._normalise(read, activate(gates, Activation.SILU)), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before."""
+        """Advance states by tokens computed before; `inputs`, as they were kept, is `[num_tokens, num_inputs]`."""
         self._recur(inputs.to(self._weights.conv.dtype), state, rows)
 
     def _recur(self, mixed: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:

@@ -28,6 +28,6 @@ class GrowthTable:
         self._factors = 1 + growth.factor * torch.log1p(torch.arange(num_stretches, device=device))
 
     def scaled(self, query: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return queries times their factors."""
+        """Return queries, `[num_tokens, num_heads, head_dim]`, times the factors of their `[num_tokens]` positions."""
         factors = self._factors.index_select(0, (positions + self._growth.shift) // self._growth.length)
         return query * factors.to(query.dtype)[:, None, None]

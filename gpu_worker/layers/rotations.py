@@ -75,7 +75,10 @@ class Rotations:
         self._tables: dict[tuple[int | None, int, int], torch.Tensor] = {}
 
     def of(self, rotary: int | None, head_dim: int, rotary_dim: int | None = None) -> torch.Tensor:
-        """Return the table of a layer, `[max_len, head_dim]` float32: the cosines, then the sines."""
+        """Return the table of a layer, `[max_len, head_dim]` float32: the cosines, then the sines.
+
+        `rotary_dim` dimensions of a head turn, all if None; without `rotary` none does.
+        """
         key = (rotary, head_dim, rotary_dim or head_dim)
         if key not in self._tables:
             table = torch.empty(self._max_len, head_dim)

@@ -97,7 +97,7 @@ class ShortConv:
         return self.output(output_gate * self._convolve(gated, state, rows), context)
 
     def replay(self, inputs: torch.Tensor, state: LayerState, rows: StateRows) -> None:
-        """Take states through tokens that were computed before."""
+        """Advance states by tokens computed before; `inputs`, as they were kept, is `[num_tokens, num_inputs]`."""
         self._convolve(inputs.to(self.weights.conv.dtype), state, rows)
 
     def _convolve(self, x: torch.Tensor, state: LayerState, rows: StateRows) -> torch.Tensor:

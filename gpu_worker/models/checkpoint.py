@@ -37,8 +37,8 @@ Progress = Callable[[int, int], None]
 class Checkpoint:
     """Hands out tensors by name, checked for shape and converted; remembers which were taken.
 
-    A context manager that closes the files. A tensor that is missing, or of another shape or type, is a
-    `CheckpointError`.
+    A context manager that closes the files. A tensor or an item that is missing, or of another shape or
+    type, is a `CheckpointError`.
 
     Attributes:
         num_unused: Tensors that were left out.
@@ -220,7 +220,7 @@ class Checkpoint:
                 self._mark(name)
 
     def check_all_taken(self) -> None:
-        """Raise `CheckpointError` if a tensor was not used: the weights are of another model than `config.json`."""
+        """Raise `CheckpointError` if a tensor was not used: the weights are then not of the model in `config.json`."""
         unexpected = sorted(self._shards.keys() - self._taken)
         if unexpected:
             path, name = self._shards[unexpected[0]].path, self._stored_names[unexpected[0]]

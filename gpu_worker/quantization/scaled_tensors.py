@@ -1,4 +1,7 @@
-"""Takes the tensors of layers whose weights are 8-bit numbers times scales."""
+"""Takes the tensors of layers whose weights are 8-bit numbers times scales.
+
+A tensor of another dtype or shape, or with values that cannot be, raises what `TensorSource.error` makes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Takes the tensors of quantized layers, each checked for dtype, shape and range: a checkpoint is untrusted input."""
+"""Takes the tensors of quantized layers, each checked for dtype, shape and range: a checkpoint is untrusted input.
+
+A tensor that fails a check raises what `TensorSource.error` makes.
+"""
 
 from __future__ import annotations
 

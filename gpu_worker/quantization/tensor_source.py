@@ -12,7 +12,10 @@ KeepsHalf = Callable[[torch.dtype, int], bool]
 
 
 class TensorSource(Protocol):
-    """Hands out tensors by their name in the checkpoint, on the model's device; knows which were taken."""
+    """Hands out tensors by their name in the checkpoint, on the model's device; knows which were taken.
+
+    A missing tensor, or one of another shape or dtype than is asked for, raises what `error` makes.
+    """
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""

@@ -29,7 +29,12 @@ class LinearFactory:
         self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}
 
     def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
-        """Choose the fastest layer for the weight's form, device and dtype; a plain matrix is dense."""
+        """Choose the fastest layer for the weight's form, device and dtype; a plain matrix is dense.
+
+        Shapes:
+            weight: `[out_features, in_features]`
+            bias: `[out_features]`
+        """
         if isinstance(weight, SplitWeight):
             rows = [part.shape[0] for part in weight.parts]
             biases = [None] * len(rows) if bias is None else bias.split_with_sizes(rows)

@@ -27,7 +27,7 @@ class ExpertWeights:
 
     @staticmethod
     def dense(weight: torch.Tensor, bias: torch.Tensor | None = None) -> ExpertWeights:
-        """Return plain numbers, which are not copied."""
+        """Return plain numbers, `[num_experts, out_features, in_features]`, which are not copied."""
         return ExpertWeights(tuple(DenseWeight(matrix) for matrix in weight), bias)
 
     @property

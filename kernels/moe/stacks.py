@@ -86,6 +86,7 @@ ExpertStack = DenseStack | PackedStack
 def stack_experts(weights: ExpertWeights, *, is_gated: bool) -> ExpertStack:
     """Put all experts into one stack: packed if all have one form that kernels know, else as plain numbers.
 
+    With `is_gated`, the rows of each matrix are all gates and then all up projections; in the stack they alternate.
     Plain ones keep their type. Matrices of different or unknown forms are dequantized to `WIDENED`: experts one after
     another would have to ask the device which of them have tokens, which no captured step can.
     """

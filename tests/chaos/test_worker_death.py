@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,7 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from tests.integration.system import System, running_system
@@ -21,8 +24,11 @@ PROMPT = "import os\n\n\ndef list_files(path):\n"
 NUM_STREAMS = 6
 MAX_TOKENS = 200
 MAX_ROUNDS = 4
-# No document of it ends within `MAX_TOKENS`.
+# No document of the first ends within `MAX_TOKENS`; each of the second does, but not in the first few.
 LONG_LIST = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 500}
+SHORT_LIST = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 10, "maxItems": 12}
+# Of three streams one is free text, and two keep to a schema.
+OUTPUTS: tuple[dict[str, Any], ...] = ({"ignore_eos": True}, {"guided_json": LONG_LIST}, {"guided_json": SHORT_LIST})
 
 
 @pytest.fixture
@@ -32,8 +38,6 @@ def two_workers(tmp_path: Path) -> Iterator[System]:
 
 
 def _stream(system: System, index: int, texts: dict[int, list[str]], finishes: dict[int, str | None]) -> None:
-    """Stream a text; with an odd index one that keeps to a schema."""
-    output = {"guided_json": LONG_LIST} if index % 2 else {"ignore_eos": True}
     chunks = system.client().completions.create(
         model=system.model,
         prompt=f"{PROMPT}    # variant {index}\n",
@@ -41,7 +45,7 @@ def _stream(system: System, index: int, texts: dict[int, list[str]], finishes: d
         temperature=0.7,
         seed=index,
         stream=True,
-        extra_body=output,
+        extra_body=OUTPUTS[index % len(OUTPUTS)],
         extra_headers={"Cache-Control": "no-cache"},
     )
     for chunk in chunks:
@@ -76,7 +80,9 @@ def test_sigkilled_worker_leaves_every_text_identical(two_workers: System) -> No
         workers = _worker_names(two_workers)
         disturbed, finishes = _run_streams(two_workers, is_disturbed=True)
         assert disturbed == undisturbed
-        assert set(finishes.values()) == {"length"}
+        assert finishes == {index: ("length", "length", "stop")[index % 3] for index in finishes}
+        for index in range(2, NUM_STREAMS, 3):
+            jsonschema.validate(json.loads(disturbed[index]), SHORT_LIST)
         if two_workers.gauge("headrace_redispatches_total") > 0:
             return
         # Until the one that is started for the killed one is heard.

@@ -42,7 +42,13 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True)
 class StagedAllowedTokens:
-    """What is allowed in a step."""
+    """What is allowed in a step.
+
+    Attributes:
+        bits: Of all rows of the batch.
+        places: Rows of the logits.
+        rows: The row in the batch of each of `places`.
+    """
 
     bits: torch.Tensor
     places: StagedArray

@@ -53,7 +53,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class StagedBias:
-    """The biases of a step."""
+    """The biases of a step: indices into the flattened logits, and the value to add at each."""
 
     indices: StagedArray
     values: StagedArray

@@ -104,7 +104,12 @@ def _widened(scores: torch.Tensor, width: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StagedLogprobs:
-    """The reports of a step."""
+    """The reports of a step.
+
+    Attributes:
+        places: Rows of the logits that report.
+        num_top: How many of the most likely tokens each of `places` reports.
+    """
 
     places: list[int]
     num_top: list[int]

@@ -66,7 +66,7 @@ class ForbiddenEnds:
 
 @dataclass(frozen=True, slots=True)
 class StagedMinTokens:
-    """What is forbidden in a step; None where every output is long enough."""
+    """What is forbidden in a step, by rows of the logits; None where every output is long enough."""
 
     ends: ForbiddenEnds | None
     vocabulary: Vocabulary

@@ -50,7 +50,12 @@ def _features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: 
 
 @dataclass(slots=True)
 class StagedSampling:
-    """What the rows of a step ask of the sampler, on its way to the device."""
+    """What the rows of a step ask of the sampler, on its way to the device.
+
+    Attributes:
+        slots: The row in the batch of each row of the logits.
+        features: What changes the logits before a token is drawn.
+    """
 
     slots: StagedArray
     draw: StagedDraw

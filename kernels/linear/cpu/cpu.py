@@ -57,7 +57,7 @@ def input_layout(weight: QuantizedWeight) -> tuple[object, ...] | None:
 def pack_quantized(
     library: CpuLibrary, weight: QuantizedWeight, bias: torch.Tensor | None = None, *, is_gated: bool = False
 ) -> QuantizedPanels:
-    """Pack a matrix; the plain one can be freed afterwards."""
+    """Pack a matrix and its `[out_features]` bias; the plain one can be freed afterwards."""
     layout, width = make_layout(weight.coded()), library.panel_width()
     num_outputs, num_inputs = layout.codes.shape
 

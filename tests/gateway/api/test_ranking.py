@@ -126,6 +126,22 @@ def test_equally_likely_ones_keep_their_order() -> None:
     assert RankedSink(ListSink(), shows_logprobs=True).mean_logprob == 0
 
 
+async def test_tokens_before_a_move_to_another_worker_count() -> None:
+    """The tokens behind the move alone would be the likeliest."""
+
+    def told(start: int, text: str, *logprobs: float, epoch: int = 0) -> Sequence:
+        entries = [TokenLogprob(5, "a", b"a", logprob) for logprob in logprobs]
+        return [Delta("r", epoch, start + i, (5,), text, logprobs=(entry,)) for i, entry in enumerate(entries)]
+
+    def done(num_tokens: int, epoch: int = 0) -> Delta:
+        return Delta("r", epoch, num_tokens, finish=Finish("stop", Usage(3, num_tokens)))
+
+    moved = [*told(0, "moved", -6.0, -6.0), *told(2, "", -0.1, epoch=1), done(3, epoch=1)]
+    body = answer(asked(best_of=2), [moved, [*told(0, "steady", -2.0), *told(1, "", -2.0), done(2)]])
+    assert [choice["text"] for choice in body["choices"]] == ["steady"]
+    assert body["usage"]["completion_tokens"] == 5
+
+
 def test_failure_of_one_is_passed_on() -> None:
     kept, error = ListSink(), ApiError(500, "no")
     RankedSink(kept, shows_logprobs=False).fail(error)

@@ -49,13 +49,25 @@ class TieredMachine(SchedulerMachine):
 
     def _submitted(self) -> bool:
         self.tiers.tick()
+        self.was_restoring = self._is_restoring
         return super()._submitted()
 
+    @property
+    def _is_restoring(self) -> bool:
+        return bool(self.scheduler._live.num_restoring)
+
     def _check_order(self, waiting_before: list[Sequence]) -> None:
-        """Who waits for a prefix that is loaded is passed by."""
+        """Others may start before a sequence whose prefix is being restored."""
+        if not (self.was_restoring or self._is_restoring):
+            super()._check_order(waiting_before)
 
     def _check_service(self, plan: ScheduledStep) -> None:
-        """For the same reason."""
+        """A tenant whose sequence is being restored does not compete; the comparison begins anew afterwards."""
+        if self.was_restoring or self._is_restoring:
+            self.service.serves(plan)
+            self.service.waits([])
+        else:
+            super()._check_service(plan)
 
 
 class TestTieredMachine(TieredMachine.TestCase):
