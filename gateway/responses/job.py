@@ -45,7 +45,8 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
         tools: Those that it offers.
         includes_reasoning: The client gets the reasoning.
         queue: The one of the stream's queues in which it waits.
-        first_piece: Characters of the first piece of an item; None is one length for all, as earlier versions have it.
+        first_piece: Characters of the first piece of an item. It stands in the record so that any gateway numbers the
+            events alike; None, in records of earlier versions, is one length for all pieces.
     """
 
     stream_seq: int

@@ -41,7 +41,6 @@ class Queue:
         self.has_results = True
         self.published: list[str] = []
         self.watches: set[JobWatch] = set()
-        self.first_piece = None
 
     async def publish(self, request: Request) -> Place:
         await self.is_open.wait()

@@ -98,7 +98,7 @@ def test_events_depend_on_the_text_alone(
 
 
 @pytest.mark.parametrize(("first_piece", "lengths"), [(None, [32, 32, 32, 4]), (1, [1, 2, 4, 8, 16, 32, 32, 5])])
-def test_first_text_of_an_item_is_told_at_once_where_all_gateways_tell_it_so(
+def test_first_text_of_an_item_is_told_at_once_unless_the_record_is_of_an_earlier_version(
     first_piece: int | None, lengths: list[int]
 ) -> None:
     events = events_of("x" * 100, [1], PLAIN_READING, False, first_piece)
