@@ -7,7 +7,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.api.answer import Answer, ResponseHead
+from gateway.admission.auth import Principal
+from gateway.api.answer import Answer, Asked, ResponseHead
 from gateway.api.output_reading import with_reading
 from gateway.api.schemas.parsing import parse_chat
 from gateway.api.structured_output import StructuredOutputAdmission
@@ -179,12 +180,17 @@ class ToldAnswer(Answer):
         self.told = error
 
 
+def told(asked: Generation) -> ToldAnswer:
+    exchange = cast("Any", SimpleNamespace(disconnected=False))
+    return ToldAnswer(Asked(exchange, asked, ResponseHead("r", 0.0), Principal("key", "t")))
+
+
 @pytest.mark.parametrize("has_output", [True, False])
 async def test_workers_error_about_the_grammar_names_the_field_of_the_client(has_output: bool) -> None:
     asked = generation("{}")
     if not has_output:
         asked = msgspec.structs.replace(asked, structured_output=None)
-    answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), asked, ResponseHead("r", 0.0))
+    answer = told(asked)
     refused = GrammarError("it matches no text.", ".items", GRAMMAR_PARAM)
     answer.fail(ApiError(400, str(refused), param=refused.param, code=refused.code))
     field = FIELD if has_output else "tools"
@@ -193,13 +199,13 @@ async def test_workers_error_about_the_grammar_names_the_field_of_the_client(has
 
 
 async def test_error_that_no_field_is_at_fault_for_keeps_its_words_and_when_to_come_back() -> None:
-    answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), generation("{}"), ResponseHead("r", 0.0))
+    answer = told(generation("{}"))
     answer.fail(ApiError(503, "Not checked yet.", param=GRAMMAR_PARAM, code="grammar_not_checked", retry_after_s=2.0))
     assert (answer.told.message, answer.told.param) == ("Not checked yet.", FIELD)
     assert (b"retry-after", b"2") in answer.told.response_headers()
 
 
 async def test_workers_error_about_another_field_is_told_as_it_is() -> None:
-    answer = ToldAnswer(cast("Any", SimpleNamespace(disconnected=False)), generation("{}"), ResponseHead("r", 0.0))
+    answer = told(generation("{}"))
     answer.fail(ApiError(400, "The prompt is too long.", param="prompt"))
     assert (answer.told.message, answer.told.param) == ("The prompt is too long.", "prompt")
