@@ -35,7 +35,8 @@ def line_chart(title: str, x_name: str, lines: Sequence[Line]) -> str:
     parts = [_frame(title, top)]
     for place in range(5):
         x = right * place / 4
-        parts.append(f'<text x="{_x(x / right):.1f}" y="{_HEIGHT - 18}" text-anchor="middle">{_shown(x)}</text>')
+        anchor = "end" if place == 4 else "middle"
+        parts.append(f'<text x="{_x(x / right):.1f}" y="{_HEIGHT - 18}" text-anchor="{anchor}">{_shown(x)}</text>')
     parts.append(f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(x_name)}</text>')
     for number, line in enumerate(lines):
         color = _COLORS[number % len(_COLORS)]

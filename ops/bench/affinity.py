@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.bench.load.agent_run import AgentRun
-from ops.bench.load.agents import AgentConversation, AgentLoad, AgentTurn, shared_share
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
+from ops.load_generator.agents import AgentConversation, AgentLoad, AgentTurn, shared_share
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.step_time import StepTimes, growing_times
 

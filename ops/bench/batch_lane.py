@@ -23,10 +23,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.systems import address_of, headrace_up
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
+from ops.load_generator.connection import Address
+from ops.load_generator.rounds import Samples, count_streams
+from ops.simulation.outcome import percentile
 from ops.stack.plan import DEMO_MODEL_NAME
 from shared.batch_streams import batch_stream
 from shared.subjects import request_subject, result_subject

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 
 import uvloop
 
-from ops.bench.load.event_streams import Address, Samples, count_streams, percentile
 from ops.bench.load.processes import HOST, StartError, cpu_seconds, descendants, peak_rss_bytes
 from ops.bench.load.systems import Target, address_of, headrace_up, isolated_gateway, parts
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
+from ops.load_generator.connection import Address
+from ops.load_generator.rounds import Samples, count_streams
+from ops.simulation.outcome import percentile
 from ops.stack.plan import DEMO_MODEL_NAME
 
 

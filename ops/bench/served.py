@@ -20,7 +20,6 @@ from pathlib import Path
 
 from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn
 from ops.bench.engine import Load
-from ops.bench.load.event_streams import Address
 from ops.bench.load.served_streams import Served, serve_streams
 from ops.bench.make_model import SHAPES, Shape, Size, make_model
 from ops.bench.options import add_list, bench_parser
@@ -28,6 +27,7 @@ from ops.bench.peers.engines import Task, measure_ours
 from ops.bench.peers.servers import Server, max_tokens, servers
 from ops.bench.quant.checkpoints import HEAD, make_checkpoints, random_words
 from ops.bench.record import ResultTable
+from ops.load_generator.connection import Address
 
 # By the name of a precision: the method of ours, whose checkpoint vLLM reads too, and llama.cpp's own, which rounds the
 # head as well.

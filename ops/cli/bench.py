@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.options import settings_command
+from ops.cli.bench_serve import compare_command, serve_command
+from ops.cli.options import SettingsGroup, settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
@@ -135,8 +136,9 @@ def _batches(text: str) -> list[int]:
     return batches
 
 
-command = click.Group(
+command = SettingsGroup(
     "bench",
-    commands=[settings_command(BenchEngineConfig, "engine", run)],
-    help="Measure parts of the system on this machine.",
+    commands=[settings_command(BenchEngineConfig, "engine", run), serve_command, compare_command],
+    instead={"The engine alone is measured by `headrace bench engine`.": "latency throughput"},
+    help="Measure an engine on this machine, or any server by its OpenAI API.",
 )

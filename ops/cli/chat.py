@@ -15,14 +15,11 @@ from typing import Any
 import click
 
 from ops.cli.options import as_given, settings_command
-from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint
+from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint, only_model, shown_names
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.image_header import ImageProblemError, read_header
-
-# The number of served models that an error names.
-_MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ def run(config: ChatConfig, prompt: str | None) -> int:
 
 
 def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
-    model = config.model_name or _only_model(endpoint)
+    model = config.model_name or only_model(endpoint)
     parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
     image = None if config.image is None else _image(config.image)
     if prompt is not None and image is not None:
@@ -98,21 +95,6 @@ def _asked(text: str, image: dict[str, Any] | None) -> dict[str, Any]:
     return {"role": "user", "content": text if image is None else [image, {"type": "text", "text": text}]}
 
 
-def _only_model(endpoint: Endpoint) -> str:
-    models = endpoint.models()
-    if not models:
-        raise ServerRefusedError(0, f"{endpoint.url} serves no model yet: no worker has joined")
-    if len(models) > 1:
-        problem = f"not set, and {len(models)} models are served: {_shown(models)}; name one"
-        raise ConfigError("HEADRACE_MODEL_NAME", problem)
-    return models[0]
-
-
-def _shown(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(name[:64] for name in names[:_MAX_NAMES])}{more}"
-
-
 def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
     """Return what to do about a refusal, where that is known."""
     if error.status == http.client.UNAUTHORIZED:
@@ -125,7 +107,7 @@ def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
         return ""
     if not names:
         return " No worker has joined yet, so there is none."
-    return f" Here that is {_shown(names)}; name it as HEADRACE_MODEL_NAME."
+    return f" Here that is {shown_names(names)}; name it as HEADRACE_MODEL_NAME."
 
 
 def _converse(

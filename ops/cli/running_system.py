@@ -18,6 +18,8 @@ from shared.http_url import is_http_url
 from shared.nats_url import with_login
 
 CONNECT_TIMEOUT_S = 10.0
+# The number of served models that an error names.
+_MAX_NAMES = 8
 _WHAT_TO_GIVE = "give --state-dir of one that runs, or"
 
 
@@ -117,7 +119,8 @@ class Endpoint:
         place = urlsplit(self.url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname or "", place.port, timeout=CONNECT_TIMEOUT_S)
-        own = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        # The connection ends with the answer: it is not used again.
+        own = {"Connection": "close"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
         try:
             connection.connect()
             # A queued request may be silent for long; only connecting is hurried.
@@ -152,6 +155,28 @@ def find_endpoint(url: str | None, api_key: str | None, state_dir: Path) -> Endp
         return Endpoint(url or "", api_key)
     _check_runs(state_dir, running)
     return Endpoint(running.url, api_key or running.api_key)
+
+
+def only_model(endpoint: Endpoint) -> str:
+    """Return the name of the one model that is served.
+
+    Raises:
+        ServerRefusedError: None is served, or the server is not there or refuses.
+        ConfigError: Several are.
+    """
+    models = endpoint.models()
+    if not models:
+        raise ServerRefusedError(0, f"{endpoint.url} serves no model yet: no worker has joined")
+    if len(models) > 1:
+        problem = f"not set, and {len(models)} models are served: {shown_names(models)}; name one"
+        raise ConfigError("HEADRACE_MODEL_NAME", problem)
+    return models[0]
+
+
+def shown_names(names: list[str]) -> str:
+    """Return names as an error lists them."""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(name[:64] for name in names[:_MAX_NAMES])}{more}"
 
 
 def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tuple[str, ReadyFile | None]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ops.simulation.workload import Arrival
 
 _KILL = re.compile(r"w?(\d+)@(\d+(?:\.\d+)?)s?")
+BURSTINESS = "1 for a Poisson process; less for bursts, more for even times. vLLM's: shape of a gamma distribution."
 _FORMATS, _CACHES = ("bf16", "fp8", "int4"), ("bf16", "fp8")
 
 
@@ -58,9 +59,7 @@ class LoadConfig(DeviceConfig):
     prompt: int = setting(500, "Tokens of a prompt, in the mean.", minimum=1, maximum=1 << 22)
     output: int = setting(200, "Tokens of an answer, in the mean.", minimum=1, maximum=1 << 22)
     spread: float = setting(0.0, "Standard deviation of lengths' logarithms; 0: all equal.", minimum=0, maximum=4)
-    burstiness: float = setting(
-        1.0, "Deviation of the times between requests over their mean: 1 at random, 0 equal.", minimum=0, maximum=100
-    )
+    burstiness: float = setting(1.0, BURSTINESS, minimum=0.01, maximum=1e6)
     tenants: int = setting(1, "Tenants that send requests, all alike.", minimum=1, maximum=100_000)
     shared_prefix: int = setting(0, "Tokens that prompts begin with in common.", minimum=0, maximum=1 << 22)
     prefixes: int = setting(1, "Different beginnings of that length.", minimum=1, maximum=1 << 16)

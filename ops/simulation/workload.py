@@ -71,8 +71,8 @@ class Synthetic:
         prompt: Tokens of a prompt, in the mean.
         output: Tokens of an answer, in the mean.
         spread: Standard deviation of the lengths' logarithms; 0 for equal lengths.
-        burstiness: Standard deviation of the times between requests over their mean: 1 for a Poisson process, 0 for
-            equal times.
+        burstiness: Shape of the gamma distribution of the times between requests, as in vLLM's `bench serve`: 1 for a
+            Poisson process, less for bursts, more for even times.
         tenants: Among which requests are drawn, all alike.
         shared_prefix: Tokens that a prompt begins with, and others too.
         num_prefixes: Of these.
@@ -107,12 +107,9 @@ class Synthetic:
     def _gap_s(self, draw: random.Random) -> float:
         if math.isinf(self.rate):
             return 0.0
-        if self.burstiness == 0:
-            return 1 / self.rate
         if self.burstiness == 1:
             return draw.expovariate(self.rate)
-        shape = self.burstiness**-2
-        return draw.gammavariate(shape, 1 / (self.rate * shape))
+        return draw.gammavariate(self.burstiness, 1 / (self.rate * self.burstiness))
 
 
 def read_trace(path: Path, most: int | None = None) -> list[Arrival]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ops.bench.load.agents import AgentConversation
-from ops.bench.load.event_streams import percentile
+from ops.load_generator.agents import AgentConversation
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.job import Job
+from ops.simulation.outcome import percentile
 from shared.messages import Request
 from shared.sampling import Sampling
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import uvloop
 
-from ops.bench.load.event_streams import stamp
+from ops.load_generator.rounds import stamp
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"

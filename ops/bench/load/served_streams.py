@@ -6,18 +6,13 @@ Answers are words of one token each, as `make_model` has them.
 from __future__ import annotations
 
 import asyncio
-import re
-from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 
-import httptools
-
-from ops.bench.load.event_streams import Address, Stream
+from ops.load_generator.answer import read
+from ops.load_generator.connection import Address, Answer, Connection
 
 _TIMEOUT_S = 600.0
-_TEXT = re.compile(rb'"text": ?"((?:[^"\\]|\\.)*)"')
 # Tokens without text, like the end of a sequence that is ignored, are rare among thousands of words; one answer of a
 # hundred tokens may have several.
 _LEAST_SHARE_OF_TOKENS = 0.9
@@ -56,22 +51,18 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
     Raises:
         StreamError: The server does not listen, an answer is not what was asked for, or streams do not overlap.
     """
-    streams = []
-    for prompt in prompts:
-        request = address.completion(prompt, max_tokens, closes=True, temperature=0)
-        try:
-            streams.append(await Stream.connect(address, request))
-        except OSError as error:
-            raise StreamError(f"{address.host}:{address.port} takes no connection: {error.strerror}") from None
-    for stream in streams:
-        stream.send()
+    requests = [address.completion(prompt, max_tokens, closes=True, temperature=0) for prompt in prompts]
+    try:
+        connections = [await Connection.open(address) for _ in requests]
+    except OSError as error:
+        raise StreamError(f"{address.host}:{address.port} takes no connection: {error.strerror}") from None
+    asked = (connection.ask(request) for connection, request in zip(connections, requests, strict=True))
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            await asyncio.gather(*(stream.done for stream in streams))
+            answers = await asyncio.gather(*asked)
     except TimeoutError:
         raise StreamError(f"answers took longer than {_TIMEOUT_S:g} s") from None
-    answers = [answer for stream in streams for answer in stream.answers]
-    return measure([(answer.sent_at, token_times(answer.pieces, max_tokens)) for answer in answers])
+    return measure([(answer.sent_at, token_times(answer, max_tokens)) for answer in answers])
 
 
 def measure(streams: list[tuple[float, list[float]]]) -> Served:
@@ -88,41 +79,16 @@ def measure(streams: list[tuple[float, list[float]]]) -> Served:
     return Served(count / (ended - began), median(waits), max(waits))
 
 
-def token_times(pieces: list[tuple[float, bytes]], max_tokens: int) -> list[float]:
-    """Return when each token's text had arrived, of an answer in the pieces that it came in.
+def token_times(answer: Answer, max_tokens: int) -> list[float]:
+    """Return when each token's text had arrived.
 
     Raises:
         StreamError: The answer is an error, or has other than about `max_tokens` tokens.
     """
-    body = _Body()
-    parser = httptools.HttpResponseParser(body)
-    for moment, data in pieces:
-        body.now = moment
-        try:
-            parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise StreamError(f"an answer is not HTTP: {error}") from None
-    text = b"".join(body.parts)
-    status = parser.get_status_code() if pieces else 0
-    if status != 200:
-        raise StreamError(f"status {status}: {text[:200].decode(errors='replace')}")
-    ends = list(accumulate(map(len, body.parts)))
-    times: list[float] = []
-    for found in _TEXT.finditer(text):
-        times += [body.moments[bisect_left(ends, found.end())]] * len(found[1].split())
+    reading = read(answer)
+    if reading.problem is not None and not reading.texts:
+        raise StreamError(reading.problem)
+    times = [moment for moment, text in reading.texts for _ in text.split()]
     if not _LEAST_SHARE_OF_TOKENS * max_tokens <= len(times) <= max_tokens:
-        raise StreamError(f"an answer has {len(times)} tokens, not {max_tokens}; it ends: {text[-200:]!r}")
+        raise StreamError(f"an answer has {len(times)} tokens, not {max_tokens}; it ends: {reading.text[-200:]!r}")
     return times
-
-
-class _Body:
-    """Takes the parts of a body from a parser, with the moment at which each came."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.parts: list[bytes] = []
-        self.moments: list[float] = []
-
-    def on_body(self, part: bytes) -> None:
-        self.parts.append(part)
-        self.moments.append(self.now)

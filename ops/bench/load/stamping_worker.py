@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
-from ops.bench.load.event_streams import stamp
+from ops.load_generator.rounds import stamp
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect

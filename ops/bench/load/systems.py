@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ops.bench.load.event_streams import Address
 from ops.bench.load.processes import HOST, START_TIMEOUT_S, accepts, own_settings, running
+from ops.load_generator.connection import Address
 from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server
 

@@ -11,7 +11,7 @@ from ops.simulation.workload import Arrival, Synthetic, TraceError, read_trace
 
 
 def test_drawn_requests_have_the_rate_lengths_and_burstiness_asked_for() -> None:
-    arrivals = list(Synthetic(20_000, 50.0, 500, 200, spread=0.5, burstiness=2.0).arrivals(3))
+    arrivals = list(Synthetic(20_000, 50.0, 500, 200, spread=0.5, burstiness=0.25).arrivals(3))
     gaps = [later.at - earlier.at for earlier, later in pairwise(arrivals)]
     assert statistics.mean(gaps) == pytest.approx(1 / 50, rel=0.05)
     assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(2.0, rel=0.1)

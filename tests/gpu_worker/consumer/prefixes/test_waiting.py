@@ -18,7 +18,7 @@ from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import cache_salt
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.bench.load.agent_run import AgentRun
-from ops.bench.load.agents import AgentConversation, AgentLoad, AgentTurn
+from ops.load_generator.agents import AgentConversation, AgentLoad, AgentTurn
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.step_time import StepTimes, growing_times
 from shared.messages import Request

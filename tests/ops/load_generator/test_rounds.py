@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ops.bench.load.event_streams import Address, Samples, count_streams
+from ops.load_generator.connection import Address
+from ops.load_generator.rounds import Samples, count_streams
 
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,291 @@
+"""`headrace bench serve` and `headrace bench compare`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ops.cli.options import SettingsCommand, options, resolve_settings
+from ops.cli.parts import require
+from ops.cli.running_system import find_endpoint, only_model
+from ops.cli.simulate import BURSTINESS
+from ops.stack.config import DEFAULT_STATE_DIR
+from shared.config import setting
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ops.load_generator.driver import Driver
+    from ops.load_generator.record import Report
+    from ops.load_generator.run import Load
+
+_DATASETS = ("random", "sharegpt", "custom", "trace", "agents")
+_EXIT_INTERRUPTED = 130
+_LIMIT = re.compile(r"(ttft|itl|tpot|e2el):(\d+(?:\.\d+)?)")
+_SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
+_MAX_TOKENS = 1 << 22
+_WIDEST_IMAGE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class WhatConfig:
+    """What is sent."""
+
+    dataset_name: str = setting(
+        "random",
+        "random words; prompts of a file (sharegpt, custom); times and lengths of a trace; agents of many turns.",
+        choices=_DATASETS,
+    )
+    dataset_path: Path | None = setting(None, "File of prompts, or a trace (Mooncake's, Azure's or our own lines).")
+    random_input_len: int = setting(
+        1024, "Tokens of a prompt; of agents, those that a turn adds.", minimum=1, maximum=_MAX_TOKENS
+    )
+    random_output_len: int = setting(
+        128, "Tokens of an answer, at most; with --ignore-eos exactly.", minimum=1, maximum=_MAX_TOKENS
+    )
+    random_prefix_len: int = setting(
+        0, "Tokens that prompts begin with in common, before those of their own.", minimum=0, maximum=_MAX_TOKENS
+    )
+    prefixes: int = setting(1, "Different beginnings of that length.", minimum=1, maximum=1 << 16)
+    spread: float = setting(0.0, "Standard deviation of lengths' logarithms; 0: all equal.", minimum=0, maximum=4)
+    turns: int = setting(43, "Turns of an agent, in the median.", minimum=2, maximum=160)
+    images: int = setting(0, "Random images in each request; needs --backend openai-chat.", minimum=0, maximum=100)
+    image_size: str = setting("256x256", "Pixels of an image, as WIDTHxHEIGHT.")
+    ignore_eos: bool = setting(False, "Ask for answers of full length; servers of other kinds may refuse the field.")
+    extra_body: str = setting("{}", "JSON object with fields of every request.")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchServeConfig(WhatConfig):
+    """Whom to ask, how often, and where the results go."""
+
+    url: str | None = setting(None, "Where the server is; found through the state directory if not given.")
+    api_key: str | None = setting(None, "API key; found through the state directory if not given.", secret=True)
+    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
+    model_name: str | None = setting(None, "Name of the model; the one that is served if not given.", alias="--model")
+    backend: str = setting("openai", "openai: completions; openai-chat: chat.", choices=("openai", "openai-chat"))
+    requests: int = setting(
+        1000, "How many requests, or conversations of agents.", minimum=1, maximum=10_000_000, alias="--num-prompts"
+    )
+    request_rate: float | None = setting(
+        None, "Requests a second; all at once if not given.", minimum=1e-3, maximum=1e6
+    )
+    burstiness: float = setting(1.0, BURSTINESS, minimum=0.01, maximum=1e6)
+    max_concurrency: int | None = setting(None, "Requests under way at once.", minimum=1, maximum=100_000)
+    answer_timeout_s: float = setting(600.0, "Seconds after which a request has failed.", minimum=0.1)
+    goodput: str = setting("", "Limits in ms that a good request keeps: ttft:500 itl:50 tpot:40 e2el:9000.")
+    seed: int = setting(0, "Of all that is drawn: the same seed sends the same requests.", minimum=0)
+    json: Path | None = setting(None, "File for the report, with each request.")
+    html: Path | None = setting(None, "File for a page with plots.")
+
+
+def run_serve(config: BenchServeConfig) -> int:
+    """Send requests to any server of OpenAI's API, and say how it answered.
+
+    Requests are sent when they are due, however slow the server is, and latencies count from then. Two prompts before
+    the run show how many tokens a word has. Ctrl-C ends the run and shows what was measured so far.
+    """
+    require("gateway", "httptools")
+    import uvloop
+
+    from ops.load_generator.driver import Wire
+    from ops.load_generator.run import measure
+    from ops.load_generator.summary import as_page, table
+
+    for name, file in (("HEADRACE_JSON", config.json), ("HEADRACE_HTML", config.html)):
+        _check_writable(name, file)
+    load, fields, slo_ms = _load(config), _fields(config), _limits(config.goodput)
+    endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
+    from ops.load_generator.connection import Address
+
+    model = config.model_name or only_model(endpoint)
+    wire = Wire(Address.of_url(endpoint.url, model, endpoint.api_key), config.backend == "openai-chat", fields)
+    _raise_file_limit()
+    progress = _Progress() if sys.stderr.isatty() else None
+    report: Report = uvloop.run(measure(wire, load, slo_ms, _asked(config), progress))
+    if progress is not None:
+        progress.clear()
+    click.echo("\n".join(table(report)))
+    if config.json is not None:
+        import msgspec
+
+        config.json.write_bytes(msgspec.json.encode(report))
+    if config.html is not None:
+        config.html.write_text(as_page(report), encoding="utf-8")
+    if report.num_unfinished:
+        return _EXIT_INTERRUPTED
+    return 0 if report.summary["completed"] else 1
+
+
+def run_compare(first: Path, second: Path) -> int:
+    """Compare two reports of `headrace bench serve --json`: B with A.
+
+    The intervals hold 95 % of what blocks of requests, drawn again from both runs, give. They cover what varies within
+    a run; to know what varies between runs, compare a system with itself first.
+    """
+    from ops.load_generator.comparison import table
+    from ops.load_generator.record import Report
+
+    click.echo("\n".join(table(Report.load_file(first), Report.load_file(second))))
+    return 0
+
+
+class _Progress:
+    """The line on a terminal that says how far a run is."""
+
+    def __call__(self, driver: Driver, num_planned: int) -> None:
+        """Show it."""
+        records = driver.records
+        failed = sum(record.problem is not None for record in records)
+        elapsed_s = max(1e-9, time.monotonic() - driver.started)
+        tokens_per_s = sum(record.output_tokens for record in records) / elapsed_s
+        first = sorted(record.ttft_s for record in records[-200:] if record.ttft_s is not None)
+        ttft = f", first token {1e3 * first[len(first) // 2]:,.0f} ms" if first else ""
+        line = f"{len(records):,} of {num_planned:,} ended, {driver.num_running:,} under way, {failed:,} failed; "
+        self._write(f"{line}{tokens_per_s:,.0f} tokens/s{ttft}")
+
+    def clear(self) -> None:
+        """Take it away."""
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+        print(f"\r\x1b[K{text[: width - 1]}", end="", file=sys.stderr, flush=True)
+
+
+def _load(config: BenchServeConfig) -> Load:
+    """Return what is sent.
+
+    Raises:
+        ConfigError: Settings contradict each other.
+    """
+    from ops.load_generator.run import Load
+
+    is_file = config.dataset_name in ("sharegpt", "custom", "trace")
+    if is_file and config.dataset_path is None:
+        raise ConfigError("HEADRACE_DATASET_PATH", f"is required for the dataset {config.dataset_name}")
+    if not is_file and config.dataset_path is not None:
+        raise ConfigError("HEADRACE_DATASET_PATH", f"is not read for the dataset {config.dataset_name}")
+    if config.dataset_name == "trace" and config.request_rate is not None:
+        raise ConfigError("HEADRACE_REQUEST_RATE", "is not used with a trace, which has times of its own")
+    if config.images and (config.backend != "openai-chat" or config.dataset_name not in ("random", "trace")):
+        raise ConfigError("HEADRACE_IMAGES", "needs --backend openai-chat, and the dataset random or trace")
+    found = _SIZE.fullmatch(config.image_size)
+    if found is None or not all(1 <= int(side) <= _WIDEST_IMAGE for side in found.groups()):
+        raise ConfigError("HEADRACE_IMAGE_SIZE", f"{config.image_size!r} is no size of 1x1 to 8192x8192")
+    return Load(
+        dataset=config.dataset_name,
+        path=config.dataset_path,
+        requests=config.requests,
+        rate=math.inf if config.request_rate is None else config.request_rate,
+        burstiness=config.burstiness,
+        max_concurrency=config.max_concurrency,
+        prompt=config.random_input_len,
+        output=config.random_output_len,
+        prefix=config.random_prefix_len,
+        num_prefixes=config.prefixes,
+        spread=config.spread,
+        turns=config.turns,
+        images=config.images,
+        image_size=(int(found[1]), int(found[2])),
+        timeout_s=config.answer_timeout_s,
+        seed=config.seed,
+    )
+
+
+def _fields(config: BenchServeConfig) -> dict[str, Any]:
+    try:
+        fields = json.loads(config.extra_body)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ConfigError("HEADRACE_EXTRA_BODY", f"{config.extra_body!r} is no JSON object")
+    return ({"ignore_eos": True} if config.ignore_eos else {}) | fields
+
+
+def _limits(text: str) -> dict[str, float]:
+    limits = {}
+    for word in text.replace(",", " ").split():
+        found = _LIMIT.fullmatch(word)
+        if found is None:
+            raise ConfigError(
+                "HEADRACE_GOODPUT", f"{word!r} is no limit like ttft:500; there are ttft, itl, tpot, e2el"
+            )
+        limits[found[1]] = float(found[2])
+    return limits
+
+
+def _asked(config: BenchServeConfig) -> dict[str, Any]:
+    """Return what the report says of the load: the options that were not left as they are, and never the key."""
+    from dataclasses import fields
+
+    kept = {"api_key", "url", "model_name", "state_dir", "json", "html"}
+    values = ((field, getattr(config, field.name)) for field in fields(config) if field.name not in kept)
+    return {
+        field.name: str(value) if isinstance(value, Path) else value
+        for field, value in values
+        if value != field.default
+    }
+
+
+def _check_writable(variable: str, file: Path | None) -> None:
+    try:
+        if file is not None:
+            file.open("a").close()
+    except OSError as error:
+        raise ConfigError(variable, f"{file} cannot be written: {error.strerror}") from None
+
+
+def _raise_file_limit() -> None:
+    """Let this process have as many connections as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class _ServeCommand(SettingsCommand):
+    """Takes the limits of `--goodput` as vLLM does too: several words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Join the words behind `--goodput`."""
+        return super().parse_args(ctx, list(_joined(args)))
+
+
+def _joined(args: list[str]) -> Iterator[str]:
+    place = 0
+    while place < len(args):
+        yield args[place]
+        place += 1
+        if args[place - 1] == "--goodput":
+            start = place
+            while place < len(args) and _LIMIT.fullmatch(args[place]):
+                place += 1
+            if place > start:
+                yield " ".join(args[start:place])
+
+
+def _serve(**values: Any) -> int:
+    return run_serve(resolve_settings(BenchServeConfig, values))
+
+
+serve_command = _ServeCommand("serve", callback=_serve, params=[*options(BenchServeConfig)], help=run_serve.__doc__)
+_report = click.Path(path_type=Path, dir_okay=False)
+compare_command = click.Command(
+    "compare",
+    callback=run_compare,
+    params=[
+        click.Argument(["first"], metavar="A", type=_report),
+        click.Argument(["second"], metavar="B", type=_report),
+    ],
+    help=run_compare.__doc__,
+)
