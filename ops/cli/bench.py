@@ -140,5 +140,5 @@ command = SettingsGroup(
     "bench",
     commands=[settings_command(BenchEngineConfig, "engine", run), serve_command, compare_command],
     instead={"The engine alone is measured by `headrace bench engine`.": "latency throughput"},
-    help="Measure an engine on this machine, or any server by its OpenAI API.",
+    help="Measure an engine, or any server of OpenAI's API.",
 )

@@ -35,6 +35,18 @@ _EXIT_INTERRUPTED = 130
 _LIMIT = re.compile(r"(ttft|itl|tpot|e2el):(\d+(?:\.\d+)?)")
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 _MAX_TOKENS = 1 << 22
+_ALWAYS = "the report has the mean, p50, p90 and p99: leave it out"
+_INSTEAD = {
+    "--base-url": "use --url",
+    "--host": "use --url",
+    "--save-result": "use --json FILE",
+    "--save-detailed": "use --json FILE",
+    "--result-filename": "use --json FILE",
+    "--random-range-ratio": "use --spread",
+    "--tokenizer": "tokens are those that the server counts: leave it out",
+    "--percentile-metrics": _ALWAYS,
+    "--metric-percentiles": _ALWAYS,
+}
 _WIDEST_IMAGE = 8192
 
 
@@ -254,7 +266,13 @@ def _raise_file_limit() -> None:
 
 
 class _ServeCommand(SettingsCommand):
-    """Takes the limits of `--goodput` as vLLM does too: several words."""
+    """Takes the limits of `--goodput` as vLLM does too: several words; and says what stands for its other options."""
+
+    def explain(self, option: str) -> str | None:
+        """Return what stands for an option of vLLM's command, else what any command says."""
+        if (advice := _INSTEAD.get(option)) is not None:
+            return f"No such option '{option}' (vLLM's): {advice}."
+        return super().explain(option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Join the words behind `--goodput`."""

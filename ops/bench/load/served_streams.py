@@ -62,6 +62,10 @@ async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: 
             answers = await asyncio.gather(*asked)
     except TimeoutError:
         raise StreamError(f"answers took longer than {_TIMEOUT_S:g} s") from None
+    finally:
+        for connection in connections:
+            connection.close()
+        await asyncio.sleep(0)
     return measure([(answer.sent_at, token_times(answer, max_tokens)) for answer in answers])
 
 
