@@ -19,13 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from ops.bench.load.event_streams import Address, percentile
 from ops.bench.load.open_load import Seen, serve_arrivals
 from ops.bench.load.processes import own_settings
 from ops.bench.load.systems import address_of, headrace_up
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
+from ops.load_generator.connection import Address
 from ops.simulation.fit import FirstToken, Fit, Gap, fit, spread
+from ops.simulation.outcome import percentile
 from ops.simulation.profile import Profile, WorkerLimits, write_profile
 from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.step_time import Chunk, HostTimes
@@ -145,7 +146,7 @@ def unseen_loads(saturation: float, seed: int) -> Iterator[tuple[str, list[Arriv
         rate = share * saturation
         load = Synthetic(max(40, round(12 * rate)), rate, 150, 60, spread=0.6)
         yield f"{share:.0%} of saturation", _bounded(load.arrivals(seed))
-    yield "bursts of 12", _bounded(Synthetic(96, 0.5 * saturation, 250, 40, 0.3, burstiness=3.0).arrivals(seed))
+    yield "bursts of 12", _bounded(Synthetic(96, 0.5 * saturation, 250, 40, 0.3, burstiness=1 / 9).arrivals(seed))
     yield AT_ONCE, _bounded(Synthetic(120, math.inf, 200, 50, spread=0.5).arrivals(seed))
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ops.bench.load.event_streams import TEXT_MARKER, Address, Answer, Stream
+from ops.load_generator.answer import read
+from ops.load_generator.connection import Address, Answer, Connection
 from ops.simulation.workload import Arrival
 
-_EMPTY_TEXT = TEXT_MARKER + b'"'
 _TIMEOUT_S = 300.0
 
 
@@ -50,10 +50,10 @@ async def serve_arrivals(address: Address, arrivals: Sequence[Arrival], vocabula
 
     async def one(arrival: Arrival, request: bytes) -> Answer:
         await asyncio.sleep(max(0.0, started + arrival.at - time.monotonic()))
-        stream = await Stream.connect(address, request)
-        stream.send()
-        await stream.done
-        return stream.answers[0]
+        connection = await Connection.open(address)
+        answer = await connection.ask(request)
+        connection.close()
+        return answer
 
     async with asyncio.timeout(_TIMEOUT_S):
         answers = await asyncio.gather(*(one(*pair) for pair in zip(arrivals, requests, strict=True)))
@@ -61,10 +61,7 @@ async def serve_arrivals(address: Address, arrivals: Sequence[Arrival], vocabula
 
 
 def _seen(arrival: Arrival, answer: Answer) -> Seen:
-    times: list[float] = []
-    for at, data in answer.pieces:
-        times += [at] * (data.count(TEXT_MARKER) - data.count(_EMPTY_TEXT))
-    if not answer.is_whole or not times:
-        told = b"".join(data for _, data in answer.pieces)[-300:]
-        raise SystemExit(f"a request was not answered as a whole: {told!r}")
-    return Seen(arrival, answer.sent_at, times)
+    reading = read(answer)
+    if reading.problem is not None:
+        raise SystemExit(f"a request was not answered as a whole: {reading.problem}")
+    return Seen(arrival, answer.sent_at, [at for at, _ in reading.texts])

@@ -6,14 +6,21 @@ from pathlib import Path
 import pytest
 
 from ops.bench import simulate
-from ops.bench.load.event_streams import Answer
 from ops.bench.load.open_load import Seen, _seen
+from ops.load_generator.connection import Answer
 from ops.simulation.profile import read_profile
 from ops.simulation.workload import Arrival
 
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+def event(text: str) -> bytes:
+    return b'data: {"choices":[{"text":"%b"}]}\n\n' % text.encode()
+
 
 def test_tokens_that_come_together_have_the_same_time() -> None:
-    answer = Answer(1.0, [(1.5, b'{"text":"a"}'), (1.6, b'{"text":"b"} {"text":"c"}'), (1.7, b'{"text":""}')], True)
+    end = event("") + b"data: [DONE]\n\n"
+    answer = Answer(1.0, [(1.5, HEAD + event("a")), (1.6, event("b") + event("c")), (1.7, end)], True)
     seen = _seen(Arrival(0.0, 5, 3), answer)
     assert seen.times == [1.5, 1.6, 1.6]
     assert seen.ttft_s == 0.5
@@ -22,7 +29,7 @@ def test_tokens_that_come_together_have_the_same_time() -> None:
 
 def test_broken_answer_ends_the_measurement() -> None:
     with pytest.raises(SystemExit, match="503"):
-        _seen(Arrival(0.0, 5, 3), Answer(1.0, [(1.5, b"HTTP/1.1 503 ")]))
+        _seen(Arrival(0.0, 5, 3), Answer(1.0, [(1.5, b"HTTP/1.1 503 Busy\r\n\r\n")]))
 
 
 def test_gaps_are_those_while_all_streams_decode() -> None:
