@@ -1,6 +1,6 @@
 """Requests that wait for the worker with their prefix, beside pulling alone: `python -m ops.bench.affinity`.
 
-Conversations of agents (`ops/load_generator/agents.py`) on four workers in virtual time, whose schedulers, caches, offers and
+Conversations of agents (`ops.load_generator.agents`) on four workers in virtual time, whose schedulers, offers and
 claims are those of real workers (`ops/simulation`). `agents` holds them all at once, `paced` one after another,
 as many as fit into memory, and then the last turn of each; `unrelated` are prompts that have nothing in common; in
 `death` one worker dies and another drains half-way.
