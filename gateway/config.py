@@ -136,6 +136,11 @@ class GatewayConfig(NatsFiles):
     interactive_ttft_slo_s: float = setting(
         10.0, "Requests whose predicted time to first token is longer get a 503.", minimum=0.01
     )
+    batch_drain_s: float = setting(
+        3600.0,
+        "`headrace_fleet_workers_needed` asks for workers that finish the batch backlog within so long.",
+        minimum=1,
+    )
     default_timeout_s: float = setting(600.0, "Deadline of a request that names no `timeout`.", minimum=0.1)
     max_queued_requests: int = setting(2048, "Waiting requests per model before new ones get a 503.", minimum=1)
     max_queued_tokens: int = setting(8_000_000, "Waiting prompt tokens per model before a 503.", minimum=1)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from gateway.config import GatewayConfig
 from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.worker_needs import Outlook
 from gateway.generation import Generation
 
 # Weight of a new observation in the running means.
@@ -153,6 +154,14 @@ def forecast(load: FleetLoad, generation: Generation, experience: Experience, co
     decode_s = generation.num_sequences * departure_s if generation.pooling is None else 0.0
     uncorrected_s = first_wait_s / correction if experience.is_mature else 0.0
     return Forecast(wait_s, first_wait_s, uncorrected_s, own_s, max(own_s, decode_s), excess)
+
+
+def outlook(load: FleetLoad, experience: Experience) -> Outlook:
+    """Predict what awaits a short request that comes now, for those who decide how large the fleet is."""
+    correction = experience.correction
+    departure_s = correction * _departure_s(load, experience)
+    wait_s = correction * _prefill_s(load, load.queued_tokens) + _capacity_wait_s(load, 1, 0, departure_s)
+    return Outlook(wait_s, departure_s)
 
 
 def tenant_excess(load: FleetLoad, num_sequences: int, num_own: int, cost_s: float, max_requests: int) -> Excess | None:

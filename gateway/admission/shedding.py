@@ -17,12 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.admission.caller import Caller
-from gateway.admission.forecast import Excess, Experience, Forecast, forecast, tenant_excess
+from gateway.admission.forecast import Excess, Experience, Forecast, forecast, outlook, tenant_excess
 from gateway.admission.reservations import Reservation, ReservationBook, RetryAdvice, Size
 from gateway.admission.shared_places import SharedPlaces
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError, model_not_found, whole_seconds
 from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.worker_needs import Outlook
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
 
@@ -119,6 +120,10 @@ class Shedder:
             expected = replace(expected, excess=own_excess)
         self._check_turn(load, _size(generation), caller, expected)
         return _prediction(load, generation, expected)
+
+    def outlook(self, load: FleetLoad) -> Outlook:
+        """Predict the wait of a request that comes now."""
+        return outlook(load, self._experience.get(load.model) or Experience())
 
     def observe(
         self, prediction: Prediction, actual_ttft_s: float, prompt_tokens: int = 0, completion_tokens: int = 0

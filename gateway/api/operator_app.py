@@ -27,9 +27,10 @@ from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.door import Application, Port
 from gateway.api.routes import PlainRoute, json_response
 from gateway.cache.redis_client import RedisCache
-from gateway.errors import ApiError
+from gateway.errors import ApiError, model_not_found
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.readiness import readiness
+from gateway.fleet.worker_needs import WorkerNeeds
 from gateway.metrics import GatewayMetrics
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
@@ -67,6 +68,7 @@ class OperatorServices:
     redis: RedisCache | None
     metrics: GatewayMetrics
     registry: CollectorRegistry
+    needs: WorkerNeeds
     more: Sequence[OperatorRoute] = ()
 
 
@@ -94,6 +96,8 @@ class OperatorRoutes:
             self._route("/health/live", self._live),
             self._route("/health/ready", self._detail),
             self._route("/metrics", self._metrics),
+            self._route("/v1/scaling", self._scaling),
+            self._route("/v1/scaling/{model:path}", self._scaling),
             self._route("/v1/load_lora_adapter", self._load, "POST"),
             self._route("/v1/unload_lora_adapter", self._unload, "POST"),
             *(self._route(each.path, each.handler, is_open=each.is_open) for each in self._services.more),
@@ -140,6 +144,14 @@ class OperatorRoutes:
     async def _detail(self, request: Request) -> Response:
         content = _detail(self._services)
         return json_response(content, 200 if content["status"] == "ready" else 503)
+
+    async def _scaling(self, request: Request) -> Response:
+        needs, model = self._services.needs.shown(), request.path_params.get("model")
+        if model is None:
+            return json_response({"models": needs})
+        if model not in needs:
+            raise model_not_found(model)
+        return json_response(needs[model])
 
     async def _load(self, request: Request) -> Response:
         return PlainTextResponse(await self._adapters.load(await request.body()))

@@ -17,6 +17,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.worker_needs import WorkerNeeds
 from gateway.telemetry import worker_rows
 from gateway.telemetry.row import MetricRow, add
 from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch, UsageWatch
@@ -57,7 +58,14 @@ OLDEST_ROW = MetricRow(
     "For how long the first request has waited that no worker has; each process tells of its own. In the batch lane: "
     "the age of the model's oldest job that is not finished, looked at every 30 seconds.",
 )
-EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW)
+NEEDED_ROW = MetricRow(
+    "headrace_fleet_workers_needed",
+    "gauge",
+    ("model", "lane"),
+    "How many workers the model should have now, for autoscalers to follow: the sum over lanes. It rises at once and "
+    "falls after five minutes.",
+)
+EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW, NEEDED_ROW)
 
 # What one scrape tells of single workers, and of models: about half a second of a gateway's time at most.
 MAX_WORKER_SAMPLES = 1 << 15
@@ -79,9 +87,11 @@ class FleetCollector(Collector):
         oldest_unclaimed_s: Callable[[], dict[str, float]],
         streams: StreamWatch,
         usage: UsageWatch,
+        needs: WorkerNeeds,
         process: int,
     ) -> None:
         self._usage = usage
+        self._needs = needs
         self._fleet = fleet
         self._oldest_unclaimed_s = oldest_unclaimed_s
         self._streams = streams
@@ -104,6 +114,7 @@ class FleetCollector(Collector):
             add(oldest, [self._process, model, "batch"], max(metrics.batch_oldest_s for metrics in own))
         yield oldest
         yield from self._models(by_model)
+        yield self._needed()
         yield from _workers(workers)
         yield from _parts(workers)
         yield from self._streams_families()
@@ -124,6 +135,13 @@ class FleetCollector(Collector):
             add(depth, [load.model, "interactive"], load.queued_requests)
             add(depth, [load.model, "batch"], waiting_batch + pending)
         yield depth
+
+    def _needed(self) -> Metric:
+        family = NEEDED_ROW.family()
+        for model, need in list(self._needs.latest.items())[:MAX_MODELS]:
+            for lane, workers in need.lanes.items():
+                add(family, [model, lane], workers)
+        return family
 
     def _streams_families(self) -> Iterator[Metric]:
         for attribute, row in STREAM_ROWS.items():

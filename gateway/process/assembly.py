@@ -44,6 +44,7 @@ from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.errors import ApiError
 from gateway.fleet.readiness import wait_for_fleet
+from gateway.fleet.worker_needs import Models, WorkerNeeds
 from gateway.http1.connection import Connection
 from gateway.http1.connection_table import ConnectionLimits, ConnectionTable
 from gateway.http1.handlers import AsgiHandler
@@ -132,11 +133,11 @@ async def assemble(
     tls = server_tls(config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
     handler, count = AsgiHandler(application, config.max_body_bytes), partial(count_connections, metrics)
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
-    registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, slot, board, tasks))
+    needs = _needs(config, dispatcher, shedder)
+    registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, needs, slot, board, tasks))
     console = await _console(services, nats, dispatcher)
-    operator_services = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry, console)
-    operator_app = with_playground(create_operator_app(operator_services), application)
-    operator_handler = AsgiHandler(operator_app, config.max_body_bytes)
+    told = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry, needs, console)
+    operator_handler = AsgiHandler(with_playground(create_operator_app(told), application), config.max_body_bytes)
     operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
     await _count_usage(stack, metrics, nats, tasks)
@@ -170,6 +171,12 @@ def _images(config: GatewayConfig, nats: DirectClient) -> ImageIntake:
     fetcher = ImageFetcher(AllowedHosts.read(config.image_hosts), config.max_image_bytes)
     store = MediaStore(nats.jetstream(), config.media_tenant_bytes, lambda: nats.stats["reconnects"])
     return ImageIntake(store, limits, fetcher)
+
+
+def _needs(config: GatewayConfig, dispatcher: Dispatcher, shedder: Shedder) -> WorkerNeeds:
+    fleet = dispatcher.fleet
+    models = Models(fleet.models, fleet.workers, fleet.load, shedder.outlook)
+    return WorkerNeeds(models, config.interactive_ttft_slo_s, config.batch_drain_s)
 
 
 def _keys(config: GatewayConfig, metrics: GatewayMetrics) -> KeyStore:

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.fleet.fleet_collector import FleetCollector
+from gateway.fleet.worker_needs import WorkerNeeds
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.telemetry.stream_watch import StreamWatch, UsageWatch
 from shared.direct_client import DirectClient
@@ -126,6 +127,7 @@ async def scrape_registry(
     metrics: GatewayMetrics,
     nats: DirectClient,
     dispatcher: Dispatcher,
+    needs: WorkerNeeds,
     slot: int,
     board: MetricsBoard | None,
     tasks: TaskSupervisor,
@@ -137,10 +139,12 @@ async def scrape_registry(
     fleet = dispatcher.fleet
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)
     usage = UsageWatch(nats.jetstream(), lambda: fleet.is_eldest)
-    own = (MetricsCollector(metrics, slot), FleetCollector(fleet, dispatcher.oldest_unclaimed_s, streams, usage, slot))
+    fleet_collector = FleetCollector(fleet, dispatcher.oldest_unclaimed_s, streams, usage, needs, slot)
+    own = (MetricsCollector(metrics, slot), fleet_collector)
     work: list[tuple[Coroutine[Any, Any, None], str]] = [
         (streams.watch_forever(), "watch of streams"),
         (usage.watch_forever(), "watch of usage"),
+        (needs.watch_forever(), "needs for workers"),
     ]
     if board is None:
         registry = make_registry(*own)

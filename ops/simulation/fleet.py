@@ -74,18 +74,12 @@ class VirtualFleet:
         self._numbers = itertools.count(1)
         self._queue: deque[int] = deque()
         self._pulling: deque[VirtualWorker] = deque()
-        factors, draw = times.factors(seed), random.Random(f"workers/{seed}")
-        self.workers = [
-            VirtualWorker(
-                f"w{place}",
-                self,
-                config,
-                TimedRunner(times, self.clock, factors, draw.randrange(1 << 16)),
-                takes_runs=takes_runs,
-            )
-            for place in range(num_workers)
-        ]
-        self._by_name = {worker.name: worker for worker in self.workers}
+        self._config, self._times, self._takes_runs = config, times, takes_runs
+        self._factors, self._draw = times.factors(seed), random.Random(f"workers/{seed}")
+        self.workers: list[VirtualWorker] = []
+        self._by_name: dict[str, VirtualWorker] = {}
+        for _ in range(num_workers):
+            self._add_worker()
         self._pull_again()
         if is_affine:
             for worker in self.workers:
@@ -108,6 +102,23 @@ class VirtualFleet:
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
         """Let time pass until something is over."""
         self.clock.run(is_over, until)
+
+    def start_worker(self) -> None:
+        """Let one more worker take requests from now on."""
+        worker = self._add_worker()
+        self.pull(worker)
+        if self.is_affine:
+            worker.beat()
+
+    def _add_worker(self) -> VirtualWorker:
+        name, runner = f"w{len(self.workers)}", self._runner()
+        worker = VirtualWorker(name, self, self._config, runner, takes_runs=self._takes_runs)
+        self.workers.append(worker)
+        self._by_name[name] = worker
+        return worker
+
+    def _runner(self) -> TimedRunner:
+        return TimedRunner(self._times, self.clock, self._factors, self._draw.randrange(1 << 16))
 
     def submit(self, job: Job) -> None:
         """Put a request into the queue."""
@@ -144,7 +155,7 @@ class VirtualFleet:
         queue, pulling = self._queue, self._pulling
         while queue and pulling:
             worker = pulling.popleft()
-            if not worker.is_alive or worker.capacity.interactive(len(queue)) <= 0:
+            if not worker.takes_requests or worker.capacity.interactive(len(queue)) <= 0:
                 worker.is_pulling = False
                 continue
             pulling.append(worker)
@@ -166,7 +177,7 @@ class VirtualFleet:
     def _pull_again(self) -> None:
         """Let every worker look at its room again, as pulls end and are made again."""
         for worker in self.workers:
-            if not worker.is_pulling and worker.is_alive:
+            if not worker.is_pulling and worker.takes_requests:
                 worker.is_pulling = True
                 self._pulling.append(worker)
         self.hand_out()

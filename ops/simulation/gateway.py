@@ -20,6 +20,7 @@ from gateway.config import GatewayConfig
 from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.errors import ApiError, whole_seconds
 from gateway.fleet.fleet_load import FleetLoad
+from gateway.fleet.worker_needs import Outlook
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
@@ -73,6 +74,7 @@ class Moment:
     device_s: float
     num_tokens: int
     num_refusals: int
+    num_workers: int
 
 
 class ServedJob(Job):
@@ -200,6 +202,10 @@ class VirtualGateway:
             self._shedder.observe(job.prediction, job.first_s + latency_s, job.num_prompt, num_tokens)
         self._num_waiting -= 1
 
+    def outlook(self) -> Outlook:
+        """Predict the wait of a request that comes now."""
+        return self._shedder.outlook(self.present_load)
+
     def _expect(self) -> None:
         """Wait for the next request."""
         arrival = next(self._arrivals, None)
@@ -222,7 +228,7 @@ class VirtualGateway:
         sampling = Sampling(max_tokens=arrival.output, ignore_eos=True)
         prompt = Prompt(arrival.prompt, token_ids=())
         generation = Generation("completion", MODEL, (prompt,), 1, sampling, deterministic=False)
-        load, tenant = self._present_load(), arrival.tenant
+        load, tenant = self.present_load, arrival.tenant
         share = self.flights.share(load, tenant) if self.flights.num_tenants(MODEL, tenant) > 1 else None
         try:
             num_own = self.flights.num_of(MODEL, tenant)
@@ -258,7 +264,8 @@ class VirtualGateway:
         client.ticket = ticket.encode() if ticket else client.ticket
         self.fleet.call_later(whole_seconds(error.retry_after_s), lambda: self._ask(client))
 
-    def _present_load(self) -> FleetLoad:
+    @property
+    def present_load(self) -> FleetLoad:
         """Return the load of the last heartbeats, with what they do not show yet."""
         load = self._load
         assert load is not None
@@ -270,10 +277,11 @@ class VirtualGateway:
 
     def _beat(self) -> None:
         """Take in the heartbeats of all workers, now and from now on."""
-        alive = [worker for worker in self.fleet.workers if worker.is_alive]
+        for worker in self.fleet.workers:
+            if worker.is_alive:
+                self.flights.note_heartbeat(MODEL, worker.name)
+        alive = [worker for worker in self.fleet.workers if worker.takes_requests]
         loads = [worker.load for worker in alive]
-        for worker in alive:
-            self.flights.note_heartbeat(MODEL, worker.name)
         config, running = self._config, sum(load.running for load in loads)
         waiting, waiting_tokens = sum(load.waiting for load in loads), sum(load.waiting_tokens for load in loads)
         most_requests, most_tokens = self.flights.awaited().get(MODEL, (0, 0))
@@ -294,13 +302,14 @@ class VirtualGateway:
             longest_model_len=config.max_model_len,
             free_slots=sum(max(0, config.max_num_seqs - load.running) for load in loads),
         )
-        self._record(running, waiting, 1 - free / total if total else 0.0)
+        self._record(len(alive), running, waiting, 1 - free / total if total else 0.0)
         self.fleet.call_later(HEARTBEAT_S, self._beat)
 
-    def _record(self, running: int, waiting: int, kv_share: float) -> None:
+    def _record(self, num_workers: int, running: int, waiting: int, kv_share: float) -> None:
         workers = self.fleet.workers
         device_s = sum(worker.runner.device_s for worker in workers)
         num_tokens = sum(worker.num_tokens for worker in workers)
         queued = waiting + self.fleet.num_queued
-        moment = Moment(self.fleet.now, running, queued, kv_share, device_s, num_tokens, self.served.num_refusals)
+        refusals = self.served.num_refusals
+        moment = Moment(self.fleet.now, running, queued, kv_share, device_s, num_tokens, refusals, num_workers)
         self.moments.append(moment)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
+from ops.simulation.autoscaler import Autoscaler, Scaling
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.gateway import Moment, VirtualGateway
 from ops.simulation.outcome import percentile
@@ -32,6 +33,7 @@ class Scenario:
         is_affine: Requests wait for the worker that holds their prefix.
         seed: Of all that is drawn.
         takes_runs: As `VirtualFleet` has it.
+        scaling: How the number of workers changes; None if it does not.
     """
 
     workers: int
@@ -44,6 +46,7 @@ class Scenario:
     is_affine: bool = False
     seed: int = 0
     takes_runs: bool = True
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,11 @@ class Outcome:
     ttfts_s: list[float] = field(repr=False)
 
     @property
+    def workers(self) -> list[int]:
+        """Workers that took requests, at each heartbeat."""
+        return [moment.num_workers for moment in self.moments]
+
+    @property
     def requests_per_s(self) -> float:
         """Requests that were served, each second."""
         return self.num_served / self.duration_s if self.duration_s else 0.0
@@ -122,6 +130,8 @@ def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
     )
     for number, at in scenario.kills:
         fleet.clock.call_at(at, fleet.workers[number].die)
+    if scenario.scaling is not None:
+        Autoscaler(gateway, scenario.scaling, scenario.ttft_slo_s)
     with _few_collections():
         gateway.serve(arrivals)
     return _outcome(fleet, gateway)

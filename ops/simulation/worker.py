@@ -113,6 +113,11 @@ class VirtualWorker:
         return self.engine.num_blank_blocks
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether it lives and does not drain."""
+        return self.is_alive and not self.held.is_withdrawn
+
+    @property
     def load(self) -> EngineLoad:
         """What a heartbeat of now says."""
         return self.engine.load

@@ -23,9 +23,10 @@ from shared.errors import ConfigError
 from shared.messages import ADAPTERS, FEATURES, Heartbeat, encode
 from shared.subjects import adapter_subject
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
+from tests.gateway.fleet.test_worker_needs import needs_of
 
 KEY = "operator-key-of-32-characters-xx"
-PATHS = ("/health/live", "/health/ready", "/metrics")
+PATHS = ("/health/live", "/health/ready", "/metrics", "/v1/scaling")
 
 
 @dataclass
@@ -58,8 +59,10 @@ def client(
     fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
     for beat in (heartbeat("org/demo", worker="w", features=FEATURES), *others):
         fleet.note_heartbeat(beat, time.monotonic())
-    metrics, queue = metrics or GatewayMetrics(), queue or Queue()
-    services = OperatorServices(key, fleet, queue, None, metrics, make_registry(MetricsCollector(metrics, 0)))
+    metrics, queue, needs = metrics or GatewayMetrics(), queue or Queue(), needs_of(fleet)
+    needs.look(0.0)
+    registry = make_registry(MetricsCollector(metrics, 0))
+    services = OperatorServices(key, fleet, queue, None, metrics, registry, needs)
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
 
 
@@ -75,6 +78,21 @@ async def test_operator_with_the_key_sees_detail_and_metrics() -> None:
         text = (await http.get("/metrics")).text
     assert 'headrace_prompt_tokens_total{process="0"} 7.0' in text
     assert 'headrace_requests_total{process="0",route="operator:/health/live",status="200"} 1.0' in text
+
+
+async def test_need_for_workers_is_told_of_all_models_and_of_one() -> None:
+    async with client(KEY, shown=KEY) as http:
+        needs = (await http.get("/v1/scaling")).json()["models"]
+        assert (await http.get("/v1/scaling/org/demo")).json() == needs["org/demo"]
+        assert_error(await http.get("/v1/scaling/other"), 404, "model_not_found")
+    assert needs["org/demo"] == {
+        "workers": 1,
+        "needed": 1,
+        "lanes": {"interactive": 1, "batch": 0},
+        "busy": 0.0,
+        "predicted_wait_s": 0.0,
+        "target_wait_s": 5.0,
+    }
 
 
 async def test_path_of_the_public_port_is_told_what_this_one_has() -> None:
@@ -116,7 +134,7 @@ async def test_public_routes_are_not_on_the_operators_port() -> None:
 
 async def test_port_that_was_chosen_to_have_no_key_lets_everyone_in() -> None:
     async with client(None) as http:
-        assert [(await http.get(path)).status_code for path in PATHS] == [200, 200, 200]
+        assert [(await http.get(path)).status_code for path in PATHS] == [200, 200, 200, 200]
 
 
 @pytest.mark.parametrize("path", PATHS)

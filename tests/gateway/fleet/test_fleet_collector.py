@@ -15,6 +15,7 @@ from gateway.telemetry.stream_watch import StreamState, UsageWatch
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
+from tests.gateway.fleet.test_worker_needs import needs_of
 
 COUNTS = WorkerMetrics(
     prompt_tokens=100,
@@ -50,7 +51,9 @@ def fleet(name: str, started: float, *beats: Heartbeat) -> Fleet:
 
 def scrape(fleet: Fleet) -> dict[tuple[str, ...], float]:
     """Return values by the sample's name and the values of its labels, in the order of their names."""
-    collector = FleetCollector(fleet, lambda: {"m": 4.0}, Streams(), USAGE, 2)  # type: ignore[arg-type]
+    needs = needs_of(fleet)
+    needs.look(0.0)
+    collector = FleetCollector(fleet, lambda: {"m": 4.0}, Streams(), USAGE, needs, 2)  # type: ignore[arg-type]
     families = text_string_to_metric_families(generate_latest(make_registry(collector)).decode())
     samples = [sample for family in families for sample in family.samples]
     return {(s.name, *(value for _, value in sorted(s.labels.items()))): s.value for s in samples}
@@ -78,6 +81,9 @@ def test_queue_has_depth_and_age_by_lane() -> None:
     values = scrape(fleet("gw", 1.0, *beats("w1", "w2")))
     # Each worker has two waiting sequences, one of them of the batch lane; the queue is seen by both.
     assert values["headrace_queue_depth", "interactive", "m"] == 2
+    # Of the lanes of a model with two workers that compute nothing.
+    assert values["headrace_fleet_workers_needed", "interactive", "m"] == 1
+    assert values["headrace_fleet_workers_needed", "batch", "m"] == 1
     assert values["headrace_queue_depth", "batch", "m"] == 2 + 6
     assert values["headrace_queue_oldest_seconds", "interactive", "m", "2"] == 4
     assert values["headrace_queue_oldest_seconds", "batch", "m", "2"] == 33
@@ -122,11 +128,13 @@ def test_name_that_a_worker_repeats_is_shown_once() -> None:
         ranks=(RankReading(1, True, 5, 0.0, 1), RankReading(1, False, 6, 0.0, 1)),
         kv_groups=(KvGroup("full", 1, 10), KvGroup("full", 2, 10)),
     )
+    watched = fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=twice))
     collector = FleetCollector(
-        fleet("gw", 1.0, msgspec.structs.replace(BEAT, metrics=twice)),
+        watched,
         lambda: {"m": 4.0},
         Streams(),  # type: ignore[arg-type]
         USAGE,
+        needs_of(watched),
         2,
     )
     lines = generate_latest(make_registry(collector)).decode().splitlines()

@@ -18,6 +18,7 @@ from gateway.process import process_metrics
 from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard, scrape_registry
 from shared.task_supervisor import TaskSupervisor
 from tests.gateway.dispatch_bench import Bench
+from tests.gateway.fleet.test_worker_needs import needs_of
 from tests.gateway.wire_worker import until
 
 
@@ -151,12 +152,14 @@ async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench
     metrics.prompt_tokens = 7
     bench.dispatcher.fleet.started = 0.0
     await bench.worker("w")
-    async with scrape_registry(metrics, bench.nats, bench.dispatcher, 3, None, tasks) as registry:
+    async with scrape_registry(
+        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), 3, None, tasks
+    ) as registry:
         assert values(registry, "headrace_prompt_tokens_total") == {"3": 7}
         assert values(registry, "headrace_fleet_workers")[bench.model] == 1
         await until(lambda: "HR_INTERACTIVE" in values(registry, "headrace_stream_messages"))
         running = set(tasks._tasks)
-        assert {task.get_name() for task in running} == {"watch of streams", "watch of usage"}
+        assert {task.get_name() for task in running} == {"watch of streams", "watch of usage", "needs for workers"}
     assert all(task.cancelled() for task in running)
     assert not tasks.has_failed.is_set()
 
@@ -167,12 +170,14 @@ async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeyp
     neighbour = GatewayMetrics()
     neighbour.prompt_tokens = 5
     BoardCollector(board, 2, MetricsCollector(neighbour, 2)).publish()
-    async with scrape_registry(metrics, bench.nats, bench.dispatcher, 1, board, tasks) as registry:
+    async with scrape_registry(
+        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), 1, board, tasks
+    ) as registry:
         metrics.prompt_tokens = 7
         assert values(registry, "headrace_prompt_tokens_total") == {"1": 7, "2": 5}
         await until(lambda: b"headrace_prompt_tokens" in board.read(1))
         running = set(tasks._tasks)
-        names = {"watch of streams", "watch of usage", "metrics for the processes beside"}
+        names = {"watch of streams", "watch of usage", "needs for workers", "metrics for the processes beside"}
         assert {task.get_name() for task in running} == names
     assert all(task.cancelled() for task in running)
     board.clear(1)

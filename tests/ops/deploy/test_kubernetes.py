@@ -27,7 +27,7 @@ from tests.ops.deploy.machine import Container, Machine, can_make_machines
 from tests.waiting import wait_for
 
 FOLDER = ROOT / "ops" / "deploy" / "kubernetes"
-OVERLAYS = ["base", "overlays/gpu", "overlays/keda", "overlays/group"]
+OVERLAYS = ["base", "overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/group"]
 SCHEMAS = "1.33"
 SECRETS = {role: f"password{role}" for role in ("gateway", "worker", "batch", "admin")} | {
     "operator": "operators-own-key",
@@ -137,13 +137,17 @@ def test_the_operators_port_is_open_to_the_namespace_that_scrapes_alone(base: di
 
 
 def test_scaling_asks_for_metrics_that_there_are() -> None:
-    text = (FOLDER / "overlays/keda/scaled-object.yaml").read_text()
-    scaled = yaml.safe_load(text)
+    scaled = yaml.safe_load((FOLDER / "overlays/keda/scaled-object.yaml").read_text())
+    (trigger,) = scaled["spec"]["triggers"]
+    autoscaler = yaml.safe_load((FOLDER / "overlays/hpa/autoscaler.yaml").read_text())
+    (metric,) = autoscaler["spec"]["metrics"]
     documented = (ROOT / "ops/docs/metrics.md").read_text()
-    queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
-    names = {name for query in queries for name in re.findall(r"headrace_\w+", query)}
-    assert len(names) == 3
-    assert [name for name in names if f"`{name}`" not in documented] == []
+    names = {*re.findall(r"headrace_\w+", trigger["metadata"]["query"]), metric["external"]["metric"]["name"]}
+    assert names == {"headrace_fleet_workers_needed"}
+    assert f"`{names.pop()}`" in documented
+    # The figure is a number of workers, so each stands for one.
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
+    assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
 
 
 # From here on: the containers, as processes.
