@@ -63,6 +63,15 @@ def names(plan: ScheduledStep) -> list[str]:
     return [item.sequence.id for item in plan.scheduled]
 
 
+def test_constraint_is_kept_no_longer_than_its_sequence() -> None:
+    harness, sequences = Harness(), [constrained(5), constrained(5, num_tokens=50)]
+    harness.add(*sequences)
+    harness.step()
+    harness.scheduler.abort(sequences[1].id)
+    harness.run()
+    assert not harness.scheduler._live._constraints._by_id
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_constrained_sequence_is_never_planned_behind_a_step_that_samples_for_it(depth: int) -> None:
     harness = Harness(max_steps_in_flight=depth, max_num_batched_tokens=12)

@@ -98,6 +98,31 @@ def test_a_prefix_that_was_overwritten_is_loaded() -> None:
     assert tiers.num_loaded == 7
 
 
+def test_a_prefix_that_was_overwritten_while_its_sequence_was_preempted_is_loaded_again() -> None:
+    tiers = OracleTiers(1, 0)
+    tiers.random.random = lambda: 0.5  # type: ignore[method-assign]
+    harness = Harness(num_blocks=12, tiers=tiers)
+    tiers.runner = harness.runner
+    for number in (3, 7, 8):
+        harness.add(make_sequence([number] * 30, max_tokens=2))
+        harness.run()
+    again = make_sequence([3] * 30, max_tokens=4)
+    harness.add(again)
+    while not again.num_output_tokens:
+        tiers.tick()
+        harness.step()
+    harness.scheduler._blocks.pool.unlabel(again.block_table)
+    harness.scheduler._live.preempt(again)
+    while harness.scheduler.has_work():
+        tiers.tick()
+        harness.step()
+    harness.assert_reference(again)
+    assert tiers.num_loaded == 14
+    # What it says to have found is what it found when it came.
+    stats = harness.scheduler.stats
+    assert (again.num_cached_tokens, stats.num_prefix_queries, stats.num_prefix_hits) == (28, 120, 28)
+
+
 def test_a_load_that_is_stuck_suspends_the_tiers_once() -> None:
     tiers = OracleTiers(1, 0)
     tiers.random.random = lambda: 0.5  # type: ignore[method-assign]

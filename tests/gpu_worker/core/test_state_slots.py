@@ -35,6 +35,15 @@ def test_same_prompt_starts_behind_the_last_block_of_the_first_one() -> None:
     assert harness.runner.num_loads == 1
 
 
+def test_checkpoint_that_is_brought_twice_takes_one_slot() -> None:
+    states = harness_of().scheduler._blocks.states
+    assert states is not None
+    for slot in [states.hold(1) for _ in range(2)]:
+        states.let_go(slot, b"digest")
+    assert (states.num_checkpoints, states.num_available) == (1, states.num_slots)
+    states.check_integrity([])
+
+
 def test_next_turn_starts_behind_the_last_block_of_the_answer() -> None:
     first = make_sequence(range(1, 31), max_tokens=21)
     harness = harness_of()
