@@ -253,6 +253,7 @@ def test_forced_tokens_are_drafted_without_asking_the_proposer() -> None:
     drafting = Drafting(FixedProposer(Draft(tokens_of("bb"))), VOCAB)
     forced = forced_drafts(items, 63)
     assert forced == [Draft(tokens_of("bc")), Draft()]
+    assert forced_drafts(items, 1) == [Draft(tokens_of("b")), Draft()]
     assert drafting.drafts(items, forced) == [Draft(tokens_of("bc")), Draft(tokens_of("bb"))]
     failing = Drafting(FailingProposer("propose"), VOCAB)
     assert failing.drafts(items, forced_drafts(items, 63)) == [Draft(tokens_of("bc")), Draft()]
