@@ -165,3 +165,10 @@ def test_refusal_names_the_field(
 @pytest.mark.parametrize(("given", "priority"), [(b"", 0), (b', "priority": null', 0), (b', "priority": 3', 3)])
 def test_priority_is_that_of_the_body_or_none(given: bytes, priority: int) -> None:
     assert parse_score(b'{"model": "m", "text_1": "a", "text_2": "b"' + given + b"}").priority == priority
+
+
+def test_what_a_body_says_is_taken_over() -> None:
+    request = parse_embeddings(encoded(EMBED, {"normalize": False, "timeout": 5, "input": ["a"] * MAX_INPUTS}))
+    assert request.pooling is not None
+    assert (request.pooling.normalize, request.timeout_s, len(request.prompts)) == (False, 5.0, MAX_INPUTS)
+    assert parse_rerank(b'{"model": "m", "query": "q", "texts": ["a"], "return_documents": false}').is_plain_list
