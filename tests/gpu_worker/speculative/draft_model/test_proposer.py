@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.sequence import Sequence
@@ -105,14 +106,19 @@ def test_sequence_for_which_a_step_has_no_room_left_waits_for_the_next() -> None
     assert drafts_of(proposer, requests) == [right(first, 2), right(second, 2)]
 
 
-def test_sequences_without_blocks_get_no_draft_until_others_left() -> None:
-    proposer, _ = make_proposer(num_blocks=4)
+def test_sequences_without_blocks_get_no_draft_until_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer, runner = make_proposer(num_blocks=4)
+    plans: list[StepPlan] = []
+    submit = runner.submit
+    monkeypatch.setattr(runner, "submit", lambda plan: (plans.append(plan), submit(plan))[1])
     first, second = make_sequence(10), make_sequence(10, first=5)
     requests = [DraftRequest(first, 2), DraftRequest(second, 2)]
     assert drafts_of(proposer, requests) == [right(first, 2), ()]
     proposer.forget(first)
     proposer.forget(first)
     assert drafts_of(proposer, requests[1:]) == [right(second, 2)]
+    # The runner forgets it, too.
+    assert sum(len(plan.departed) for plan in plans) == 1
 
 
 def test_sequence_beyond_the_smaller_models_length_gets_no_draft() -> None:
