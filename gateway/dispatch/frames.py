@@ -26,6 +26,7 @@ from gateway.dispatch.recovery import Reason, timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
 from shared.log_limit import LogLimit
+from shared.media import IMAGE_NOT_FOUND
 from shared.messages import UNDECODABLE, Delta, Finish, Frame, Request, Usage
 
 STRAY_CANCEL_INTERVAL_S = 1.0
@@ -196,6 +197,10 @@ class FrameReceiver:
             )
         elif finish.reason == "expired":
             self._endings.fail(flight, timeout_error())
+        elif finish.reason == "failed" and finish.error_code == IMAGE_NOT_FOUND:
+            # Clients send it again by themselves, and then it is stored again.
+            message = finish.error or "An image of this request is no longer stored."
+            self._endings.fail(flight, ApiError(503, message, code=IMAGE_NOT_FOUND, retry_after_s=1.0))
         elif finish.reason == "failed" and finish.error_param is not None:
             message = finish.error or "The request cannot be served."
             code = finish.error_code or "invalid_value"
