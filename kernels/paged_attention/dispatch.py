@@ -62,30 +62,12 @@ def paged_attention_cpu(
         token_stride = num_heads * head_dim
     result = torch.empty(num_tokens, num_heads, value_dim, dtype=query.dtype)
     arguments = AttentionStructure(
-        query.data_ptr(),
-        result.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        address_of(kv_scales),
-        block_tables.data_ptr(),
-        query_starts.data_ptr(),
-        context_lens.data_ptr(),
-        address_of(tree_masks),
-        address_of(sinks),
-        token_stride,
-        strides_of(key_cache),
-        strides_of(value_cache),
-        num_seqs,
-        max_blocks,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        value_dim,
-        block_size,
-        sliding_window or 0,
-        chunk_size or 0,
-        scale,
-        soft_cap or 0.0,
+        *(query.data_ptr(), result.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), address_of(kv_scales)),
+        *(block_tables.data_ptr(), query_starts.data_ptr(), context_lens.data_ptr()),
+        *(address_of(tree_masks), address_of(sinks)),
+        *(token_stride, strides_of(key_cache), strides_of(value_cache)),
+        *(num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, value_dim, block_size),
+        *(sliding_window or 0, chunk_size or 0, scale, soft_cap or 0.0),
     )
     dtypes = DTYPE_NUMBERS[query.dtype], CACHE_DTYPE_NUMBERS[key_cache.dtype]
     library.paged_attention(ctypes.byref(arguments), *dtypes, torch.get_num_threads())

@@ -64,31 +64,15 @@ def rope_kv_write_cpu(
     has_values = value_cache is not None and values is None
     num_heads = num_all_heads - (2 if has_values else 1) * num_kv_heads
     none = StridesStructure()
+    norm = (None, None, 0.0) if head_norm is None else (head_norm.query, head_norm.key, head_norm.eps)
+    strides = [none if cache is None else strides_of(cache) for cache in (key_cache, value_cache)]
     arguments = RotationStructure(
-        qkv.data_ptr(),
-        address_of(values),
-        positions.data_ptr(),
-        address_of(cos_sin),
-        address_of(key_cache),
-        address_of(value_cache),
-        address_of(kv_scales),
-        slot_mapping.data_ptr(),
-        address_of(None if head_norm is None else head_norm.query),
-        address_of(None if head_norm is None else head_norm.key),
-        qkv.stride(0),
-        0 if values is None else values.stride(0),
-        none if key_cache is None else strides_of(key_cache),
-        none if value_cache is None else strides_of(value_cache),
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        0 if cos_sin is None else cos_sin.shape[1],
-        first_rotated,
-        is_interleaved,
-        0 if value_cache is None else value_cache.shape[3],
-        num_tokens,
-        1 if key_cache is None else key_cache.shape[1],
-        0.0 if head_norm is None else head_norm.eps,
+        *(qkv.data_ptr(), address_of(values), positions.data_ptr(), address_of(cos_sin)),
+        *(address_of(key_cache), address_of(value_cache), address_of(kv_scales), slot_mapping.data_ptr()),
+        *(address_of(norm[0]), address_of(norm[1]), qkv.stride(0), 0 if values is None else values.stride(0)),
+        *(*strides, num_heads, num_kv_heads, head_dim, 0 if cos_sin is None else cos_sin.shape[1]),
+        *(first_rotated, is_interleaved, 0 if value_cache is None else value_cache.shape[3], num_tokens),
+        *(1 if key_cache is None else key_cache.shape[1], norm[2]),
     )
     cache_dtype = qkv.dtype if key_cache is None else key_cache.dtype
     dtypes = DTYPE_NUMBERS[qkv.dtype], CACHE_DTYPE_NUMBERS[cache_dtype]

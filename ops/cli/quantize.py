@@ -78,7 +78,7 @@ def run(config: QuantizeConfig) -> int:
         first = next(steps)
         _advance(chain([first], steps), unseen)
     except KeyboardInterrupt:
-        told = f"interrupted; delete {config.out} before you start again: it is no whole model"
+        told = f"interrupted; delete {config.out} before you start again: it is incomplete"
         click.echo(f"\n{told}", err=True)
         raise
     if unseen:

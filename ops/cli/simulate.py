@@ -202,7 +202,7 @@ def _kills(config: SimulateConfig) -> tuple[tuple[int, float], ...]:
             continue
         found = _KILL.fullmatch(text.strip())
         if found is None:
-            raise ConfigError("HEADRACE_KILL", f"{text!r} is no worker and second like 3@60")
+            raise ConfigError("HEADRACE_KILL", f"{text!r} is not a worker and a second, like 3@60")
         if int(found[1]) >= config.workers:
             raise ConfigError("HEADRACE_KILL", f"there is no worker {found[1]}; they are 0 to {config.workers - 1}")
         kills.append((int(found[1]), float(found[2])))

@@ -45,7 +45,7 @@ class VirtualClock:
         return self.call_at(self.now + delay, callback)
 
     def call_at(self, at: float, callback: Callback) -> VirtualTimer:
-        """Call something at a time."""
+        """Call a function when the virtual clock reaches a time."""
         timer = VirtualTimer(callback)
         heapq.heappush(self._timers, (at, next(self._numbers), timer))
         return timer

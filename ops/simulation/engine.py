@@ -115,7 +115,7 @@ class RunScheduler(Scheduler):
         return sum([each.num_computed_tokens + 1 for each in self._running.decoding["interactive"].values()])
 
     def num_new_blocks(self, steps: int) -> int:
-        """Return how many blocks so many steps of decodes take beyond those that sequences have."""
+        """Return how many more blocks the running sequences need for this many decode steps."""
         size, new = self.config.block_size, 0
         for each in self._running.decoding["interactive"].values():
             count = (each.num_computed_tokens + steps - 1) // size + 1 - len(each.block_table)
@@ -124,7 +124,7 @@ class RunScheduler(Scheduler):
         return new
 
     def take_equal_steps(self, steps: int) -> None:
-        """Do what so many steps of the same decodes do to sequences and blocks."""
+        """Advance all running sequences by this many equal decode steps, and take the blocks for them."""
         decodes = list(self._running.decoding["interactive"].values())
         # As the plan of the last step has it: blocks for the token that comes next are taken when that is planned.
         tokens = [TOKEN_ID] * (steps - 1)
@@ -151,7 +151,7 @@ class VirtualEngine(Engine):
     """
 
     def __init__(self, config: SchedulerConfig, runner: TimedRunner, clock: VirtualClock, *, takes_runs: bool) -> None:
-        """Begin idle; `takes_runs` of equal steps at once, or each step by itself."""
+        """Start without any sequence; with `takes_runs`, equal steps are computed at once."""
         scheduler = RunScheduler(config)
         super().__init__(scheduler, runner, clock.time)
         self._run_scheduler = scheduler

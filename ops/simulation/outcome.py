@@ -14,7 +14,6 @@ class TokenGaps:
     """Times between two tokens of a stream, as counts of equal ones within one percent."""
 
     def __init__(self) -> None:
-        """Count nothing yet."""
         self._counts: Counter[int] = Counter()
         self.total_s = 0.0
         self.count = 0

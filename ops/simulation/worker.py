@@ -74,7 +74,7 @@ class VirtualWorker:
         *,
         takes_runs: bool,
     ) -> None:
-        """Begin idle."""
+        """Start without any request."""
         self.name = self.worker = name
         self.is_alive = True
         self.is_pulling = False

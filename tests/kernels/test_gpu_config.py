@@ -5,12 +5,9 @@ import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration, generation_of
 from kernels.linear.dense.small_gemm.config import is_preferred, small_gemm_launch
-from kernels.linear.dense.small_gemm.launch_table import SMALL_GEMM
 from kernels.linear.product_launch import MIN_BLOCK_N
-from kernels.paged_attention import launch_table as tables
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, _chunk_config
-from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, SplitConfig, chunk_config, split_config
-from kernels.sampling.config import sampling_config
+from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, chunk_config, split_config
 
 
 @pytest.mark.parametrize(
@@ -34,21 +31,27 @@ def test_capability_belongs_to_generation(
 
 
 @pytest.mark.parametrize("generation", GpuGeneration)
-def test_launches_are_those_of_the_tables(generation: GpuGeneration) -> None:
-    """Blackwell takes Hopper's entries, unless a table has others for it."""
-    name = "HOPPER" if generation is GpuGeneration.BLACKWELL else generation.name
-    split, eight_bits, chunk = (
-        table[name] for table in (tables.SPLIT_ATTENTION, tables.SPLIT_ATTENTION_8BIT, tables.CHUNK_ATTENTION)
-    )
-    for padded_head_dim, size in ((16, 64), (64, 64), (128, 128), (256, 256), (512, 512)):
-        assert split_config(generation, padded_head_dim, torch.bfloat16) == SplitConfig(*split[size])
-        assert split_config(generation, padded_head_dim, torch.bfloat16, True) == SplitConfig(*eight_bits[size])
-        assert chunk_config(generation, padded_head_dim, torch.float16) == ChunkConfig(*chunk[size])
+@pytest.mark.parametrize("is_8bit_cache", [False, True])
+def test_every_size_of_heads_has_launches_and_larger_heads_have_no_larger_tiles(
+    generation: GpuGeneration, is_8bit_cache: bool
+) -> None:
+    sizes = (16, 32, 64, 128, 256, 512)
+    splits = [split_config(generation, size, torch.bfloat16, is_8bit_cache) for size in sizes]
+    chunks = [chunk_config(generation, size, torch.float16) for size in sizes]
+    for widths in ([each.block_n for each in splits], [each.block_m * each.block_n for each in chunks]):
+        assert widths == sorted(widths, reverse=True)
+    for config in (*splits, *chunks):
+        # A tile of a matrix product has at least 16 columns, and a power of two.
+        assert config.block_n in (16, 32, 64, 128)
+        assert config.num_warps in (4, 8)
+
+
+@pytest.mark.parametrize("generation", GpuGeneration)
+def test_every_number_of_rows_has_a_small_product(generation: GpuGeneration) -> None:
     for num_rows, max_rows in ((1, 16), (16, 16), (17, 32), (64, 64)):
         launch = small_gemm_launch(generation, num_rows)
-        assert (launch.block_m, launch.block_k) == (max_rows, SMALL_GEMM[name][max_rows][1])
+        assert launch.block_m == max_rows
         assert launch.block_n >= MIN_BLOCK_N
-    assert sampling_config(generation).stages == (4 if generation.is_datacenter else 3)
 
 
 @pytest.mark.parametrize("generation", GpuGeneration)

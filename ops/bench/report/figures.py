@@ -72,7 +72,7 @@ def engine(
 def speculation(run: Run, model: str, batch: int, *proposers: str, choose: Callable[..., Row] = max) -> Figure | None:
     """Read the tokens per second with drafts that adapt, and those without drafts.
 
-    Of these proposers that one speaks whose speed-up `choose` takes.
+    The figure is that of the proposer whose speed-up `choose` picks.
     """
     rows = [row for row in _where(run, model=model, batch=batch) if row["proposer"] in proposers]
     if not rows:

@@ -54,7 +54,7 @@ def test_trace_and_deaths_are_simulated(profile: Path, tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (("--kill", "2@5"), "--kill: there is no worker 2; they are 0 to 0"),
-        (("--kill", "soon"), "--kill: 'soon' is no worker and second like 3@60"),
+        (("--kill", "soon"), "--kill: 'soon' is not a worker and a second, like 3@60"),
         (("--shared-prefix", "50"), "--shared-prefix: is 50; it must be less than --prompt (50)"),
     ],
 )

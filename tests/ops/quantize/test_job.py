@@ -286,7 +286,7 @@ def test_command_that_is_interrupted_says_what_it_left(
     arguments = ["--method", "int8", "--model", str(model), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(command, arguments)
     assert isinstance(result.exception, SystemExit)
-    told = f"interrupted; delete {tmp_path / 'out'} before you start again: it is no whole model"
+    told = f"interrupted; delete {tmp_path / 'out'} before you start again: it is incomplete"
     assert told in result.output.splitlines()
 
 
