@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, get_args
@@ -44,6 +45,7 @@ _RECEIPT_USED_S = 86400.0
 Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens", "device_us", "energy_mj"]
 """`device_us` are microseconds of devices, `energy_mj` their millijoules. Each measure has a counter for all time, and
 one for each day of UTC, which `headrace setup` deletes after `DAYS_KEPT`."""
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 DAYS_KEPT = 400
 _DAY_S = 86400
 _RECEIPTS = "receipts"
@@ -60,7 +62,10 @@ class _Account:
     """What was counted of one model.
 
     Attributes:
+        model: Its name.
+        lane: Of what is counted.
         receipt: Subject of a counter that this process alone changes, by 1 with each publication.
+        rows: By tenant and day, what was counted since it was last sent.
         counted: By subject, what has not been sent.
         sending: By subject, what was sent and is not known to be taken.
         is_doubtful: Whether NATS may have taken `sending`.
@@ -68,7 +73,10 @@ class _Account:
         taken_at: Monotonic seconds of the last one.
     """
 
+    model: str
+    lane: Lane
     receipt: str
+    rows: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     counted: Counter[str] = field(default_factory=Counter)
     sending: dict[str, int] = field(default_factory=dict)
     is_doubtful: bool = False
@@ -77,6 +85,12 @@ class _Account:
 
     def prepare(self) -> None:
         """Choose what is sent next; what is being sent stays so until NATS has taken it."""
+        rows, self.rows = self.rows, {}
+        for (tenant, day), counts in rows.items():
+            for measure, count in zip(MEASURES, counts, strict=True):
+                if count:
+                    self.counted[usage_subject(tenant, self.model, self.lane, measure)] += count
+                    self.counted[usage_subject(tenant, self.model, self.lane, f"{measure}-{day}")] += count
         if not self.sending:
             self.sending = dict(list(self.counted.items())[:_MAX_CHANGES])
             for subject in self.sending:
@@ -106,6 +120,7 @@ class UsageLedger:
     def __init__(self, lane: Lane, clock: Callable[[], float] = time.time) -> None:
         """Count answers of a lane; nothing is sent before `flush`. Days are those of `clock`, in Unix seconds."""
         self._clock = clock
+        self._day, self._day_began = "", -math.inf
         self._lane: Lane = lane
         self._accounts: dict[str, _Account] = {}
         self._paused_until = 0.0
@@ -114,35 +129,39 @@ class UsageLedger:
 
     def add(self, tenant: str, model: str, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> None:
         """Count an answer."""
-        counts: dict[Measure, int] = {
-            "requests": 1,
-            "prompt_tokens": prompt_tokens,
-            "cached_tokens": cached_tokens,
-            "completion_tokens": completion_tokens,
-        }
-        self._add(tenant, model, counts)
+        counts = self._counts(tenant, model)
+        counts[0] += 1
+        counts[1] += prompt_tokens
+        counts[2] += cached_tokens
+        counts[3] += completion_tokens
 
     def add_time(self, tenant: str, model: str, receipt: Receipt) -> None:
         """Count what an attempt has taken of the device."""
-        energy_mj = 0 if receipt.energy_j is None else round(receipt.energy_j * 1e3)
-        self._add(tenant, model, {"device_us": round(receipt.device_s * 1e6), "energy_mj": energy_mj})
+        counts = self._counts(tenant, model)
+        counts[4] += round(receipt.device_s * 1e6)
+        if receipt.energy_j is not None:
+            counts[5] += round(receipt.energy_j * 1e3)
 
-    def _add(self, tenant: str, model: str, counts: Mapping[Measure, int]) -> None:
-        counted, day = self._account(model).counted, day_of(self._clock())
-        for measure, count in counts.items():
-            if count:
-                counted[usage_subject(tenant, model, self._lane, measure)] += count
-                counted[usage_subject(tenant, model, self._lane, f"{measure}-{day}")] += count
+    def _counts(self, tenant: str, model: str) -> list[int]:
+        """Return what is counted of a tenant and model today, in the order of `MEASURES`. Once a request or twice."""
+        now = self._clock()
+        if not 0.0 <= now - self._day_began < _DAY_S:
+            self._day, self._day_began = day_of(now), now // _DAY_S * _DAY_S
+        rows, key = self._account(model).rows, (tenant, self._day)
+        counts = rows.get(key)
+        if counts is None:
+            counts = rows[key] = [0] * len(MEASURES)
+        return counts
 
     def _account(self, model: str) -> _Account:
         account = self._accounts.get(model)
         if account is None or self._is_outlived(account):
             receipt = usage_subject(secrets.token_hex(8), model, self._lane, _RECEIPTS)
-            account = self._accounts[model] = _Account(receipt)
+            account = self._accounts[model] = _Account(model, self._lane, receipt)
         return account
 
     def _is_outlived(self, account: _Account) -> bool:
-        is_idle = not account.sending and not account.counted
+        is_idle = not (account.sending or account.counted or account.rows)
         return is_idle and time.monotonic() - account.taken_at > _RECEIPT_USED_S
 
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
@@ -168,7 +187,7 @@ class UsageLedger:
                 self._log_limit.warning("unanswered", told, error)
 
     async def _send(self, js: JetStreamContext, account: _Account) -> None:
-        while account.sending or account.counted:
+        while account.sending or account.counted or account.rows:
             account.prepare()
             if not (account.is_doubtful and await _was_taken(js, account)):
                 account.is_doubtful = True
@@ -231,11 +250,10 @@ async def read_usage(
     Raises:
         nats.errors.Error: NATS does not answer, or there is no such stream.
     """
-    measures: tuple[str, ...] = get_args(Measure)
-    for measure in measures:
+    for measure in MEASURES:
         num_read = 0
         async for _, subject, data, _ in _counters(js, measure if day is None else f"{measure}-{day}", tenant):
-            if most is not None and num_read >= most // len(measures):
+            if most is not None and num_read >= most // len(MEASURES):
                 break
             num_read += 1
             owner, model, lane, _ = subject.split(".")[2:]

@@ -54,9 +54,8 @@ class FlightLog:
             self.ended.append(attempt)
         self.claimed_at, self.why = None, attempt.end
 
-    def told(self, last: Attempt | None, began_at: float) -> list[Attempt]:
-        """Return all attempts, with times since `began_at`; `last` is the present one."""
-        attempts = self.ended if last is None else [*self.ended, last]
+    def earlier(self, began_at: float) -> list[Attempt]:
+        """Return the attempts that have ended, with times since `began_at`."""
         return [
             msgspec.structs.replace(
                 each,
@@ -65,7 +64,7 @@ class FlightLog:
                 ended_s=max(0.0, each.ended_s - began_at),
                 receipt=self.receipts.get(each.epoch),
             )
-            for each in attempts
+            for each in self.ended
         ]
 
 
@@ -178,18 +177,20 @@ class Flight(_Progress):
         """Usage as far as the gateway itself knows it."""
         return Usage(self.prompt_tokens, len(self.emitted))
 
-    def attempt_ended(self, end: str, now: float) -> Attempt:
-        """Return what there is to tell of the present attempt, which ends now; all times are loop times."""
+    def attempt_ended(self, end: str, now: float, began_at: float = 0.0) -> Attempt:
+        """Return what there is to tell of the present attempt, which ends now; its times are since `began_at`."""
         log = self.log
+        claimed_at = log.claimed_at
         return Attempt(
             epoch=self.epoch,
             why=log.why,
-            published_s=self.published_at,
-            claimed_s=log.claimed_at,
+            published_s=max(0.0, self.published_at - began_at),
+            claimed_s=None if claimed_at is None else max(0.0, claimed_at - began_at),
             worker=self.worker,
-            ended_s=now,
+            ended_s=max(0.0, now - began_at),
             end=end,
             tokens=self.num_produced,
+            receipt=log.receipts.get(self.epoch),
         )
 
     def attempt(self) -> Request:

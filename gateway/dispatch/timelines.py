@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gateway.dispatch.inflight import Flight
 from shared.messages import Delta, Finish
 from shared.receipt import Receipt
-from shared.timeline import MAX_SEQUENCES, Attempt, Order, SequenceLife, Summary, Timeline
+from shared.timeline import MAX_SEQUENCES, Order, SequenceLife, Summary, Timeline
 from shared.usage_ledger import UsageLedger
 from shared.worker_metrics import MAX_RANKS
 
@@ -78,10 +78,12 @@ class TimelineKeeper:
         self.gateway = gateway
         self.shows_prompts = shows_prompts
         self._max_kept = max_kept
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Timeline).decode
         self._usage = usage
         self._clock = clock
         self._running: dict[tuple[str, str], _Entry] = {}
-        self._kept: OrderedDict[tuple[str, str], tuple[Summary, bytes]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
         self._late: OrderedDict[str, _Late] = OrderedDict()
         self._flights: Callable[[], Iterable[Flight]] = tuple
 
@@ -100,8 +102,10 @@ class TimelineKeeper:
             return
         key = timeline.tenant, timeline.id
         entry = self._running.pop(key, None)
-        if entry is not None:
-            timeline = replace(timeline, sequences=entry.sequences, left_out=entry.left_out)
+        if entry is not None and entry.sequences:
+            # It is new, and its list is its own: nobody else has it.
+            timeline.sequences.extend(entry.sequences)
+            timeline = replace(timeline, left_out=entry.left_out) if entry.left_out else timeline
         self._keep(key, timeline)
 
     def sequence_ended(self, flight: Flight, end: str, finish: Finish | None) -> None:
@@ -119,7 +123,7 @@ class TimelineKeeper:
         kept = self._kept.get(key)
         if kept is None:
             return  # its answer was given elsewhere, or long ago
-        timeline = msgspec.msgpack.decode(kept[1], type=Timeline)
+        timeline = self._decode(kept[1])
         began_at = now - (time.time() - timeline.began)
         entry = _Entry(began_at, lambda: timeline, timeline.sequences, timeline.left_out)
         _add(entry, _life(flight, reason, now, began_at))
@@ -139,10 +143,10 @@ class TimelineKeeper:
             return
         if flight is not None:
             log, request = flight.log, flight.request
-            attempt = _attempt_of(flight, delta.epoch)
-            if delta.epoch in log.receipts or attempt is None or attempt.worker != worker:
+            holder, claimed_at = _holder(flight, delta.epoch)
+            if delta.epoch in log.receipts or holder != worker:
                 return
-            receipt = _bounded(receipt, attempt.claimed_s, now)
+            receipt = _bounded(receipt, claimed_at, now)
             log.receipts[delta.epoch] = receipt
             self._usage.add_time(request.tenant, request.model, receipt)
             return
@@ -159,13 +163,12 @@ class TimelineKeeper:
         running = [self._so_far(key, entry) for key, entry in self._running.items() if key[1] == request_id]
         self._drop_old()
         kept = [content for key, (_, content) in self._kept.items() if key[1] == request_id]
-        found = [msgspec.msgpack.decode(content, type=Timeline) for content in reversed(kept)]
-        return [*running, *found]
+        return [*running, *map(self._decode, reversed(kept))]
 
     def summaries(self, order: Order, limit: int) -> list[Summary]:
         """Return the first of the requests that are kept, by an order; `failed` are those that were not answered."""
         self._drop_old()
-        found = [summary for summary, _ in self._kept.values()]
+        found = [_summary(self._decode(content)) for _, content in self._kept.values()]
         if order == "failed":
             found = [each for each in found if each.status >= 400 or each.outcome != "completed"]
         return sorted(found, key=sort_key(order), reverse=True)[:limit]
@@ -179,20 +182,21 @@ class TimelineKeeper:
         return replace(timeline, sequences=shown.sequences, left_out=shown.left_out)
 
     def _keep(self, key: tuple[str, str], timeline: Timeline) -> None:
-        content = msgspec.msgpack.encode(timeline)
+        content = self._encode(timeline)
         if len(content) > MAX_TIMELINE_BYTES:
             timeline = replace(timeline, sequences=[], left_out=len(timeline.sequences) + timeline.left_out)
-            content = msgspec.msgpack.encode(timeline)
-        self._kept[key] = (_summary(timeline), content)
+            content = self._encode(timeline)
+        self._kept[key] = timeline.began + timeline.ended_s, content
         self._kept.move_to_end(key)
-        while len(self._kept) > self._max_kept:
+        if len(self._kept) > self._max_kept:
             self._kept.popitem(last=False)
+        self._drop_old()
 
     def _drop_old(self) -> None:
+        """Let go of requests that ended long ago; they are kept in the order in which they ended."""
         oldest = time.time() - KEPT_S
-        old = [key for key, (each, _) in self._kept.items() if each.began + each.ended_s < oldest]
-        for key in old:
-            del self._kept[key]
+        while self._kept and next(iter(self._kept.values()))[0] < oldest:
+            self._kept.popitem(last=False)
 
     def _expect(self, flight: Flight, key: tuple[str, str], now: float) -> None:
         assert flight.worker is not None
@@ -206,7 +210,7 @@ class TimelineKeeper:
     def _complete(self, late: _Late, flight_id: str, receipt: Receipt) -> None:
         """Add a receipt that came late to what is kept of its request."""
         entry, kept = self._running.get(late.key), self._kept.get(late.key)
-        timeline = None if kept is None else msgspec.msgpack.decode(kept[1], type=Timeline)
+        timeline = None if kept is None else self._decode(kept[1])
         lives = entry.sequences if entry is not None else [] if timeline is None else timeline.sequences
         for life in lives:
             if life.id == flight_id and life.attempts:
@@ -230,13 +234,16 @@ def _add(entry: _Entry, life: SequenceLife) -> None:
 
 
 def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:
-    return SequenceLife(flight.id, flight.log.told(flight.attempt_ended(end, now), began_at))
+    last = flight.attempt_ended(end, now, began_at)
+    return SequenceLife(flight.id, [*flight.log.earlier(began_at), last] if flight.log.ended else [last])
 
 
-def _attempt_of(flight: Flight, epoch: int) -> Attempt | None:
+def _holder(flight: Flight, epoch: int) -> tuple[str | None, float | None]:
+    """Return who had an attempt, and since when by loop time."""
     if epoch == flight.epoch:
-        return flight.attempt_ended("", 0.0)
-    return next((each for each in flight.log.ended if each.epoch == epoch), None)
+        return flight.worker, flight.log.claimed_at
+    found = (each for each in flight.log.ended if each.epoch == epoch)
+    return next(((each.worker, each.claimed_s) for each in found), (None, None))
 
 
 def _summary(timeline: Timeline) -> Summary:
