@@ -50,7 +50,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "experts_scratch": (_INT64, [_POINTER, *[_INT32] * 3]),
         "draft_chain": (_INT32, [*[_POINTER] * 7, _INT32]),
         "draft_chain_scratch": (_INT64, [*[_POINTER] * 2, *[_INT64] * 2]),
-        "sample_tokens": (None, [*[_POINTER] * 9, _INT64, *[_INT32] * 4]),
+        "sample_tokens": (None, [*[_POINTER] * 10, _INT64, *[_INT32] * 4]),
         "part_highest": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3]),
         "part_masses": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3]),
         "part_draw": (None, [*[_POINTER] * 6, _INT64, *[_INT32] * 3]),

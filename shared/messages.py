@@ -53,11 +53,11 @@ from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
-POOLING_OPTIONS, TEXT_PARTS = "pooling_options", "text_parts"
-BACKGROUND, LOGPROB_TOKENS, ADAPTERS, IMAGES = "background", "logprob_token_ids", "adapters", "images"
+POOLING_OPTIONS, TEXT_PARTS, BACKGROUND = "pooling_options", "text_parts", "background"
+LOGPROB_TOKENS, ADAPTERS, IMAGES, WATERMARK = "logprob_token_ids", "adapters", "images", "watermark"
 # What a worker of this version understands beyond the first: the queue `resumed`, options of pooling, drains, ends of
-# content parts, queues `background`, listed log probabilities, adapters; and `IMAGES` where its model sees.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS)
+# content parts, queues `background`, listed log probabilities, adapters, watermarks; `IMAGES` where its model sees.
+FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS, WATERMARK)
 BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
 # The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams.
 GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)
@@ -381,8 +381,8 @@ def encode(message: Struct) -> bytes:
 
 
 def encode_request(request: Request) -> bytes:
-    """Encode a request for a queue: one with images as JSON, of which earlier versions refuse unknown fields."""
-    return msgspec.json.encode(request) if request.media else _encoder.encode(request)
+    """Encode a request for a queue: with images or a watermark as JSON, of which earlier versions refuse new fields."""
+    return msgspec.json.encode(request) if request.media or request.sampling.watermark else _encoder.encode(request)
 
 
 def decode_request(payload: bytes) -> Request:

@@ -27,7 +27,12 @@ from shared.bounds import (
     TokenId,
     TopK,
 )
+from shared.errors import BadRequestError
 from shared.grammar.grammar import Grammar
+from shared.watermark import WatermarkKey
+
+LEAST_TEMPERATURE = 1e-5
+"""Below it, differences of logits overflow when divided by it: the most likely token takes all."""
 
 DefaultedName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 """A parameter that a model's files may advise a value for."""
@@ -64,6 +69,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ignore_eos: Go on after the end-of-sequence token.
         grammar: What the output must look like; None for anything.
         skip_special_tokens: Leave special tokens out of the text.
+        watermark: Marks the text (`shared.watermark`); None does not. A secret of the sender: it is in no log.
     """
 
     max_tokens: NumOutputTokens | None = None
@@ -88,6 +94,32 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad_words: Annotated[tuple[BadWord, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
     grammar: Grammar | None = None
     skip_special_tokens: bool = True
+    watermark: WatermarkKey | None = None
+
+    def __repr__(self) -> str:
+        """Name the parameters that are given, without the key of the watermark."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        if self.watermark is not None:
+            fields["watermark"] = "..."
+        return f"Sampling({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def check_markable(sampling: Sampling) -> None:
+    """Refuse to sample with a watermark where no token is left to chance.
+
+    Raises:
+        BadRequestError: Names the parameter, and what it has to be.
+    """
+    for name, is_fine, needed in (
+        ("temperature", sampling.temperature >= LEAST_TEMPERATURE, f"at least {LEAST_TEMPERATURE:g}"),
+        ("top_k", sampling.top_k != 1, "0 or at least 2"),
+        ("top_p", sampling.top_p > 0.0, "above 0"),
+        ("min_p", sampling.min_p < 1.0, "below 1"),
+    ):
+        if not is_fine:
+            message = f"'{name}' is {getattr(sampling, name):g}, which leaves nothing to chance: answers to this key"
+            message += f" carry a watermark, which is drawn by chance. Make it {needed}."
+            raise BadRequestError(message, name, "watermark_needs_chance")
 
 
 def with_advice(sampling: Sampling, left_out: Iterable[str], defaults: SamplingDefaults | None) -> Sampling:

@@ -10,9 +10,10 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from gateway.admission.api_keys import (
     ALL_MODELS,
@@ -23,6 +24,7 @@ from gateway.admission.api_keys import (
     list_tenants,
     tenants_file,
 )
+from gateway.admission.watermark_secrets import list_watermarks, watermarks_file
 from gateway.errors import ApiError, model_not_found
 from gateway.http1.body import BodyOwner
 from gateway.metrics import GatewayMetrics
@@ -47,7 +49,10 @@ Holder = tuple[str, float | None, "Principal"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all."""
+    """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all.
+
+    `watermark` is the secret of its tenant, whose answers are marked; None where they are not.
+    """
 
     key_id: str
     tenant: str
@@ -59,6 +64,7 @@ class Principal:
     max_priority: int | None = None
     weight: float = 1.0
     tenant_limits: TenantRecord | None = None
+    watermark: str | None = field(default=None, repr=False)
 
     @property
     def is_unlimited(self) -> bool:
@@ -180,27 +186,42 @@ class KeyStore:
         Raises:
             ConfigError: They cannot be read.
         """
-        return self._read()
+        records, tenants, _ = self._read()
+        return records, tenants
 
-    def _read(self) -> tuple[list[KeyRecord], list[TenantRecord]]:
-        return ([], []) if self._path is None else (list_keys(self._path), list_tenants(self._path))
+    def watermark_of(self, tenant: str) -> str | None:
+        """Return the secret that marks the answers of a tenant; None where they are not marked."""
+        if self._clock() >= self._next_check:
+            self._reload_if_changed()
+        return self._watermarks.get(tenant)
 
-    def _index(self, records: list[KeyRecord], tenants: list[TenantRecord]) -> None:
+    def _read(self) -> tuple[list[KeyRecord], list[TenantRecord], dict[str, str]]:
+        path = self._path
+        return ([], [], {}) if path is None else (list_keys(path), list_tenants(path), list_watermarks(path))
+
+    def _index(self, records: list[KeyRecord], tenants: list[TenantRecord], watermarks: dict[str, str]) -> None:
+        self._watermarks = watermarks
         limits = {record.tenant: record for record in tenants}
         valid = [record for record in records if record.revoked is None]
         self._principals: dict[str, Holder] = {
-            record.sha256: (record.sha256, record.expires, _principal(record, limits.get(record.tenant)))
+            record.sha256: (
+                record.sha256,
+                record.expires,
+                _principal(record, limits.get(record.tenant), watermarks.get(record.tenant)),
+            )
             for record in valid
         }
+        of_default: dict[str, Any] = {"tenant_limits": limits.get("default"), "watermark": watermarks.get("default")}
         if self._bootstrap is not None:
-            own = Principal(BOOTSTRAP_KEY_ID, "default", tenant_limits=limits.get("default"))
+            own = Principal(BOOTSTRAP_KEY_ID, "default", **of_default)
             self._principals[self._bootstrap] = (self._bootstrap, None, own)
         if self._probe is not None:
             self._principals[self._probe] = (self._probe, None, Principal(PROBE_KEY_ID, "default"))
-        self._nobody = Principal(NO_KEY_ID, "default", tenant_limits=limits.get("default"))
+        self._nobody = Principal(NO_KEY_ID, "default", **of_default)
 
-    def _stat(self) -> tuple[FileState | None, FileState | None]:
-        return (None, None) if self._path is None else (_state(self._path), _state(tenants_file(self._path)))
+    def _stat(self) -> tuple[FileState | None, ...]:
+        path = self._path
+        return (None,) if path is None else tuple(map(_state, (path, tenants_file(path), watermarks_file(path))))
 
     def _reload_if_changed(self) -> None:
         self._next_check = self._clock() + CHECK_INTERVAL_S
@@ -209,7 +230,7 @@ class KeyStore:
             return
         self._states = states
         try:
-            records, tenants = self._read()
+            read = self._read()
             if self._has_key_file and states[0] is None:
                 raise ConfigError("HEADRACE_KEYS_FILE", f"{self._path} has disappeared")
         except ConfigError as error:
@@ -219,7 +240,7 @@ class KeyStore:
             return
         self._metrics.is_keys_file_unread = False
         self._has_key_file = states[0] is not None
-        self._index(records, tenants)
+        self._index(*read)
         _logger.info("keys reloaded: %d valid", len(self._principals))
 
 
@@ -309,7 +330,7 @@ def unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": 'Bearer realm="headrace"'})
 
 
-def _principal(record: KeyRecord, tenant_limits: TenantRecord | None) -> Principal:
+def _principal(record: KeyRecord, tenant_limits: TenantRecord | None, watermark: str | None) -> Principal:
     return Principal(
         key_id=record.id,
         tenant=record.tenant,
@@ -321,4 +342,5 @@ def _principal(record: KeyRecord, tenant_limits: TenantRecord | None) -> Princip
         max_priority=record.max_priority,
         weight=record.weight,
         tenant_limits=tenant_limits,
+        watermark=watermark,
     )

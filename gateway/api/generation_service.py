@@ -28,6 +28,7 @@ from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
+from gateway.api.watermark import with_watermark
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError, model_not_found
 from gateway.fleet.fleet_load import FleetLoad
@@ -142,6 +143,9 @@ class GenerationService:
             return None
         principal = visit.principal
         known = self._repeated.find(visit.endpoint.name, principal.tenant, visit.body)
+        if known is not None and with_watermark(known.generation, principal.watermark) != known.generation:
+            # The tenant's answers have been marked since, or with another secret.
+            return None
         # A body that names no model is read by the models that its key may use.
         if known is None or not principal.can_use(known.generation.model):
             return None
@@ -177,7 +181,7 @@ class GenerationService:
     async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
-        generation = with_adapter(generation, self._dispatcher.fleet)
+        generation = with_watermark(with_adapter(generation, self._dispatcher.fleet), visit.principal.watermark)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)

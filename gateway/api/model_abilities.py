@@ -11,12 +11,13 @@ import msgspec
 from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.schemas.parameters import without_ranking
+from gateway.api.watermark import check_watermark
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
 from shared.errors import prompt_too_long
-from shared.messages import IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS
+from shared.messages import IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, with_advice
 
@@ -41,6 +42,7 @@ class ModelReading:
         """
         check_format_is_known(generation, load)
         generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
+        check_watermark(generation)
         if not is_costly(generation):
             return with_reading(generation, load.chat_format)
         async with self._one_costly:
@@ -110,7 +112,9 @@ def check_task(generation: Generation, load: FleetLoad) -> None:
 def _needed_features(generation: Generation) -> set[str]:
     pooling = generation.pooling
     if pooling is None:
-        return {LOGPROB_TOKENS} if generation.sampling.logprob_token_ids else set()
+        sampling = generation.sampling
+        wanted = ((LOGPROB_TOKENS, sampling.logprob_token_ids), (WATERMARK, sampling.watermark))
+        return {feature for feature, is_wanted in wanted if is_wanted}
     is_plain = not pooling.raw and pooling.input_type is None and generation.truncate_prompt_tokens is None
     return set() if is_plain else {POOLING_OPTIONS}
 

@@ -48,7 +48,9 @@ async def batch_routes(
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
     catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
-    driver_services = DriverServices(nats, log, catalog, kept, clock, services.bodies, services.images, fleet.models)
+    driver_services = DriverServices(
+        nats, log, catalog, kept, clock, services.bodies, services.images, fleet.models, services.keys.watermark_of
+    )
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)
     for work, name in ((drivers.watch_forever(), "watch of batches"), (catalog.sweep_forever(), "sweep of files")):

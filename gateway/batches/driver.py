@@ -64,6 +64,7 @@ class DriverServices:
     bodies: LargeBodies
     images: ImageIntake
     served: Callable[[], list[str]]
+    watermark_of: Callable[[str], str | None]
 
     @property
     def max_line_bytes(self) -> int:
@@ -124,7 +125,9 @@ class BatchDriver:
         record, services = self._lease.record, self._services
 
         async def check() -> InputCheck:
-            checking = InputCheck(record, services.max_line_bytes, services.served)
+            checking = InputCheck(
+                record, services.max_line_bytes, services.served, services.watermark_of(record.tenant)
+            )
             await checking.run(services.catalog, file, services.bodies)
             return checking
 
@@ -253,9 +256,12 @@ class BatchDriver:
     async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
         record, services = self._lease.record, self._services
 
+        watermark = services.watermark_of(record.tenant)
+
         def read() -> BatchLine:
             fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
-            return read_openai_line(fields, record.tenant, prefix, record.expires_at, services.clock.now())
+            now = services.clock.now()
+            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, watermark)
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
         return await self._with_images(line)

@@ -30,6 +30,7 @@ from gateway.api.output_reading import NO_TOOLS, naming_field, reading_of
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals
+from gateway.api.watermark import check_watermark, with_watermark
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
 from gateway.media.intake import ImageIntake
@@ -114,7 +115,12 @@ class BatchLine:
 
 
 def read_openai_line(
-    fields: dict[str, Any], tenant: str, prefix: str, deadline: float | None = None, now: float | None = None
+    fields: dict[str, Any],
+    tenant: str,
+    prefix: str,
+    deadline: float | None = None,
+    now: float | None = None,
+    watermark: str | None = None,
 ) -> BatchLine:
     """Return the jobs of a line; a bad line is a `BadRequestError` that names the field.
 
@@ -124,6 +130,7 @@ def read_openai_line(
         prefix: Of the jobs' ids, unique within the tenant.
         deadline: Unix seconds; None leaves it to the body.
         now: Unix seconds at the server; this machine's if not given.
+        watermark: The tenant's secret, if its answers are marked.
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
@@ -137,7 +144,8 @@ def read_openai_line(
     if not isinstance(url, str) or url not in PARSERS:
         raise BadRequestError(f"url has to be one of {', '.join(PARSERS)}", "url", "invalid_url")
     try:
-        generation = PARSERS[url](json.dumps(body).encode())
+        generation = with_watermark(PARSERS[url](json.dumps(body).encode()), watermark)
+        check_watermark(generation)
     except ApiError as error:
         param = "body" if error.param is None else f"body.{error.param}"
         raise BadRequestError(f"body: {error.message}", param, error.code or "invalid_value") from None

@@ -38,6 +38,7 @@ class InputCheck:
     record: BatchRecord
     max_line_bytes: int
     served: Callable[[], list[str]]
+    watermark: str | None = None
     num_lines: int = 0
     errors: list[BatchError] = field(default_factory=list)
     _ids: dict[bytes, int] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class InputCheck:
                 f"'{str(url)[:128]}'. It should match the batch API endpoint: '{record.endpoint}'."
             )
             raise BadRequestError(message, "url", "invalid_url")
-        parsed = read_openai_line(fields, record.tenant, record.id)
+        parsed = read_openai_line(fields, record.tenant, record.id, watermark=self.watermark)
         digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "replace"), digest_size=16).digest()
         first = self._ids.setdefault(digest, line.number)
         if first != line.number:

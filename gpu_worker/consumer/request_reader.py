@@ -20,7 +20,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError, prompt_too_long
 from shared.messages import Request, TokenLogprob
-from shared.sampling import Sampling
+from shared.sampling import Sampling, check_markable
 from shared.server_clock import ServerClock
 
 Prompt = PromptText | list[int]
@@ -43,8 +43,10 @@ class RequestReader:
         adapters: LoadedAdapters | None = None,
         *,
         sees: bool = False,
+        watermark_tenants: Collection[str] = (),
     ) -> None:
         self._sees = sees
+        self._watermark_tenants = frozenset(watermark_tenants)
         self._model = model
         self._eos_token_ids = directory.eos_token_ids
         self._max_model_len = max_model_len
@@ -64,6 +66,7 @@ class RequestReader:
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_images(request)
+        self._check_watermark(request)
         self._adapters.find(request.adapter)
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
@@ -88,6 +91,15 @@ class RequestReader:
         text = self._pooled.text(request)
         assert text is not None
         return text
+
+    def _check_watermark(self, request: Request) -> None:
+        if request.pooling is not None:
+            return
+        if request.sampling.watermark is not None:
+            check_markable(request.sampling)
+        elif request.tenant in self._watermark_tenants:
+            message = f"Answers to tenant {request.tenant[:64]!r} carry a watermark, and the request has no key for it."
+            raise BadRequestError(message, "sampling.watermark", "watermark_required")
 
     def _check_images(self, request: Request) -> None:
         if request.media or any(message.images for message in request.messages or ()):

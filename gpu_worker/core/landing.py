@@ -134,7 +134,7 @@ def set_limits(sequence: Sequence, max_num_tokens: int) -> None:
     sequence.stop_ids = stop_ids if sampling.ignore_eos else stop_ids | sequence.eos_token_ids
     sequence.max_num_tokens = min(sequence.num_prompt_tokens + sequence.max_tokens, max_num_tokens)
     has_bad_runs = any(len(word) > 1 for word in sequence.bad_words)
-    sequence.needs_last_token = has_bad_runs or sequence.constraint is not None
+    sequence.needs_last_token = has_bad_runs or sequence.constraint is not None or sampling.watermark is not None
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:

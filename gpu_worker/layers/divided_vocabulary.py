@@ -15,6 +15,7 @@ from kernels.sampling import (
     INVALID_TOKEN,
     SamplingParameters,
     TokenScores,
+    marked_scores,
     part_draw,
     part_highest,
     part_masses,
@@ -68,10 +69,11 @@ class Vocabulary:
         parameters: SamplingParameters,
         *,
         may_truncate: bool,
+        marks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Do what `sample_tokens` does, with a rank's logits, widened or not."""
         if not self.is_divided:
-            return sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate)
+            return sample_tokens(logits, slots, positions, parameters, may_truncate=may_truncate, marks=marks)
         own = self._own(logits)
         highest, columns = part_highest(own)
         told = self._told(torch.stack((highest.double(), (columns + self._first).double()), 1))
@@ -100,13 +102,27 @@ class Vocabulary:
         before = (behind - masses)[self._ranks.rank]
         drawn = part_draw(own, scales, highest, least, (target - before).contiguous()) + self._first
         drawn = self._told(drawn).gather(0, owner[None])[0].clamp_(max=self._size - 1)
+        if marks is not None:
+            drawn = self._marked(drawn, (own - highest[:, None]) * scales[:, None], least, marks)
         is_valid = is_valid & (behind[-1].isfinite() | is_greedy)
         token_ids = torch.where(is_greedy, likeliest, drawn).masked_fill_(~is_valid, INVALID_TOKEN)
         if is_cut_off is not None and bool((is_cut_off & ~is_greedy).any()):
             rows = (is_cut_off & ~is_greedy).nonzero()[:, 0]
             whole = self._ranks.gather(self._padded(own).index_select(0, rows))[:, : self._size].contiguous()
-            token_ids[rows] = sample_tokens(whole, slots[rows], positions[rows], parameters)
+            marks = None if marks is None else marks[rows]
+            token_ids[rows] = sample_tokens(whole, slots[rows], positions[rows], parameters, marks=marks)
         return token_ids
+
+    def _marked(
+        self, drawn: torch.Tensor, scaled: torch.Tensor, least: torch.Tensor, marks: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what each row draws under its mark, and `drawn` where it has none, `[num_rows]` int64."""
+        scores = marked_scores(scaled, least, marks, self._first)
+        best, columns = scores.max(dim=1)
+        told = self._told(torch.stack((best, (columns + self._first).double()), 1))
+        # The first rank that has it has the first token.
+        marked = told[..., 1].gather(0, told[..., 0].argmax(0, keepdim=True))[0].long()
+        return torch.where(marks != 0, marked, drawn)
 
     def _least(
         self,

@@ -91,9 +91,10 @@ class Worker:
         drain_asked: asyncio.Event | None = None,
         image_memory_bytes: int = 1 << 30,
         prefix_wait_s: float = MAX_WAIT_S,
+        watermark_tenants: tuple[str, ...] = (),
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
-        self._nats, self._clock = nats, ServerClock()
+        self._nats, self._clock, self._watermark_tenants = nats, ServerClock(), watermark_tenants
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
         sizes, tokenizer, adapting = setup.scheduler, model.tokenizer, setup.adapting or Adapting(LoadedAdapters())
@@ -144,7 +145,17 @@ class Worker:
     ) -> RequestReader:
         longest, tokenizer = sizes.max_model_len, model.tokenizer
         sees, files = self._images is not None, model.directory
-        return RequestReader(identity.model, files, longest, tokenizer, pooled, self._clock, adapters, sees=sees)
+        return RequestReader(
+            identity.model,
+            files,
+            longest,
+            tokenizer,
+            pooled,
+            self._clock,
+            adapters,
+            sees=sees,
+            watermark_tenants=self._watermark_tenants,
+        )
 
     def _follow_group(self) -> None:
         if self._group is None:

@@ -42,6 +42,11 @@ class WorkerConfig(NatsFiles):
         "generation_config.json advises, or none of it: temperature 1 and every token.",
         choices=("model", "none"),
     )
+    watermark_tenants: str = setting(
+        "",
+        "Tenants, separated by commas, whose requests are refused without the key of a watermark: for those who also "
+        "publish jobs themselves, past the gateways that add it.",
+    )
     allow_chat_template: bool = setting(
         False, "Let requests bring their own chat template; only for clients that you trust with the worker's memory."
     )

@@ -156,7 +156,9 @@ async def _run(
         return 0
     nats = connecting.result()
     limits, memory_bytes = StreamLimits(), config.image_memory_bytes
-    worker = Worker(identity, nats, setup, model, limits, observer, stopping, memory_bytes, config.prefix_wait_s)
+    tenants = tuple(name.strip() for name in config.watermark_tenants.split(",") if name.strip())
+    own = (memory_bytes, config.prefix_wait_s, tenants)
+    worker = Worker(identity, nats, setup, model, limits, observer, stopping, *own)
     events.consumer = worker.consumer
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.consumer.withdrawn)
     if health_socket is not None:

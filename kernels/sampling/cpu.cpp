@@ -8,6 +8,7 @@
 #include "philox.h"
 #include "scores.h"
 #include "threshold.h"
+#include "watermark.h"
 
 namespace headrace {
 namespace {
@@ -64,8 +65,8 @@ bool is_finite(float value) { return value - value == 0.0f; }
 
 EXPORTED void headrace_sample_tokens(const float* logits, const int64_t* slots, const int64_t* positions,
                                    const float* inverse_temperatures, const float* log_min_ps, const int32_t* top_ks,
-                                   const float* top_ps, const int64_t* seeds, int64_t* token_ids,
-                                   int64_t row_stride, int32_t num_rows, int32_t vocab_size, int32_t may_truncate,
+                                   const float* top_ps, const int64_t* seeds, const int64_t* marks,
+                                   int64_t* token_ids, int64_t row_stride, int32_t num_rows, int32_t vocab_size, int32_t may_truncate,
                                    int32_t num_threads) {
   using namespace headrace;
   int64_t cost = 0;
@@ -85,7 +86,9 @@ EXPORTED void headrace_sample_tokens(const float* logits, const int64_t* slots, 
       const TruncationScratch truncation{own.masses, own.list, own.rest};
       const float least =
           may_truncate ? find_least(row, log_min_ps[slot], top_ks[slot], top_ps[slot], truncation) : -INFINITY;
-      token_ids[i] = draw_token(row, least, uniform_number(seeds[slot], positions[i]), own.masses);
+      token_ids[i] = marks != nullptr && marks[i] != 0
+                         ? draw_marked(row, least, marks[i])
+                         : draw_token(row, least, uniform_number(seeds[slot], positions[i]), own.masses);
     }
   });
 }

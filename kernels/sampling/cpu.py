@@ -21,10 +21,12 @@ def sample_tokens_cpu(
     positions: torch.Tensor,
     parameters: SamplingParameters,
     may_truncate: bool,
+    marks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises."""
     num_rows, vocab_size = logits.shape
     slots, positions = slots.contiguous(), positions.contiguous()
+    marks = None if marks is None else marks.contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     library.sample_tokens(
         logits.data_ptr(),
@@ -35,6 +37,7 @@ def sample_tokens_cpu(
         parameters.top_k.data_ptr(),
         parameters.top_p.data_ptr(),
         parameters.seed.data_ptr(),
+        address_of(marks),
         token_ids.data_ptr(),
         logits.stride(0),
         num_rows,

@@ -24,13 +24,15 @@ def sample_tokens(
     parameters: SamplingParameters,
     *,
     may_truncate: bool = True,
+    marks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw one token a row, without waiting for the device.
 
     In this order: temperature, `min_p`, `top_k`, `top_p` on what these left, renormalised; then the first token, in the
     order of ids, at which the cumulative probability exceeds the uniform number of (seed, position). A row's token
     depends on nothing but its own logits and parameters, and is the same on every device. Tokens that tie stand or fall
-    together; the most likely one always stands.
+    together; the most likely one always stands. A row with a mark draws, of the tokens that stand, the one with the
+    highest sum of scaled logit and Gumbel noise that its mark decides (`kernels.sampling.watermark`).
 
     Args:
         logits: May be strided in its first dimension.
@@ -39,21 +41,23 @@ def sample_tokens(
             numbers.
         parameters: Of all slots.
         may_truncate: False promises that no row uses `min_p`, `top_k` or `top_p`, which saves their launches.
+        marks: Of watermarked rows, 0 of others; None without any.
 
     Shapes:
         logits: `[num_rows, vocab_size]` float32
         slots: `[num_rows]` int64
         positions: `[num_rows]` int64
+        marks: `[num_rows]` int64
         result: `[num_rows]` int64; `INVALID_TOKEN` where the logits are no distribution.
     """
     if logits.is_cuda and is_triton_installed():
         from kernels.sampling.triton_kernel import sample_tokens_triton
 
         config = sampling_config(gpu_of(logits.device).generation)
-        return sample_tokens_triton(logits, slots, positions, parameters, may_truncate, config)
+        return sample_tokens_triton(logits, slots, positions, parameters, may_truncate, config, marks)
     if can_run(logits) and (library := cpu_library()) is not None:
-        return sample_tokens_cpu(library, logits, slots, positions, parameters, may_truncate)
-    return sample_tokens_reference(logits, slots, positions, parameters, may_truncate=may_truncate)
+        return sample_tokens_cpu(library, logits, slots, positions, parameters, may_truncate, marks)
+    return sample_tokens_reference(logits, slots, positions, parameters, may_truncate=may_truncate, marks=marks)
 
 
 def apply_penalties(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels.sampling.parameters import INVALID_TOKEN, PenaltyTable, SamplingParameters, TokenScores
-
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_MASK = 0xFFFFFFFF
+from kernels.sampling.philox import philox
+from kernels.sampling.watermark import marked_scores
 
 
 def sample_tokens_reference(
@@ -19,6 +16,7 @@ def sample_tokens_reference(
     parameters: SamplingParameters,
     *,
     may_truncate: bool = True,
+    marks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises; `may_truncate` changes nothing here."""
     inverse_temperature = parameters.inverse_temperature[slots]
@@ -27,12 +25,17 @@ def sample_tokens_reference(
     scaled = (logits - highest) * torch.where(is_greedy, 1.0, inverse_temperature)[:, None]
     weights = scaled.double().exp()
     is_valid = weights.sum(1).isfinite()
+    least = torch.full_like(highest, float("-inf"))
     if may_truncate:
-        weights.masked_fill_(scaled < _least(scaled, weights, slots, parameters), 0.0)
+        least = _least(scaled, weights, slots, parameters)
+        weights.masked_fill_(scaled < least, 0.0)
     uniform = uniforms_reference(parameters.seed[slots], positions)
     cumulative = weights.cumsum(1)
     target = (uniform * cumulative[:, -1])[:, None]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    if marks is not None:
+        rows = marks.nonzero()[:, 0]
+        drawn[rows] = marked_scores(scaled[rows], least[rows, 0], marks[rows]).argmax(dim=1)
     return torch.where(is_greedy, logits.argmax(dim=-1), drawn).masked_fill_(~is_valid, INVALID_TOKEN)
 
 
@@ -96,24 +99,6 @@ def score_tokens_reference(logits: torch.Tensor, token_ids: torch.Tensor, num_to
 
 
 def uniforms_reference(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Return one uniform number in [0, 1) with 53 random bits for each (seed, position), float64.
-
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), Philox4x32 with 10 rounds; the
-    counter is the position, the key is the seed, low words first.
-    """
-    c0, c1 = position & _MASK, position >> 32 & _MASK
-    c2 = c3 = torch.zeros_like(position)
-    k0, k1 = seed & _MASK, seed >> 32 & _MASK
-    for _ in range(_ROUNDS):
-        high0, low0 = _product(_MULTIPLIERS[0], c0)
-        high1, low1 = _product(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return ((c0 >> 5) << 26 | c1 >> 6).double() * 2.0**-53
-
-
-def _product(multiplier: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return high and low 32 bits of a product; torch has signed 64-bit integers only, so half a word at a time."""
-    low = multiplier * (word & 0xFFFF)
-    high = multiplier * (word >> 16) + (low >> 16)
-    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
+    """Return one uniform number in [0, 1) with 53 random bits for each (seed, position), float64."""
+    first, second, _, _ = philox(seed, position)
+    return ((first >> 5) << 26 | second >> 6).double() * 2.0**-53

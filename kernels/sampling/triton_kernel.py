@@ -10,6 +10,7 @@ from kernels.sampling.config import SamplingConfig
 from kernels.sampling.parameters import PenaltyTable, SamplingParameters
 from kernels.sampling.triton_draw import draw_kernel, tile_masses_kernel
 from kernels.sampling.triton_threshold import threshold_kernel
+from kernels.sampling.triton_watermark import draw_marked
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -111,6 +112,7 @@ def sample_tokens_triton(
     parameters: SamplingParameters,
     may_truncate: bool,
     config: SamplingConfig,
+    marks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what `kernels.sampling.sample_tokens` promises, with launches of the shapes in `config`."""
     num_rows, vocab_size = logits.shape
@@ -147,6 +149,9 @@ def sample_tokens_triton(
         TILE=config.tile, ALL_TILES=all_tiles, MAY_TRUNCATE=may_truncate,
         num_warps=config.draw_warps,
     )  # fmt: skip
+    if marks is not None:
+        given = (logits, slots, parameters, marks, maxima, thresholds)
+        draw_marked(token_ids, *given, may_truncate=may_truncate, config=config)
     return token_ids
 
 

@@ -28,6 +28,7 @@ _COMMANDS = (
     "request",
     "keys",
     "tenant",
+    "detect",
     "worker-login",
     "quantize",
     "perplexity",

@@ -274,6 +274,31 @@ def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
         click.echo(f"note: no key in {config.file} is of tenant {tenant}", err=True)
 
 
+@command.command()
+@click.argument("tenant", callback=checked_name)
+@click.option("--model", metavar="NAME", help="Print the key by which `headrace detect` knows texts of this model.")
+@click.option("--remove", is_flag=True, help="Mark no more answers, and forget the secret: texts cannot be told then.")
+@click.pass_obj
+def watermark(config: KeysConfig, /, tenant: str, model: str | None, remove: bool) -> None:
+    """Let all answers to a tenant carry a watermark, by a secret that is made once and kept beside the key file."""
+    from gateway.admission.watermark_secrets import make_watermark, remove_watermark, watermarks_file
+    from shared.watermark import derived_key
+
+    if remove and model is not None:
+        raise click.UsageError("--model prints a key, which --remove makes useless: give one of both")
+    where = watermarks_file(config.file)
+    with audited(config.audit_log, "keys.watermark", keys_file=config.file, tenant=tenant, remove=remove):
+        if remove:
+            had_one = remove_watermark(config.file, tenant)
+            click.echo(f"tenant {tenant}: {'answers are' if had_one else 'answers were and are'} not marked")
+            return
+        secret, is_new = make_watermark(config.file, tenant)
+    state = "answers are marked from now on" if is_new else "answers are marked"
+    click.echo(f"tenant {tenant}: {state}; the secret is in {where}, which every gateway needs", err=True)
+    if model is not None:
+        click.echo(derived_key(secret, model))
+
+
 def _ending(expires: float | None) -> float | None:
     return None if expires in (None, math.inf) else expires
 

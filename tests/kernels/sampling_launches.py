@@ -13,12 +13,13 @@ from kernels.sampling.parameters import PenaltyTable, SamplingParameters
 from kernels.sampling.triton_kernel import apply_penalties_triton, count_tokens_triton, sample_tokens_triton
 
 
-def launch(gpu: Gpu, vocab_size: int, may_truncate: bool) -> torch.Tensor:
+def launch(gpu: Gpu, vocab_size: int, may_truncate: bool, *, is_marked: bool = False) -> torch.Tensor:
     slots = torch.arange(2)
     column, numbers = torch.ones(2), torch.ones(2, dtype=torch.int64)
     parameters = SamplingParameters(column, column, numbers.int(), column, numbers)
     logits = torch.empty(2, vocab_size)
-    return sample_tokens_triton(logits, slots, slots, parameters, may_truncate, sampling_config(gpu.generation))
+    config, marks = sampling_config(gpu.generation), numbers if is_marked else None
+    return sample_tokens_triton(logits, slots, slots, parameters, may_truncate, config, marks)
 
 
 def penalise(vocab_size: int) -> torch.Tensor:
@@ -34,5 +35,6 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     return {
         "llama3": partial(launch, gpu, 128_256, True),
         "qwen3": partial(launch, gpu, 151_936, False),
+        "watermark": partial(launch, gpu, 151_936, True, is_marked=True),
         "penalties": partial(penalise, 151_936),
     }

@@ -317,6 +317,7 @@ def test_kernels_compile_without_spills(tmp_path: Path) -> None:
         "threshold_kernel",
         "tile_masses_kernel",
         "draw_kernel",
+        "marked_draw_kernel",
     }
     for kernel in compiled:
         assert kernel.stack_bytes == 0, kernel

@@ -18,10 +18,7 @@ from gpu_worker.execution.batch.rows import RowTable
 from gpu_worker.execution.batch.transfers import StagedArray, Upload
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from kernels.sampling import SamplingParameters
-from shared.sampling import Sampling
-
-# Below this, differences of logits overflow when divided by it; the most likely token takes all.
-GREEDY_BELOW_TEMPERATURE = 1e-5
+from shared.sampling import LEAST_TEMPERATURE, Sampling
 
 
 class Distributions:
@@ -50,9 +47,11 @@ class Distributions:
         self._top_p.write(rows, [sampling.top_p for sampling in samplings], upload)
         self._seed.write(rows, [sampling.seed for sampling in samplings], upload)
 
-    def stage(self, sampled: SampledRows, upload: Upload, *, may_truncate: bool) -> StagedDraw:
+    def stage(
+        self, sampled: SampledRows, upload: Upload, *, may_truncate: bool, marks: StagedArray | None = None
+    ) -> StagedDraw:
         """Prepare to draw a token for each row of logits; `may_truncate` where `is_truncated_by` says so of any."""
-        return StagedDraw(self._parameters, upload.add(sampled.positions), may_truncate)
+        return StagedDraw(self._parameters, upload.add(sampled.positions), may_truncate, marks)
 
 
 class StagedDraw(Struct, frozen=True, gc=False):
@@ -61,11 +60,13 @@ class StagedDraw(Struct, frozen=True, gc=False):
     Attributes:
         positions: Place in its output of what each row of logits draws.
         may_truncate: Whether any row draws from a part of its distribution.
+        marks: Of each row of logits, see `kernels.sampling`; None where none is watermarked.
     """
 
     parameters: SamplingParameters
     positions: StagedArray
     may_truncate: bool
+    marks: StagedArray | None = None
 
     def draw(self, logits: torch.Tensor, slots: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
         """Draw one token a row, `INVALID_TOKEN` where the logits are no distribution.
@@ -74,11 +75,13 @@ class StagedDraw(Struct, frozen=True, gc=False):
             logits: `[num_rows, vocab_size]` float32, of a vocabulary that may be divided
             slots, result: `[num_rows]` int64
         """
-        return vocabulary.draw(logits, slots, self.positions.tensor, self.parameters, may_truncate=self.may_truncate)
+        marks = None if self.marks is None else self.marks.tensor
+        positions, parameters = self.positions.tensor, self.parameters
+        return vocabulary.draw(logits, slots, positions, parameters, may_truncate=self.may_truncate, marks=marks)
 
 
 def _is_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature < GREEDY_BELOW_TEMPERATURE
+    return sampling.temperature < LEAST_TEMPERATURE
 
 
 def _inverse_temperature(sampling: Sampling) -> float:

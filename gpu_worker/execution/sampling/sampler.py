@@ -1,7 +1,8 @@
 """From logits to tokens, for all rows of a batch together; what no row asks for costs nothing.
 
 Order: log probabilities are taken from the model's own logits; then come the features in the order of `_features`; then
-one draw with the uniform number of (seed, position in the output). Nothing here waits for the device.
+one draw with the uniform number of (seed, position in the output), or by the mark of a watermark. Nothing here waits
+for the device.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from gpu_worker.execution.sampling.grammar_mask import GrammarMask
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
 from gpu_worker.execution.sampling.min_tokens import MinTokens
 from gpu_worker.execution.sampling.penalties import Penalties
+from gpu_worker.execution.sampling.watermarks import Watermarks
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.sampling import TokenScores
 from shared.sampling import Sampling
 
-_TRUNCATION, _LOGPROBS, _NUM_BITS = 1, 2, 2
+_TRUNCATION, _LOGPROBS, _WATERMARK, _NUM_BITS = 1, 2, 4, 3
 
 
 def _features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: Vocabulary) -> list[Feature]:
@@ -83,12 +85,14 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
     Attributes:
         may_truncate: Whether any draws from a part of its distribution.
         logprobs: Places of those that report log probabilities; None without.
+        watermarked: Places of those with a watermark; None without.
         features: Those that are asked for, each with the places of the rows that do.
     """
 
     rows: bytes
     may_truncate: bool
     logprobs: Int64s | None
+    watermarked: Int64s | None
     features: list[tuple[Feature, Int64s]]
 
 
@@ -105,6 +109,7 @@ class Sampler:
         self._distributions = Distributions(num_rows, vocab_size, device)
         self._features = _features(num_rows, vocab_size, device, self.vocabulary)
         self._logprobs = LogprobRows(num_rows, vocab_size, self.vocabulary)
+        self._watermarks = Watermarks()
         # What each row asks for: the bits below, and above them one for each feature.
         self._asks = np.zeros(num_rows, dtype=np.int64)
         self._is_any_asking = False
@@ -118,6 +123,9 @@ class Sampler:
         self._distributions.assign(rows, newcomers, upload)
         self._logprobs.assign(rows, newcomers)
         self._asks[rows] = [self._asked_by(sequence.sampling) for sequence in newcomers]
+        for row, sequence in zip(rows, newcomers, strict=True):
+            if sequence.sampling.watermark is not None:
+                self._watermarks.assign(row, sequence)
         for bit, feature in enumerate(self._features, start=_NUM_BITS):
             for row, sequence in zip(rows, newcomers, strict=True):
                 if feature.is_asked_by(sequence.sampling):
@@ -128,16 +136,19 @@ class Sampler:
         self._requests = None
 
     def _asked_by(self, sampling: Sampling) -> int:
-        truncation = _TRUNCATION if self._distributions.is_truncated_by(sampling) else 0
-        return truncation | (_LOGPROBS if sampling.logprobs is not None else 0)
+        asked = _TRUNCATION if self._distributions.is_truncated_by(sampling) else 0
+        asked |= _LOGPROBS if sampling.logprobs is not None else 0
+        return asked | (_WATERMARK if sampling.watermark is not None else 0)
 
     def stage(self, sampled: SampledRows, upload: Upload) -> StagedSampling:
         """Prepare to sample logits that belong to these rows, at least one."""
         if not self._is_any_asking:
             draw = self._distributions.stage(sampled, upload, may_truncate=False)
             return StagedSampling(upload.add(sampled.rows), draw)
-        requests = self._requests_of(sampled.rows)
-        draw = self._distributions.stage(sampled, upload, may_truncate=requests.may_truncate)
+        requests, marks = self._requests_of(sampled.rows), None
+        if requests.watermarked is not None:
+            marks = upload.add(self._watermarks.marks(sampled, requests.watermarked))
+        draw = self._distributions.stage(sampled, upload, may_truncate=requests.may_truncate, marks=marks)
         staged = StagedSampling(upload.add(sampled.rows), draw)
         if requests.logprobs is not None:
             staged.logprobs = self._logprobs.stage(sampled, requests.logprobs, upload)
@@ -152,12 +163,15 @@ class Sampler:
             asks = self._asks[rows]
             of_any = int(np.bitwise_or.reduce(asks))
             logprobs = _places(asks & _LOGPROBS) if of_any & _LOGPROBS else None
+            watermarked = _places(asks & _WATERMARK) if of_any & _WATERMARK else None
             features = [
                 (feature, _places(asks & 1 << bit))
                 for bit, feature in enumerate(self._features, start=_NUM_BITS)
                 if of_any >> bit & 1
             ]
-            self._requests = requests = _SamplingRequests(key, bool(of_any & _TRUNCATION), logprobs, features)
+            self._requests = requests = _SamplingRequests(
+                key, bool(of_any & _TRUNCATION), logprobs, watermarked, features
+            )
         return requests
 
     def sample(self, logits: torch.Tensor, staged: StagedSampling) -> DrawnTokens:

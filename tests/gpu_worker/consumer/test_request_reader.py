@@ -172,3 +172,23 @@ def test_model_that_reads_text_refuses_images(reader: RequestReader) -> None:
         with pytest.raises(BadRequestError, match="The model 'm' reads no images") as e:
             reader.prompt(request(**fields))
         assert e.value.param == "media"
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", 0.0), ("top_k", 1)])
+def test_watermark_that_has_nothing_to_mark_is_refused(reader: RequestReader, name: str, value: float) -> None:
+    sampling = Sampling(watermark="0" * 64, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(BadRequestError, match=f"'{name}' is ") as caught:
+        reader.prompt(request(text="x", sampling=sampling))
+    assert (caught.value.param, caught.value.code) == (name, "watermark_needs_chance")
+
+
+def test_tenant_whose_answers_are_marked_gets_none_without_a_key() -> None:
+    directory = read_model_directory(Path(ops.__file__).parent / "demo_model" / "model")
+    tokenizer = ModelTokenizer(directory)
+    pooled = PooledAnswers(read_model_tasks(directory, tokenizer))
+    reader = RequestReader("m", directory, 2048, tokenizer, pooled, watermark_tenants=["acme"])
+    reader.prompt(request(text="x"))
+    reader.prompt(request(text="x", tenant="acme", sampling=Sampling(watermark="0" * 64)))
+    with pytest.raises(BadRequestError, match="'acme' carry a watermark") as caught:
+        reader.prompt(request(text="x", tenant="acme"))
+    assert caught.value.code == "watermark_required"

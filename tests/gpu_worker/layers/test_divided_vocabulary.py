@@ -129,3 +129,20 @@ def test_bytes_of_a_sampled_row_do_not_depend_on_the_vocabulary() -> None:
     for way in ways:
         small, large = (bytes_of_a_row(vocab_size, parameters(**way)) for vocab_size in (2_000, 50_000))
         assert small == large < 200 + (4 * vocabulary_module._MAX_LISTED if way["top_p"] < 1 else 0)
+
+
+@pytest.mark.parametrize("vocab_size", [101, 700])
+def test_marked_rows_draw_the_same_on_any_number_of_ranks(vocab_size: int) -> None:
+    logits, given = peaked(vocab_size), parameters()
+    marks = torch.randint(-(2**63), 2**63 - 1, (NUM_ROWS,), generator=torch.Generator().manual_seed(1))
+    marks[::4] = 0
+    slots = positions = torch.arange(NUM_ROWS)
+    expected = sample_tokens(logits, slots, positions, given, marks=marks)
+
+    def draw(ranks: ThreadRanks) -> torch.Tensor:
+        vocabulary = Vocabulary(ranks, vocab_size)
+        return vocabulary.draw(own_part(logits, ranks), slots, positions, given, may_truncate=True, marks=marks)
+
+    for drawn_by_rank in on_ranks(3, draw):
+        assert torch.equal(drawn_by_rank, expected)
+    assert not torch.equal(expected, sample_tokens(logits, slots, positions, given))

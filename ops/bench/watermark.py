@@ -1,0 +1,243 @@
+"""The watermark on texts of a model: detection, false positives, perplexity, and detection of edited texts.
+
+Run as `python -m ops.bench.watermark`. The engine alone samples the demo model, or `--model`, at temperature 1: as many
+texts with a watermark, each by a key of its own, as without. Prompts are random tokens; detectors see the output alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
+from kernels.sampling import SamplingParameters, sample_tokens
+from ops.bench.options import bench_parser
+from ops.bench.record import ResultTable
+from ops.bench.stepping import SteppedEngine, engine_of
+from ops.stack.config import DEMO_MODEL
+from ops.watermark import log_gamma_tail, scores
+from shared.sampling import Sampling
+
+PROMPT_TOKENS = 8
+BATCH = 128
+EDITS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+LENGTHS = (25, 50, 100, 200)
+LEVELS = (1e-2, 1e-3, 1e-4, 1e-5)
+_BLOCK_SIZE = 16
+_PAIRS_AT_ONCE = 500
+_NUM_MARKS, _NUM_CONTEXT_TEXTS = 500, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of the model, its key (None without a watermark), and the sum of its tokens' log probabilities."""
+
+    token_ids: list[int]
+    key: str | None
+    logprob: float
+
+
+class Writer:
+    """Owns an engine that writes texts of `length` tokens."""
+
+    def __init__(self, model: Path, length: int) -> None:
+        self._length = length
+        blocks = BATCH * -(-(PROMPT_TOKENS + length + 10) // _BLOCK_SIZE)
+        runner = build_runner(
+            RunnerConfig(
+                model,
+                dtype="float32",
+                block_size=_BLOCK_SIZE,
+                num_blocks=blocks,
+                max_num_seqs=BATCH,
+                max_model_len=PROMPT_TOKENS + length + 10,
+                num_threads=2,
+            )
+        )
+        self.vocab_size = runner.model.config.vocab_size
+        self._engine: SteppedEngine = engine_of(runner, max_num_seqs=BATCH, has_prefix_cache=False)
+        self._random = random.Random(1)
+        self.seconds = {True: 0.0, False: 0.0}
+
+    def write(self, count: int, *, is_marked: bool) -> list[Text]:
+        """Return so many texts, of a batch at a time."""
+        texts: list[Text] = []
+        while len(texts) < count:
+            began = time.thread_time()
+            texts += self._batch(min(BATCH, count - len(texts)), is_marked=is_marked)
+            self.seconds[is_marked] += time.thread_time() - began
+        return texts
+
+    def distributions(self) -> torch.Tensor:
+        """Return the logarithms of all tokens' probabilities behind each place of some unmarked texts.
+
+        Shapes:
+            result: `[num_contexts, vocab_size]` float32
+        """
+        rows: list[torch.Tensor] = []
+        for _ in range(_NUM_CONTEXT_TEXTS):
+            self._sequence(is_marked=False, num_top=self.vocab_size)
+        while self._engine.engine.has_work():
+            for event in self._engine.step():
+                for entry in event.logprobs:
+                    ids, values = zip(*entry.top, strict=True)
+                    rows.append(torch.empty(self.vocab_size).scatter_(0, torch.tensor(ids), torch.tensor(values)))
+        return torch.stack(rows)
+
+    def _batch(self, count: int, *, is_marked: bool) -> Iterator[Text]:
+        sequences = [self._sequence(is_marked=is_marked) for _ in range(count)]
+        logprobs = {sequence.id: 0.0 for sequence in sequences}
+        while self._engine.engine.has_work():
+            for event in self._engine.step():
+                logprobs[event.sequence.id] += math.fsum(entry.logprob for entry in event.logprobs)
+        for each in sequences:
+            output = each.token_ids[each.num_prompt_tokens :]
+            yield Text(output, each.sampling.watermark, logprobs[each.id])
+
+    def _sequence(self, *, is_marked: bool, num_top: int = 0) -> Sequence:
+        key = self._random.randbytes(32).hex() if is_marked else None
+        sampling = Sampling(
+            temperature=1.0, seed=self._random.getrandbits(62), ignore_eos=True, logprobs=num_top, watermark=key
+        )
+        prompt, name = self._engine.random_prompt(PROMPT_TOKENS), str(self._random.getrandbits(62))
+        sequence = Sequence(name, list(prompt), len(prompt), sampling, max_tokens=self._length)
+        self._engine.engine.add(sequence)
+        return sequence
+
+
+def auc(marked: Values[float], plain: Values[float]) -> float:
+    """Return the probability that a marked text's logarithm of p is lower than that of another; a tie counts half."""
+    ranks = sorted([(value, True) for value in marked] + [(value, False) for value in plain])
+    wins, num_plain_above = 0.0, len(plain)
+    for _, is_marked in ranks:
+        if is_marked:
+            wins += num_plain_above
+        else:
+            num_plain_above -= 1
+    return wins / (len(marked) * len(plain))
+
+
+def edited(token_ids: list[int], share: float, vocab_size: int, source: random.Random) -> list[int]:
+    """Return a text in which a share of the tokens, anywhere, are replaced by random ones."""
+    changed = list(token_ids)
+    for place in source.sample(range(len(changed)), round(share * len(changed))):
+        changed[place] = source.randrange(vocab_size)
+    return changed
+
+
+def _logarithms(texts: Iterable[tuple[Values[int], bytes]]) -> list[float]:
+    """Return the logarithm to base 10 of each text's p-value."""
+    counts, sums = scores(texts)
+    return [log_gamma_tail(int(n), float(score)) / math.log(10.0) for n, score in zip(counts, sums, strict=True)]
+
+
+def _edited_texts(texts: Values[Text], share: float, length: int, vocab_size: int) -> Iterator[tuple[list[int], bytes]]:
+    source = random.Random(2)
+    for text in texts:
+        assert text.key is not None
+        yield edited(text.token_ids[:length], share, vocab_size, source), bytes.fromhex(text.key)
+
+
+def false_positives(texts: Values[Text], num_pairs: int) -> dict[float, int]:
+    """Return how many of so many pairs, of an unmarked text and a random key, have a p-value of at most each level.
+
+    The p-values are those of torch's regularized incomplete Gamma function, not the detector's own sum.
+    """
+    source, found = random.Random(3), dict.fromkeys(LEVELS, 0)
+    for first in range(0, num_pairs, _PAIRS_AT_ONCE):
+        numbers = range(first, min(num_pairs, first + _PAIRS_AT_ONCE))
+        counts, sums = scores((texts[number % len(texts)].token_ids, source.randbytes(32)) for number in numbers)
+        tails = torch.special.gammaincc(counts.double(), sums)
+        for level in LEVELS:
+            found[level] += int((tails <= level).sum())
+    return found
+
+
+def _perplexity(texts: Values[Text]) -> tuple[float, float]:
+    """Return the perplexity of texts under the model, and the standard error of its logarithm."""
+    nats = [-text.logprob / len(text.token_ids) for text in texts]
+    mean = math.fsum(nats) / len(nats)
+    variance = math.fsum((each - mean) ** 2 for each in nats) / max(1, len(nats) - 1)
+    return math.exp(mean), math.sqrt(variance / len(nats))
+
+
+def perplexity_of_draws(logprobs: torch.Tensor, num_marks: int) -> tuple[float, float, float]:
+    """Draw from distributions of the model under many marks each.
+
+    Shapes:
+        logprobs: `[num_contexts, vocab_size]` float32
+
+    Returns:
+        The exact perplexity of these distributions, that of the tokens drawn, and the standard error of the logarithm
+        of the latter.
+    """
+    generator = torch.Generator().manual_seed(4)
+    entropies = -(logprobs.double().exp() * logprobs.double()).sum(1)
+    one = torch.ones(1)
+    parameters = SamplingParameters(one, -torch.inf * one, torch.zeros(1).int(), one, torch.zeros(1).long())
+    zeros = torch.zeros(len(logprobs), dtype=torch.int64)
+    sums, squares = 0.0, 0.0
+    for _ in range(num_marks):
+        marks = torch.randint(1, 2**63 - 1, (len(logprobs),), generator=generator)
+        drawn = sample_tokens(logprobs, zeros, zeros, parameters, may_truncate=False, marks=marks)
+        surplus = -logprobs.gather(1, drawn[:, None])[:, 0].double() - entropies
+        sums, squares = sums + float(surplus.sum()), squares + float((surplus**2).sum())
+    count, mean = num_marks * len(logprobs), float(entropies.mean())
+    return math.exp(mean), math.exp(mean + sums / count), math.sqrt(squares) / count
+
+
+def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
+    """Measure, print and record."""
+    table = ResultTable("watermark", ("measure", "at", "value"))
+
+    def tell(measure: str, at: str, value: object) -> None:
+        table.add({"measure": measure, "at": at, "value": value}, texts=num_texts, length=length)
+
+    exact, of_draws, error = perplexity_of_draws(writer.distributions(), _NUM_MARKS)
+    tell("perplexity of distributions", "exact", round(exact, 4))
+    tell("perplexity of marked draws", f"{_NUM_MARKS} marks a context", round(of_draws, 4))
+    tell("their ratio", f"standard error {error:.5f}", round(of_draws / exact, 5))
+    plain, marked = writer.write(num_texts, is_marked=False), writer.write(num_texts, is_marked=True)
+    for name, texts in (("unmarked", plain), ("marked", marked)):
+        value, error = _perplexity(texts)
+        tell(f"perplexity of {name} texts", f"standard error {error:.3f}", round(value, 3))
+    tell("thread time", "marked / unmarked", round(writer.seconds[True] / writer.seconds[False], 3))
+    lengths, source = [each for each in LENGTHS if each <= length], random.Random(5)
+    keys = [source.randbytes(32) for _ in plain]
+    unmarked = {
+        each: _logarithms((text.token_ids[:each], key) for text, key in zip(plain, keys, strict=True))
+        for each in lengths
+    }
+    for share in EDITS:
+        for each in lengths if not share else lengths[-1:]:
+            values = _logarithms(_edited_texts(marked, share, each, writer.vocab_size))
+            at = f"{each} tokens, {share:.0%} edited"
+            tell("AUC", at, round(auc(values, unmarked[each]), 5))
+            tell("found at p <= 1e-5", at, round(sum(value <= -5 for value in values) / len(values), 4))
+            tell("median log10 p", at, round(sorted(values)[len(values) // 2], 1))
+    for level, count in false_positives(plain, num_pairs).items():
+        tell(f"false positives of {num_pairs}", f"p <= {level:g}", count)
+
+
+def main() -> None:
+    """Parse the options, and run."""
+    parser = bench_parser("watermark", __doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
+    parser.add_argument("--length", type=int, default=200, help="tokens of a text")
+    parser.add_argument("--texts", type=int, default=256, help="texts with a watermark, and without")
+    parser.add_argument("--pairs", type=int, default=100_000, help="unmarked texts and keys in the false positives")
+    options = parser.parse_args()
+    run(Writer(options.model, options.length), options.length, options.texts, options.pairs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`headrace detect`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ops.cli.options import settings_command
+from ops.cli.parts import require
+from shared.config import setting
+from shared.errors import ConfigError
+from shared.model_hub import existing_model
+
+if TYPE_CHECKING:
+    from ops.watermark import Detection
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_MAX_TEXT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DetectConfig:
+    """What to look for."""
+
+    model: Path | None = setting(None, "Directory of the model, for its tokenizer. Required.")
+    key_file: Path | None = setting(
+        None, "File with the key that `headrace keys watermark TENANT --model NAME` prints. Required."
+    )
+    json: bool = setting(False, "Print JSON: tokens, scored, score, p_value, log10_p.")
+
+
+def run(config: DetectConfig, file: str) -> int:
+    """Say how likely it is that a text without the watermark of a key looks as this one does.
+
+    FILE is a text in UTF-8; - or nothing reads it from standard input. A small p-value speaks for the watermark: at
+    most 1e-6 means that one unmarked text in a million looks so. Below some 50 scored tokens, nothing can be told.
+    """
+    for name in ("model", "key_file"):
+        if getattr(config, name) is None:
+            raise ConfigError(f"HEADRACE_{name.upper()}", "is required; see headrace detect --help")
+    assert config.model is not None
+    assert config.key_file is not None
+    key, text = _key(config.key_file), _text(file)
+    require("worker", "torch", "numpy", "tokenizers")
+    from gpu_worker.text.model_directory import read_model_directory
+    from gpu_worker.text.tokenizer import ModelTokenizer
+    from ops.watermark import detect
+
+    tokenizer = ModelTokenizer(read_model_directory(existing_model(config.model, "HEADRACE_MODEL")))
+    found = detect(tokenizer.encode_text(text, add_special_tokens=False), key)
+    click.echo(_json(found) if config.json else _sentence(found))
+    return 0
+
+
+def _key(path: Path) -> bytes:
+    try:
+        content = path.read_text("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigError("HEADRACE_KEY_FILE", f"{path} cannot be read: {error.strerror}") from None
+    if not _KEY.fullmatch(content):
+        made = "`headrace keys watermark TENANT --model NAME` prints one"
+        raise ConfigError("HEADRACE_KEY_FILE", f"{path} holds no key of 64 hexadecimal digits; {made}")
+    return bytes.fromhex(content)
+
+
+def _text(file: str) -> str:
+    try:
+        if file == "-":
+            content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
+        else:
+            with open(file, "rb") as opened:
+                content = opened.read(_MAX_TEXT_BYTES + 1)
+        text = content.decode()
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not a text in UTF-8: byte {error.start} is not") from None
+    if len(content) > _MAX_TEXT_BYTES:
+        raise click.UsageError(f"{file} is longer than {_MAX_TEXT_BYTES >> 20} MiB; give a part of it")
+    return text
+
+
+def _json(found: Detection) -> str:
+    fields = {"tokens": found.num_tokens, "scored": found.num_scored, "score": found.score}
+    return json.dumps(fields | {"p_value": found.p_value, "log10_p": found.log10_p})
+
+
+def _sentence(found: Detection) -> str:
+    if not found.num_scored:
+        return f"p-value 1: the text has {found.num_tokens} tokens, and none can be scored before the fifth"
+    # Too small for a float, it is known by its logarithm.
+    value = f"{found.p_value:.3g}" if found.log10_p > -300 else f"1e{found.log10_p:.0f}"
+    mean = found.score / found.num_scored
+    return f"p-value {value} ({found.num_scored} of {found.num_tokens} tokens scored, {mean:.3f} each; unmarked 1.000)"
+
+
+command = settings_command(DetectConfig, "detect", run, [click.Argument(["file"], default="-")])
