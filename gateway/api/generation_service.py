@@ -181,7 +181,9 @@ class GenerationService:
     async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
-        generation = with_watermark(with_adapter(generation, self._dispatcher.fleet), visit.principal.watermark)
+        generation = with_adapter(generation, self._dispatcher.fleet)
+        if visit.principal.watermark is not None:
+            generation = with_watermark(generation, visit.principal.watermark)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)

@@ -42,7 +42,8 @@ class ModelReading:
         """
         check_format_is_known(generation, load)
         generation = with_defaults(_as_understood(generation, load), load.sampling_defaults)
-        check_watermark(generation)
+        if generation.sampling.watermark is not None:
+            check_watermark(generation)
         if not is_costly(generation):
             return with_reading(generation, load.chat_format)
         async with self._one_costly:
