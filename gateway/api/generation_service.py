@@ -31,6 +31,7 @@ from gateway.api.usage import count_answer
 from gateway.api.watermark import with_watermark
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError, model_not_found
+from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
 from gateway.http1.exchange import Exchange
@@ -181,9 +182,7 @@ class GenerationService:
     async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
-        generation = with_adapter(generation, self._dispatcher.fleet)
-        if visit.principal.watermark is not None:
-            generation = with_watermark(generation, visit.principal.watermark)
+        generation = _settled(generation, self._dispatcher.fleet, visit.principal)
         load = self._dispatcher.fleet.reported_load(generation.served_model)
         tokens_used: int | None = 0
         output, tokens = reserved_output(generation), reserved_tokens(generation)
@@ -339,6 +338,12 @@ def _source(membership: Membership, *, is_repeated: bool) -> str:
     if is_repeated or membership.cache_key is not None:
         return "cache"
     return "shared" if membership.prediction is None and not membership.is_counted_elsewhere else "generated"
+
+
+def _settled(generation: Generation, fleet: Fleet, principal: Principal) -> Generation:
+    """Return a generation with its adapter, and with what marks its text where the tenant's answers are marked."""
+    generation = with_adapter(generation, fleet)
+    return generation if principal.watermark is None else with_watermark(generation, principal.watermark)
 
 
 def _is_broken_off(answer: Answer, outcome: Outcome) -> bool:
