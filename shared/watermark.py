@@ -22,7 +22,7 @@ from msgspec import Meta
 CONTEXT = 4
 """Tokens of the output that decide the random numbers of the next; the first four of an output are not marked."""
 
-WatermarkKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+WatermarkKey = Annotated[str, Meta(min_length=64, max_length=64, pattern=r"^[0-9a-f]{64}\Z")]
 """What marks the texts of one tenant by one model: 32 bytes in lower-case hexadecimal."""
 
 _FORMAT = Struct(f"<{CONTEXT}I")
