@@ -75,11 +75,12 @@ class UsageRoutes:
         query, groups = request.query_params, self._groups(request)
         (await self._services.limiter.admit_read(principal)).release(1)
         start = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0) // DAY_S * DAY_S
-        end = whole_number(query.get("end_time"), "end_time", 0, _LAST_S, int(time.time()))
+        now = int(time.time())
+        end = min(now, whole_number(query.get("end_time"), "end_time", 0, _LAST_S, now))
         limit = whole_number(query.get("limit"), "limit", 1, MAX_DAYS, 7)
-        start = max(start, (int(time.time()) // DAY_S - DAYS_KEPT) * DAY_S)
+        start = max(start, (now // DAY_S - DAYS_KEPT) * DAY_S)
         page = whole_number(query.get("page"), "page", start, _LAST_S, start) // DAY_S * DAY_S
-        begins = list(range(page, max(page, end), DAY_S))
+        begins = range(page, max(page, end), DAY_S)
         shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
         counted = await self._read(principal.tenant, [day_of(begin) for begin in shown])
         only = _flag(query.get("batch"))

@@ -107,6 +107,15 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
         assert [bucket["object"] for bucket in page["data"]] == ["bucket"] * 2
         (result,) = page["data"][-1]["results"]
         assert result["input_tokens"] >= total["prompt_tokens"]
+        for_ever = {"start_time": int(time.time()) - 86400, "end_time": 253_402_300_799, "limit": 1}
+        answer = http.get("/v1/organization/usage/completions", params=for_ever)
+        last = {
+            "start_time": for_ever["start_time"],
+            "end_time": for_ever["end_time"],
+            "page": answer.json()["next_page"],
+        }
+        answer = http.get("/v1/organization/usage/completions", params=last)
+        assert (len(answer.json()["data"]), answer.json()["has_more"]) == (1, False), "no days after today"
         grouped = {"start_time": int(time.time()), "group_by[]": ["model"], "limit": 1}
         answer = http.get("/v1/organization/usage/completions", params=grouped)
         assert answer.json()["data"][0]["results"][0]["model"] == system.model
