@@ -56,8 +56,8 @@ PROTOCOL_VERSION = 1
 POOLING_OPTIONS, TEXT_PARTS, BACKGROUND = "pooling_options", "text_parts", "background"
 LOGPROB_TOKENS, ADAPTERS, IMAGES, WATERMARK = "logprob_token_ids", "adapters", "images", "watermark"
 # What a worker of this version understands beyond the first: the queue `resumed`, options of pooling, drains, ends of
-# content parts, queues `background`, listed log probabilities, adapters, watermarks; `IMAGES` where its model sees.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS, WATERMARK)
+# content parts, queues `background`, listed log probabilities, adapters, marks, cordons; `IMAGES` where its model sees.
+FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS, WATERMARK, "cordon")
 BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
 # The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams.
 GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)

@@ -150,7 +150,7 @@ def adapter_subject(worker: str) -> str:
 
 
 def drain_subject(worker: str) -> str:
-    """Subject on which one worker is told to drain, and answers that it does."""
+    """Subject on which one worker is told to drain (b""), b"cordon" or b"uncordon", and answers that it does."""
     return f"hr.drain.{encode_name(worker)}"
 
 

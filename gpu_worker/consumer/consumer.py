@@ -100,6 +100,7 @@ class Consumer:
         self._tasks = tasks
         self._is_closed = False
         self._withdrawn: str | None = None
+        self._is_cordoned = False
         self._is_silent = False
         self._num_withdrawals = 0
         self._withdrawing = asyncio.Lock()
@@ -190,7 +191,7 @@ class Consumer:
         """
         is_new, self._withdrawn = self._withdrawn is None, reason
         self._num_withdrawals += 1
-        self._held.is_withdrawn = self._source.is_withdrawn = True
+        self._note_takes_nothing()
         self._affinity.give_back_all()
         for held in self._held:
             self._lane(held).abandon(held)
@@ -213,11 +214,27 @@ class Consumer:
             if self._num_withdrawals > num_withdrawals:
                 return
             self._withdrawn = None
-            self._held.is_withdrawn = self._source.is_withdrawn = False
+            self._note_takes_nothing()
         self._interactive_queues.forget()
         self._batch_queue.forget()
         with contextlib.suppress(*SEND_ERRORS):
             await self.send_heartbeat()
+
+    def cordon(self) -> None:
+        """Take nothing more, and finish what is held; requests that wait for a prefix go back to the queue."""
+        self._is_cordoned = True
+        self._note_takes_nothing()
+        self._affinity.give_back_all()
+
+    def uncordon(self) -> None:
+        """Take requests again."""
+        self._is_cordoned = False
+        self._note_takes_nothing()
+        self._interactive_queues.wake()
+        self._batch_queue.wake()
+
+    def _note_takes_nothing(self) -> None:
+        self._held.is_withdrawn = self._source.is_withdrawn = self._is_cordoned or self._withdrawn is not None
 
     async def send_heartbeat(self) -> None:
         """Publish the worker's state, unless NATS is away: a heartbeat that is sent later would be stale."""
@@ -342,10 +359,13 @@ class Consumer:
                 await self._nats.publish(message.reply, b"")
 
     async def _receive_drain(self, message: Msg) -> None:
-        if message.reply.startswith(_ADMIN_INBOX):
-            with contextlib.suppress(*SEND_ERRORS):
-                await self._nats.publish(message.reply, b"")
-            self._drain_asked.set()
+        orders = {b"": self._drain_asked.set, b"cordon": self.cordon, b"uncordon": self.uncordon}
+        order = orders.get(message.data)
+        if order is None or not message.reply.startswith(_ADMIN_INBOX):
+            return
+        order()
+        with contextlib.suppress(*SEND_ERRORS):
+            await self._nats.publish(message.reply, b"")
 
     def _return(self, message: QueuedMessage) -> None:
         """Give a request back that has waited for its prefix."""

@@ -38,7 +38,7 @@ class HeartbeatSource:
     """Makes heartbeats from the state of engine and lanes.
 
     Attributes:
-        is_withdrawn: Say so too, for as long as the engine cannot compute.
+        is_withdrawn: Say so too, for as long as the engine cannot compute or the worker is cordoned.
         num_reconnects: How often the connection to NATS was made again.
         started: When this worker began, or came back to life last, in Unix seconds.
         earlier_lives: The times of `started` before.

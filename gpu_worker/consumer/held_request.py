@@ -130,7 +130,8 @@ class HeldRequests:
         is_empty: Set while nothing is held.
         suspect: The interactive request on probation; written by the interactive lane, and cleared when it is removed.
         reserved_until: Monotonic seconds until which the next suspect is waited for; written by the interactive lane.
-        is_withdrawn: Nothing is taken, because the engine cannot compute at present; written by the consumer.
+        is_withdrawn: Nothing is taken, because the engine cannot compute at present or the worker is cordoned; written
+            by the consumer.
     """
 
     def __init__(self, removed: Callable[[HeldRequest], None] | None = None) -> None:

@@ -9,30 +9,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.admin import AuditedAccess, admin_client
+from ops.cli.admin import admin_client
 from ops.cli.options import settings_command
 from ops.cli.running_system import find_admin_nats
+from ops.cli.worker_orders import ANSWER_S, HeardWorkers, OrderConfig, order
 from shared.audit import audited, nats_login
 from shared.config import setting
 from shared.errors import DependencyError
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-    from nats.aio.msg import Msg
 
     from shared.messages import Heartbeat
 
-_ANSWER_S = 5.0
-# A worker sends five heartbeats a second.
-_LISTEN_S = 1.0
 _SILENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class DrainConfig(AuditedAccess):
+class DrainConfig(OrderConfig):
     """Where the worker is heard, and how long to wait for it."""
 
-    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
     wait: bool = setting(True, "Wait until the worker has ended.")
     timeout_s: float = setting(120.0, "How long to wait for that.", minimum=0.1)
 
@@ -53,32 +49,16 @@ def run(config: DrainConfig, worker: str) -> int:
 
 
 async def _drain(config: DrainConfig, url: str, worker: str) -> None:
-    from nats.errors import Error as NatsError
-
-    from shared.subjects import ALL_WORKERS, drain_subject
-
-    async with admin_client(url, "headrace-drain", config, _ANSWER_S) as client:
-        fleet = _Fleet(worker)
-        await client.subscribe(ALL_WORKERS, cb=fleet.hear)
-        await asyncio.sleep(_LISTEN_S)
-        beat = fleet.beat
-        if beat is None:
-            raise DependencyError(f"no worker {worker!r} is heard; heard: {', '.join(sorted(fleet.names)) or 'none'}")
-        if "drain" not in beat.features:
-            raise DependencyError(
-                f"{worker} is of an earlier version, which drains on SIGTERM (its process: {beat.pid})"
-            )
-        try:
-            await client.request(drain_subject(worker), b"", timeout=_ANSWER_S)
-        except NatsError as error:
-            problem = "NATS's permissions may be of an earlier version: see ops/nats/headrace.conf"
-            raise DependencyError(f"{worker} does not answer ({error!r}); {problem}") from error
+    async with admin_client(url, "headrace-drain", config, ANSWER_S) as client:
+        fleet = HeardWorkers(worker)
+        beat = await fleet.find(client, "drain", "drains on SIGTERM")
+        await order(client, worker, b"")
         click.echo(f"{worker} drains: {beat.running} running, {beat.waiting} waiting")
         if config.wait:
             await _wait(client, fleet, beat, config.timeout_s)
 
 
-async def _wait(client: Client, fleet: _Fleet, first: Heartbeat, timeout_s: float) -> None:
+async def _wait(client: Client, fleet: HeardWorkers, first: Heartbeat, timeout_s: float) -> None:
     """Wait until nothing more is heard of this life of the worker."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() - fleet.heard_at < _SILENCE_S or not client.is_connected:
@@ -89,36 +69,6 @@ async def _wait(client: Client, fleet: _Fleet, first: Heartbeat, timeout_s: floa
             raise DependencyError(f"{first.worker} has not ended after {timeout_s:g} s: {running} sequences run")
         await asyncio.sleep(0.1)
     click.echo(f"{first.worker} has ended")
-
-
-class _Fleet:
-    """Hears workers.
-
-    Attributes:
-        names: All that were heard.
-        beat: The last heartbeat of the one that is drained; `heard_at` is when it came.
-    """
-
-    def __init__(self, worker: str) -> None:
-        from shared.messages import Heartbeat
-
-        self._worker = worker
-        self._kind = Heartbeat
-        self.names: set[str] = set()
-        self.beat: Heartbeat | None = None
-        self.heard_at = time.monotonic()
-
-    async def hear(self, message: Msg) -> None:
-        """Take note of a heartbeat."""
-        import msgspec
-
-        try:
-            beat = msgspec.msgpack.decode(message.data, type=self._kind)
-        except msgspec.MsgspecError:
-            return
-        self.names.add(beat.worker)
-        if beat.worker == self._worker:
-            self.beat, self.heard_at = beat, time.monotonic()
 
 
 command = settings_command(DrainConfig, "drain", run, [click.Argument(["worker"])])

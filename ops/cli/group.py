@@ -22,6 +22,8 @@ _COMMANDS = (
     "publish",
     "dead",
     "drain",
+    "cordon",
+    "uncordon",
     "batch",
     "usage",
     "top",

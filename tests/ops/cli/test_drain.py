@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import InternalServerError
 
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
@@ -17,6 +18,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     options = ["--simulate", "20", "--workers", "2", "--worker-id", "pair"]
     with running_system(tmp_path_factory.mktemp("drain"), *options) as system:
         yield system
+
+
+def test_worker_that_is_cordoned_takes_nothing_until_it_is_uncordoned(pair: System, tmp_path: Path) -> None:
+    state, audit = str(pair.ready_file.parent / "state"), tmp_path / "audit.jsonl"
+    place = ["--state-dir", state, "--audit-file", str(audit)]
+    for worker in ("pair-0", "pair-1"):
+        done = headrace("cordon", worker, *place)
+        assert (done.returncode, done.stdout) == (0, f"{worker} takes no more requests\n"), done.stderr
+    with pytest.raises(InternalServerError, match="No worker serves"):
+        pair.client(max_retries=0).completions.create(model=pair.model, prompt="def f():", max_tokens=5)
+    done = headrace("uncordon", "pair-0", *place)
+    assert (done.returncode, done.stdout) == (0, "pair-0 takes requests\n"), done.stderr
+    answers = [pair.client().completions.create(model=pair.model, prompt="def f():", max_tokens=5) for _ in range(3)]
+    assert all(answer.choices[0].text for answer in answers)
+    assert headrace("uncordon", "pair-1", *place).returncode == 0
+    actions = [json.loads(line)["action"] for line in audit.read_text().splitlines()]
+    assert actions == ["worker.cordon", "worker.cordon", "worker.uncordon", "worker.uncordon"]
 
 
 def test_worker_that_is_drained_ends_and_its_streams_go_on(pair: System, tmp_path: Path) -> None:
