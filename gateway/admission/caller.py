@@ -24,6 +24,7 @@ class Caller:
         request_id: Names the request in log lines.
         traceparent: Names its span, when requests are traced.
         weight: Of its key.
+        request_key: Ids of its sequences begin with it; None for any.
         body: Its body.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.
@@ -38,6 +39,7 @@ class Caller:
         request_id: str = "",
         traceparent: str | None = None,
         weight: float = 1.0,
+        request_key: str | None = None,
     ) -> None:
         """Read the headers; the body is hashed only when its hash is needed."""
         self.key_id = key_id
@@ -45,6 +47,7 @@ class Caller:
         self.request_id = request_id
         self.traceparent = traceparent
         self.weight = weight
+        self.request_key = request_key
         self.ticket: str | None = None
         self.is_retry: bool | None = None
         self.body = body

@@ -271,8 +271,8 @@ class GenerationService:
 
     def _caller(self, visit: _Visit) -> Caller:
         principal, headers = visit.principal, visit.exchange.head.headers
-        request_id, span = visit.head.request_id, visit.record.traceparent
-        return Caller(principal.key_id, principal.tenant, headers, visit.body, request_id, span, principal.weight)
+        names, key = (visit.head.request_id, visit.record.traceparent), visit.record.key
+        return Caller(principal.key_id, principal.tenant, headers, visit.body, *names, principal.weight, key)
 
     async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
         visit.body = b""

@@ -130,8 +130,8 @@ class GenerationStarter:
         """Return the wire requests of a generation."""
         timeout_s, dispatcher = generation.timeout_s or self._timeout_s, self._dispatcher
         names, now = (caller.request_id, caller.traceparent), dispatcher.clock.now()
-        who = (caller.key_id, caller.weight)
-        return wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, now, *who)
+        who, key = (caller.key_id, caller.weight), caller.request_key
+        return wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, now, *who, key)
 
     async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         """Return a generation that its model's workers can compute, with a grammar that can be obeyed.

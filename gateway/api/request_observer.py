@@ -18,7 +18,7 @@ from gateway.dispatch.timelines import TimelineKeeper
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.request_log import RequestLog, is_slow
-from shared.timeline import Timeline
+from shared.timeline import Timeline, new_key
 from shared.tracing import AttributeValue, Tracing, traceparent
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class RequestRecord:
         error_code, error_message: What its client was told, if that was an error. Not the exception: its traceback
             holds this record, and such circles wait for the garbage collector.
         source: Whether it was `generated`, came from the `cache`, or was `shared` with an identical request in flight.
+        key: Tells it from others with its `x-request-id`.
         span: Its span, when requests are traced; `traceparent` names it to workers.
     """
 
@@ -61,6 +62,7 @@ class RequestRecord:
     source: str = "generated"
     span: Span | None = None
     traceparent: str | None = None
+    key: str = field(default_factory=new_key)
 
     def parsed(self, principal: Principal, generation: Generation) -> None:
         """Take note of who asks for what."""
@@ -131,7 +133,7 @@ class RequestObserver:
         """Take note that it is known who asks for what."""
         if self._timelines is not None:
             told = partial(record.timeline, self._timelines.gateway, 0)
-            self._timelines.request_began(record.tenant or "", record.request_id, record.began_at, told)
+            self._timelines.request_began(record.key, record.request_id, record.began_at, told)
 
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
@@ -147,7 +149,7 @@ class RequestObserver:
         generation = record.generation
         shows_prompt = timelines.shows_prompts and generation is not None and generation.prompts
         prompt = _excerpt(generation.prompts[0]) if generation is not None and shows_prompt else None
-        timelines.request_ended(record.timeline(timelines.gateway, status, prompt))
+        timelines.request_ended(record.key, record.timeline(timelines.gateway, status, prompt))
 
     def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
         generation, usage, now = record.generation, record.usage, time.monotonic()

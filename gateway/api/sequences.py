@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
-from os import urandom
 
 import msgspec
 
@@ -19,11 +17,11 @@ from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.messages import Delta, Request
+from shared.timeline import new_key
 
 # Seeds are 64-bit signed integers on the wire.
 _SEED_VALUES = 2**64
-# Random bytes of an id, before the number of the sequence, and the characters that they take.
-_BASE_BYTES = 12
+# Of an id, before the number of the sequence: the request's key, and another one.
 _BASE_CHARACTERS = 16
 
 
@@ -104,14 +102,16 @@ def wire_requests(
     now: float | None = None,
     key: str = "",
     weight: float = 1.0,
+    request_key: str | None = None,
 ) -> list[Request]:
     """Return the requests of all choices, in their order.
 
     `now` is in Unix seconds at the server, this machine's if not given; `key` and `weight` are of the key that asks.
-    `request_id` names them all in log lines, `traceparent` the span that they are part of.
+    `request_id` names them all in log lines, `traceparent` the span that they are part of. Their ids begin with
+    `request_key`, or with a new one.
     """
     now = time.time() if now is None else now
-    base = urlsafe_b64encode(urandom(_BASE_BYTES)).decode()
+    base = (request_key or new_key()) + new_key()
     whole = Request(
         id=base,
         model=generation.served_model,

@@ -77,6 +77,7 @@ class ConsoleRoutes:
         return _json({"requests": await self._services.exchange.summaries(orders[asked], limit)})
 
     async def _request(self, request: Request) -> Response:
+        check_query(request, frozenset(), allow_unknown=False)
         request_id: str = request.path_params["id"]
         found = await self._services.exchange.find(request_id[:256])
         if not found:
@@ -88,10 +89,12 @@ class ConsoleRoutes:
         return _json({"requests": [view_of(each, self._services.device_hour_cost) for each in found]})
 
     async def _tenants(self, request: Request) -> Response:
+        check_query(request, frozenset(), allow_unknown=False)
         services = self._services
         return _json(await tenants_view(services.js, services.keys, services.device_hour_cost))
 
     async def _dead_letters(self, request: Request) -> Response:
+        check_query(request, frozenset(), allow_unknown=False)
         return _json(await dead_letters_view(self._services.js, shows_prompts=self._services.shows_prompts))
 
 

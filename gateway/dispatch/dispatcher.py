@@ -128,7 +128,7 @@ class Dispatcher:
             self.counts.moved,
         )
         timelines = self.counts.timelines
-        timelines.watch(lambda: self._flights)
+        timelines.watch(lambda: self._flights, self.fleet.num_devices)
         self._frames = FrameReceiver(
             self._flights, self._revoker, self, self.fleet.serves_another, self.counts.gap, timelines.receipt_came
         )

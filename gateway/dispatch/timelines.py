@@ -2,8 +2,9 @@
 
 It hears of a request twice: from the observer of requests, when it comes and when its answer has ended, and from the
 dispatcher, of each of its sequences. The two may come in either order: the stream of a client that left goes on, and an
-answer from the cache has no sequence. What is kept is bounded in number, bytes and time. The one writer is the event
-loop's thread.
+answer from the cache has no sequence. What is kept is bounded in number, bytes and time. Where it is full, the tenant
+with the most requests loses its oldest one; those that were refused before their tenant was known have a small room of
+their own, so that nobody needs a key to push out others. The one writer is the event loop's thread.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from msgspec.structs import replace
 from gateway.dispatch.inflight import Flight
 from shared.messages import Delta, Finish
 from shared.receipt import Receipt
-from shared.timeline import MAX_SEQUENCES, Order, SequenceLife, Summary, Timeline
+from shared.timeline import MAX_SEQUENCES, Order, SequenceLife, Summary, Timeline, key_of
 from shared.usage_ledger import UsageLedger
-from shared.worker_metrics import MAX_RANKS
 
 KEPT_S = 900.0
 MAX_TIMELINE_BYTES = 32 << 10
+MAX_WITHOUT_TENANT = 100
+MAX_DEVICE_WATTS = 2000.0
+"""More than any device draws."""
 LATE_S = 30.0
 """For how long a cancelled sequence's worker may still tell what it took."""
 _MAX_LATE = 4096
@@ -36,17 +39,29 @@ _SLACK_S = 1.0
 class _Entry:
     """What is known of a request that runs: its timeline so far, when it is asked for, and its ended sequences."""
 
+    id: str
     began_at: float
     told: Callable[[], Timeline]
     sequences: list[SequenceLife] = field(default_factory=list)
     left_out: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A request that ended at `ended`, in Unix seconds, and its encoded timeline."""
+
+    id: str
+    tenant: str
+    ended: float
+    content: bytes
+
+
 @dataclass(slots=True)
 class _Late:
     """A sequence whose end was decided here, and whose worker may yet tell what it took."""
 
-    key: tuple[str, str]
+    key: str
+    tenant: str
     model: str
     worker: str
     epoch: int
@@ -70,7 +85,7 @@ class TimelineKeeper:
 
         Args:
             gateway: Name of this process.
-            max_kept: Requests that have ended; 0 keeps none.
+            max_kept: Requests of tenants that have ended; 0 keeps none at all.
             usage: Counts what attempts have taken of devices.
             shows_prompts: Keep the ends of prompts, too.
             clock: Monotonic seconds, as of the event loop.
@@ -82,25 +97,33 @@ class TimelineKeeper:
         self._decode = msgspec.msgpack.Decoder(Timeline).decode
         self._usage = usage
         self._clock = clock
-        self._running: dict[tuple[str, str], _Entry] = {}
-        self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
+        self._running: dict[str, _Entry] = {}
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._of_tenant: dict[str, OrderedDict[str, None]] = {}
         self._late: OrderedDict[str, _Late] = OrderedDict()
         self._flights: Callable[[], Iterable[Flight]] = tuple
+        self._num_devices: Callable[[str], int] = lambda worker: 1
 
-    def watch(self, flights: Callable[[], Iterable[Flight]]) -> None:
-        """Show the present attempts of these flights with the requests that run."""
-        self._flights = flights
+    def watch(self, flights: Callable[[], Iterable[Flight]], num_devices: Callable[[str], int]) -> None:
+        """Show the present attempts of these flights with the requests that run; workers have so many devices."""
+        self._flights, self._num_devices = flights, num_devices
 
-    def request_began(self, tenant: str, request_id: str, began_at: float, told: Callable[[], Timeline]) -> None:
-        """Take note of a request that came at `began_at`; `told` returns its timeline so far, without its sequences."""
+    def request_began(self, key: str, request_id: str, began_at: float, told: Callable[[], Timeline]) -> None:
+        """Take note of a request.
+
+        Args:
+            key: The ids of its sequences begin with it; no other request has it.
+            request_id: Its `x-request-id`.
+            began_at: When it came.
+            told: Returns its timeline so far, without its sequences.
+        """
         if self._max_kept:
-            self._running[tenant, request_id] = _Entry(began_at, told)
+            self._running[key] = _Entry(request_id, began_at, told)
 
-    def request_ended(self, timeline: Timeline) -> None:
+    def request_ended(self, key: str, timeline: Timeline) -> None:
         """Keep a request, with the sequences that have ended."""
         if not self._max_kept:
             return
-        key = timeline.tenant, timeline.id
         entry = self._running.pop(key, None)
         if entry is not None and entry.sequences:
             # It is new, and its list is its own: nobody else has it.
@@ -110,7 +133,7 @@ class TimelineKeeper:
 
     def sequence_ended(self, flight: Flight, end: str, finish: Finish | None) -> None:
         """Take note of a sequence that has ended."""
-        key, now = (flight.request.tenant, flight.request.trace or flight.id), self._clock()
+        key, now = key_of(flight.id), self._clock()
         if finish is None and flight.worker is not None and flight.epoch not in flight.log.receipts:
             self._expect(flight, key, now)
         if not self._max_kept:
@@ -123,9 +146,9 @@ class TimelineKeeper:
         kept = self._kept.get(key)
         if kept is None:
             return  # its answer was given elsewhere, or long ago
-        timeline = self._decode(kept[1])
+        timeline = self._decode(kept.content)
         began_at = now - (time.time() - timeline.began)
-        entry = _Entry(began_at, lambda: timeline, timeline.sequences, timeline.left_out)
+        entry = _Entry(kept.id, began_at, lambda: timeline, timeline.sequences, timeline.left_out)
         _add(entry, _life(flight, reason, now, began_at))
         self._keep(key, replace(timeline, sequences=entry.sequences, left_out=entry.left_out))
 
@@ -146,7 +169,7 @@ class TimelineKeeper:
             holder, claimed_at = _holder(flight, delta.epoch)
             if delta.epoch in log.receipts or holder != worker:
                 return
-            receipt = _bounded(receipt, claimed_at, now)
+            receipt = _bounded(receipt, claimed_at, now, self._num_devices(worker))
             log.receipts[delta.epoch] = receipt
             self._usage.add_time(request.tenant, request.model, receipt)
             return
@@ -154,63 +177,83 @@ class TimelineKeeper:
         if late is None or (late.worker, late.epoch) != (worker, delta.epoch) or now > late.until:
             return
         del self._late[delta.id]
-        receipt = _bounded(receipt, late.claimed_at, now)
-        self._usage.add_time(late.key[0], late.model, receipt)
+        receipt = _bounded(receipt, late.claimed_at, now, self._num_devices(worker))
+        self._usage.add_time(late.tenant, late.model, receipt)
         self._complete(late, delta.id, receipt)
 
     def find(self, request_id: str) -> list[Timeline]:
         """Return the requests of an id, the latest first; those that run are told as far as they are."""
-        running = [self._so_far(key, entry) for key, entry in self._running.items() if key[1] == request_id]
+        running = [self._so_far(key, entry) for key, entry in self._running.items() if entry.id == request_id]
         self._drop_old()
-        kept = [content for key, (_, content) in self._kept.items() if key[1] == request_id]
-        return [*running, *map(self._decode, reversed(kept))]
+        kept = [each.content for each in self._kept.values() if each.id == request_id]
+        return [*reversed(running), *map(self._decode, reversed(kept))]
 
     def summaries(self, order: Order, limit: int) -> list[Summary]:
         """Return the first of the requests that are kept, by an order; `failed` are those that were not answered."""
         self._drop_old()
-        found = [_summary(self._decode(content)) for _, content in self._kept.values()]
+        found = [_summary(self._decode(each.content)) for each in self._kept.values()]
         if order == "failed":
             found = [each for each in found if each.status >= 400 or each.outcome != "completed"]
         return sorted(found, key=sort_key(order), reverse=True)[:limit]
 
-    def _so_far(self, key: tuple[str, str], entry: _Entry) -> Timeline:
+    def _so_far(self, key: str, entry: _Entry) -> Timeline:
         now, timeline = self._clock(), entry.told()
-        shown = _Entry(entry.began_at, entry.told, list(entry.sequences), entry.left_out)
+        shown = _Entry(entry.id, entry.began_at, entry.told, list(entry.sequences), entry.left_out)
         for flight in self._flights():
-            if (flight.request.tenant, flight.request.trace) == key:
+            if key_of(flight.id) == key:
                 _add(shown, _life(flight, "", now, entry.began_at))
         return replace(timeline, sequences=shown.sequences, left_out=shown.left_out)
 
-    def _keep(self, key: tuple[str, str], timeline: Timeline) -> None:
+    def _keep(self, key: str, timeline: Timeline) -> None:
         content = self._encode(timeline)
         if len(content) > MAX_TIMELINE_BYTES:
             timeline = replace(timeline, sequences=[], left_out=len(timeline.sequences) + timeline.left_out)
             content = self._encode(timeline)
-        self._kept[key] = timeline.began + timeline.ended_s, content
+        tenant = timeline.tenant
+        self._kept[key] = _Kept(timeline.id, tenant, timeline.began + timeline.ended_s, content)
         self._kept.move_to_end(key)
-        if len(self._kept) > self._max_kept:
-            self._kept.popitem(last=False)
+        own = self._of_tenant.setdefault(tenant, OrderedDict())
+        own[key] = None
+        own.move_to_end(key)
+        self._make_room(tenant)
         self._drop_old()
+
+    def _make_room(self, tenant: str) -> None:
+        """Let go of one request, if there are too many since this tenant's came; "" is none."""
+        without = self._of_tenant.get("", ())
+        if not tenant:
+            if len(without) > min(MAX_WITHOUT_TENANT, self._max_kept):
+                self._drop(next(iter(without)))
+        elif len(self._kept) - len(without) > self._max_kept:
+            largest = max(filter(None, self._of_tenant), key=lambda name: len(self._of_tenant[name]))
+            self._drop(next(iter(self._of_tenant[largest])))
+
+    def _drop(self, key: str) -> None:
+        tenant = self._kept.pop(key).tenant
+        own = self._of_tenant[tenant]
+        del own[key]
+        if not own:
+            del self._of_tenant[tenant]
 
     def _drop_old(self) -> None:
         """Let go of requests that ended long ago; they are kept in the order in which they ended."""
         oldest = time.time() - KEPT_S
-        while self._kept and next(iter(self._kept.values()))[0] < oldest:
-            self._kept.popitem(last=False)
+        while self._kept and self._kept[key := next(iter(self._kept))].ended < oldest:
+            self._drop(key)
 
-    def _expect(self, flight: Flight, key: tuple[str, str], now: float) -> None:
+    def _expect(self, flight: Flight, key: str, now: float) -> None:
         assert flight.worker is not None
         while self._late and (len(self._late) >= _MAX_LATE or next(iter(self._late.values())).until < now):
             self._late.popitem(last=False)
         request = flight.request
         self._late[flight.id] = _Late(
-            key, request.model, flight.worker, flight.epoch, flight.log.claimed_at, now + LATE_S
+            key, request.tenant, request.model, flight.worker, flight.epoch, flight.log.claimed_at, now + LATE_S
         )
 
     def _complete(self, late: _Late, flight_id: str, receipt: Receipt) -> None:
         """Add a receipt that came late to what is kept of its request."""
         entry, kept = self._running.get(late.key), self._kept.get(late.key)
-        timeline = None if kept is None else self._decode(kept[1])
+        timeline = None if kept is None else self._decode(kept.content)
         lives = entry.sequences if entry is not None else [] if timeline is None else timeline.sequences
         for life in lives:
             if life.id == flight_id and life.attempts:
@@ -262,21 +305,23 @@ def _summary(timeline: Timeline) -> Summary:
     )
 
 
-def _bounded(receipt: Receipt, claimed_at: float | None, now: float) -> Receipt:
-    """Return a receipt of no more device time than can have passed since its attempt was claimed.
+def _bounded(receipt: Receipt, claimed_at: float | None, now: float, most_devices: int) -> Receipt:
+    """Return a receipt of no more than can be true; tenants pay by it, and a worker must not charge them at will.
 
-    Tenants pay by it, and one worker must not be able to charge them at will.
+    Its device time is no more than can have passed since its attempt was claimed, on the devices that its worker has;
+    the parts are no more than the whole, and energy is no more than devices can draw in that time.
     """
     passed_s = _SLACK_S if claimed_at is None else now - claimed_at + _SLACK_S
-    most_s = max(0.0, passed_s) * min(receipt.num_devices, MAX_RANKS)
-    if receipt.device_s <= most_s:
-        return receipt
-    part = most_s / receipt.device_s
+    devices = min(receipt.num_devices, most_devices)
+    device_s = min(receipt.device_s, max(0.0, passed_s) * devices)
+    part = device_s / receipt.device_s if receipt.device_s else 1.0
+    energy_j = receipt.energy_j
     return replace(
         receipt,
-        device_s=most_s,
-        prefill_s=receipt.prefill_s * part,
-        rejected_s=receipt.rejected_s * part,
-        recomputed_s=receipt.recomputed_s * part,
-        energy_j=None if receipt.energy_j is None else receipt.energy_j * part,
+        num_devices=devices,
+        device_s=device_s,
+        prefill_s=min(receipt.prefill_s * part, device_s),
+        rejected_s=min(receipt.rejected_s * part, device_s),
+        recomputed_s=min(receipt.recomputed_s * part, device_s),
+        energy_j=None if energy_j is None else min(energy_j * part, device_s * MAX_DEVICE_WATTS),
     )

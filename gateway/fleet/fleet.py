@@ -88,6 +88,11 @@ class Fleet:
         """Whether a live worker of this name serves another model: a login for one model speaks for its own alone."""
         return self.liveness.model_of(worker) not in (None, model)
 
+    def num_devices(self, worker: str) -> int:
+        """Return how many devices a worker has, by its last heartbeat; 1 where that does not say."""
+        heartbeat = self.liveness.last_heartbeat(worker)
+        return 1 if heartbeat is None or heartbeat.metrics is None else max(1, len(heartbeat.metrics.ranks))
+
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()

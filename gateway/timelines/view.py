@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
 
-from shared.receipt import Receipt
 from shared.timeline import Attempt, Timeline
 
 Kind = Literal["gateway", "queue", "prefix", "read", "wait", "prefill", "decode", "preempted", "worker", "answer"]
@@ -85,12 +85,14 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
     """Return what to show of a request; its device time is priced if an hour has a cost."""
     rows = [Row("request", list(_request_bars(timeline)))]
     events = [Event(0.0, f"the request came to {timeline.gateway}"), *_request_events(timeline)]
+    first = _first_to_answer(timeline)
     for number, life in enumerate(timeline.sequences):
         name = f"sequence {number} " if len(timeline.sequences) > 1 else ""
         for attempt in life.attempts:
             label = f"{name}attempt {attempt.epoch} {attempt.worker or 'no worker'}"
-            rows.append(Row(label, list(_attempt_bars(attempt)), is_retry=attempt.epoch > 0))
-            events += _attempt_events(name, attempt)
+            base_s = _began_s(attempt, timeline.first_token_s if attempt is first else None)
+            rows.append(Row(label, list(_attempt_bars(attempt, base_s)), is_retry=attempt.epoch > 0))
+            events += _attempt_events(name, attempt, base_s)
     events.sort(key=lambda event: event.at_s)
     receipt = _receipt(timeline, device_hour_cost)
     return TimelineView(timeline=timeline, rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
@@ -118,12 +120,36 @@ def _request_events(timeline: Timeline) -> Iterator[Event]:
         yield Event(timeline.ended_s, f"{timeline.outcome} with status {timeline.status}{told}")
 
 
-def _began_s(attempt: Attempt, receipt: Receipt) -> float:
-    """Return when the worker took it: its clock is placed so that its end is that of the attempt."""
-    return max(attempt.published_s, attempt.ended_s - receipt.ended_s)
+def _began_s(attempt: Attempt, first_token_s: float | None = None) -> float:
+    """Return when the worker took it: its clock is placed so that nothing it sent came here before it was sent.
+
+    That is the attempt's end, and the request's first token if that was this attempt's.
+    """
+    receipt = attempt.receipt
+    if receipt is None:
+        return attempt.published_s
+    base_s = attempt.ended_s - receipt.ended_s
+    if first_token_s is not None and receipt.first_s is not None:
+        base_s = min(base_s, first_token_s - receipt.first_s)
+    return max(attempt.published_s, base_s)
 
 
-def _attempt_bars(attempt: Attempt) -> Iterator[Bar]:
+def _first_to_answer(timeline: Timeline) -> Attempt | None:
+    """Return the attempt that the request's first token is from, as far as the workers' receipts tell."""
+    found, earliest_s = None, math.inf
+    for life in timeline.sequences:
+        for attempt in life.attempts:
+            first_s = None if attempt.receipt is None else attempt.receipt.first_s
+            if first_s is not None:
+                if _began_s(attempt) + first_s < earliest_s:
+                    found, earliest_s = attempt, _began_s(attempt) + first_s
+                break
+            if attempt.tokens:
+                return None  # it answered, and nobody knows when
+    return found
+
+
+def _attempt_bars(attempt: Attempt, base_s: float) -> Iterator[Bar]:
     receipt = attempt.receipt
     if receipt is None:
         claimed_s = attempt.ended_s if attempt.claimed_s is None else attempt.claimed_s
@@ -131,7 +157,6 @@ def _attempt_bars(attempt: Attempt) -> Iterator[Bar]:
         if attempt.claimed_s is not None:
             yield Bar("worker", claimed_s, attempt.ended_s, "with a worker that did not tell more")
         return
-    base_s = _began_s(attempt, receipt)
     held_s = min(receipt.waited_s, base_s - attempt.published_s)
     yield Bar("queue", attempt.published_s, base_s - held_s, "in the queue")
     if held_s > _LEAST_S:
@@ -152,7 +177,7 @@ def _attempt_bars(attempt: Attempt) -> Iterator[Bar]:
         yield Bar("preempted", base_s + at_s, base_s + again_s, "preempted: others needed its blocks")
 
 
-def _attempt_events(name: str, attempt: Attempt) -> Iterator[Event]:
+def _attempt_events(name: str, attempt: Attempt, base_s: float) -> Iterator[Event]:
     if attempt.epoch:
         why = _WHY.get(attempt.why, attempt.why)
         yield Event(attempt.published_s, f"{name}attempt {attempt.epoch}, because {why}")
@@ -160,7 +185,6 @@ def _attempt_events(name: str, attempt: Attempt) -> Iterator[Event]:
         yield Event(attempt.claimed_s, f"{name}claimed by {attempt.worker}")
     receipt = attempt.receipt
     if receipt is not None:
-        base_s = _began_s(attempt, receipt)
         if receipt.scheduled_s is not None:
             cached = f", {receipt.cached_tokens} of {receipt.prompt_tokens} prompt tokens from the cache"
             yield Event(base_s + receipt.scheduled_s, f"{name}first step{cached}")

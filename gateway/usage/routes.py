@@ -53,7 +53,7 @@ class UsageRoutes:
         check_query(request, frozenset({"start", "end"}), allow_unknown=allows)
         query = request.query_params
         (await self._services.limiter.admit_read(principal)).release(1)
-        start, end = _date(query.get("start"), "start"), _date(query.get("end"), "end")
+        start, end = _date(query.getlist("start"), "start"), _date(query.getlist("end"), "end")
         days: list[str | None] = [None]
         if start is not None or end is not None:
             end = end or datetime.now(UTC)
@@ -68,7 +68,9 @@ class UsageRoutes:
                 for measure, count in measures.items():
                     totals[key][measure] += count
         data = [self._model_usage(*key, counts) for key, counts in sorted(totals.items())]
-        first, last = (None, None) if start is None or end is None else (f"{start:%Y-%m-%d}", f"{end:%Y-%m-%d}")
+        first, last = (
+            (None, None) if start is None or end is None else (start.date().isoformat(), end.date().isoformat())
+        )
         return json_response(TenantUsage("usage", principal.tenant, first, last, data))
 
     async def _completions(self, request: Request, principal: Principal) -> Response:
@@ -139,11 +141,13 @@ def _count(counts: Counts, each: UsageTotal) -> None:
     counts[each.model, each.lane][each.measure] = each.total
 
 
-def _date(text: str | None, name: str) -> datetime | None:
-    if text is None:
+def _date(texts: list[str], name: str) -> datetime | None:
+    if not texts:
         return None
+    if len(texts) > 1:
+        raise invalid_value(name, f"'{name}' must be given once.")
     try:
-        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+        return datetime.strptime(texts[0], "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         raise invalid_value(name, f"'{name}' must be a day, as 2026-11-29.") from None
 

@@ -102,6 +102,9 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         assert usage(start=today)["data"][0]["requests"] >= 1
         assert usage(start="2020-01-01", end="2020-01-02")["data"] == []
+        assert usage(start="0001-01-01", end="0001-01-02")["start"] == "0001-01-01"
+        refused = http.get("/v1/usage?start=2020-01-01&start=2020-01-02")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "start")
         answer = http.get("/v1/organization/usage/completions", params={"start_time": int(time.time()) - 86400})
         page = answer.json()
         assert [bucket["object"] for bucket in page["data"]] == ["bucket"] * 2
@@ -144,6 +147,28 @@ def test_request_that_lost_its_worker_says_so(system: System) -> None:
     assert "an attempt whose worker did not tell is not in it" in shown.stdout
     listed = headrace("request", "--slow", *state(system))
     assert "unlucky" in listed.stdout
+
+
+def test_requests_of_one_id_are_all_shown_with_what_each_took(system: System) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for asked in [pool.submit(ask, system, "same", max_tokens) for max_tokens in (20, 30)]:
+            asked.result(60)
+    ask(system, "same", 40)
+
+    def ended() -> list[dict[str, Any]]:
+        return [view for view in told(system, "requests/same")["requests"] if view["timeline"].get("sequences")]
+
+    views = wait_for(lambda: found if len(found := ended()) == 3 else None)
+    assert sorted(view["receipt"]["completion_tokens"] for view in views) == [20, 30, 40]
+    for view in views:
+        (life,) = view["timeline"]["sequences"]
+        assert life["attempts"][-1]["tokens"] == view["receipt"]["completion_tokens"]
+        assert view["receipt"]["device_ms"] > 0
+
+
+@pytest.mark.parametrize("path", ["requests/none", "tenants", "dead-letters", "now", "requests"])
+def test_console_refuses_parameters_that_it_does_not_know(system: System, path: str) -> None:
+    assert told(system, f"{path}?x=1")["error"]["param"] == "x"
 
 
 def test_request_that_nobody_knows_is_an_error_with_its_reasons(system: System) -> None:

@@ -13,6 +13,7 @@ from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling
+from shared.timeline import key_of, new_key
 
 TEXTS = (Prompt(1, text="a"), Prompt(1, text="b", suffix="c"))
 
@@ -40,6 +41,15 @@ def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
     # No two generations share an id.
     assert asked()[0].id != requests[0].id
     assert len(base) == 16
+
+
+def test_ids_begin_with_the_key_of_their_request() -> None:
+    generation = Generation("completion", "m", TEXTS, 2, Sampling(seed=5), deterministic=True)
+    key = new_key()
+    requests = [wire_requests(generation, "t", "hr.tok.g", 30.0, "req_1", request_key=key) for _ in range(2)]
+    ids = [request.id for several in requests for request in several]
+    assert {key_of(each) for each in ids} == {key}
+    assert len(set(ids)) == 8
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,16 @@ import msgspec
 import pytest
 
 from gateway.dispatch.inflight import Flight
-from gateway.dispatch.timelines import LATE_S, MAX_TIMELINE_BYTES, TimelineKeeper
+from gateway.dispatch.timelines import (
+    LATE_S,
+    MAX_DEVICE_WATTS,
+    MAX_TIMELINE_BYTES,
+    MAX_WITHOUT_TENANT,
+    TimelineKeeper,
+)
 from shared.messages import Delta, Finish, Request
 from shared.receipt import PrefillPart, Receipt
-from shared.timeline import MAX_SEQUENCES, SequenceLife, Timeline
+from shared.timeline import MAX_SEQUENCES, SequenceLife, Timeline, key_of, new_key
 from shared.usage_ledger import UsageLedger
 from tests.gateway.dispatch_bench import ListSink
 
@@ -32,11 +38,15 @@ class Bench:
         self.now = time.monotonic()
         self.usage = Counted()
         self.keeper = TimelineKeeper("gw-1", max_kept, self.usage, clock=lambda: self.now)
+        self.flights: list[Flight] = []
+        self.devices: dict[str, int] = {}
+        self.keeper.watch(lambda: self.flights, lambda worker: self.devices.get(worker, 1))
 
     def begin(self, request_id: str = "r", tenant: str = "t", worker: str | None = "w") -> Flight:
         told = lambda: self.timeline(request_id, tenant, 0)  # noqa: E731
-        self.keeper.request_began(tenant, request_id, self.now, told)
-        request = Request(id=f"{request_id}-0", model="m", text="x", tenant=tenant, trace=request_id)
+        key = new_key()
+        self.keeper.request_began(key, request_id, self.now, told)
+        request = Request(id=f"{key}-0", model="m", text="x", tenant=tenant, trace=request_id)
         flight = Flight(request, ListSink(), 1, self.now, worker=worker)
         flight.log.claimed_at = None if worker is None else self.now
         return flight
@@ -45,6 +55,10 @@ class Bench:
         outcome = "completed" if status == 200 else "running"
         told = {"outcome": outcome, "status": status, "began": time.time(), "ended_s": 1.0} | fields
         return Timeline(id=request_id, tenant=tenant, gateway="gw-1", model="m", **told)
+
+    def end(self, flight: Flight | None, timeline: Timeline) -> None:
+        """End a request; None for one that had no sequence."""
+        self.keeper.request_ended(new_key() if flight is None else key_of(flight.id), timeline)
 
     def tell(self, flight: Flight, finish: Finish, worker: str = "w", *, has_ended: bool = False) -> None:
         delta = Delta(flight.id, flight.epoch, 0, finish=finish)
@@ -71,7 +85,7 @@ def test_every_attempt_is_told_with_its_own_receipt() -> None:
     bench.tell(flight, end, "other")
     assert [life.attempts[-1].worker for life in bench.only().sequences] == []
     bench.keeper.sequence_ended(flight, "completed", end)
-    bench.keeper.request_ended(bench.timeline())
+    bench.end(flight, bench.timeline())
     (life,) = bench.only().sequences
     told = [(each.epoch, each.why, each.end, each.worker) for each in life.attempts]
     assert told == [(0, "first", "handoff", "w"), (1, "handoff", "length", "other")]
@@ -96,7 +110,7 @@ def test_receipt_of_a_cancelled_request_counts_when_it_comes_late() -> None:
     flight = bench.begin()
     bench.now += 1
     bench.keeper.sequence_ended(flight, "cancelled", None)
-    bench.keeper.request_ended(bench.timeline(status=499, outcome="disconnected"))
+    bench.end(flight, bench.timeline(status=499, outcome="disconnected"))
     assert bench.only().sequences[0].attempts[0].receipt is None
     bench.tell(flight, finish("cancelled"), "stranger", has_ended=True)
     for _ in range(2):
@@ -119,26 +133,88 @@ def test_worker_cannot_charge_more_than_the_time_that_passed() -> None:
     bench = Bench()
     flight = bench.begin()
     bench.now += 3
-    bench.tell(flight, finish("stop", 1e9, prefill_s=5e8, energy_j=1e9, num_devices=2))
+    bench.devices["w"] = 2
+    bench.tell(flight, finish("stop", 1e9, prefill_s=5e8, energy_j=1e9, num_devices=1024))
     assert bench.usage.device_s == pytest.approx((3 + 1) * 2)
     receipt = flight.log.receipts[0]
     assert receipt.prefill_s == pytest.approx(receipt.device_s / 2)
     assert receipt.energy_j == pytest.approx(receipt.device_s)
+    assert receipt.num_devices == 2
+
+
+def test_parts_of_a_receipt_are_no_more_than_the_whole_and_energy_no_more_than_devices_draw() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.now += 3
+    bench.tell(flight, finish(device_s=0.5, prefill_s=1e9, rejected_s=1e9, recomputed_s=1e9, energy_j=1e9))
+    receipt = flight.log.receipts[0]
+    assert (receipt.prefill_s, receipt.rejected_s, receipt.recomputed_s) == (0.5, 0.5, 0.5)
+    assert receipt.energy_j == 0.5 * MAX_DEVICE_WATTS
+    flight.epoch, flight.log.claimed_at = 1, bench.now
+    bench.tell(flight, finish(device_s=0.0, prefill_s=1.0, energy_j=1e9))
+    assert (flight.log.receipts[1].prefill_s, flight.log.receipts[1].energy_j) == (0.0, 0.0)
+
+
+def test_worker_that_does_not_say_what_devices_it_has_has_one() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.tell(flight, finish(device_s=100.0, num_devices=64))
+    assert bench.usage.device_s == pytest.approx(1.0)
+
+
+def test_nobody_without_a_tenant_pushes_out_requests_of_tenants() -> None:
+    bench = Bench(max_kept=1000)
+    bench.end(None, bench.timeline("mine"))
+    for number in range(1100):
+        bench.end(None, bench.timeline(f"n{number}", tenant="", status=401, outcome="refused"))
+    assert bench.only("mine").tenant == "t"
+    refused = [each.id for each in bench.keeper.summaries("failed", 2000)]
+    assert len(refused) == MAX_WITHOUT_TENANT
+    assert bench.keeper.find("n1099")
+
+
+def test_room_is_shared_among_tenants() -> None:
+    bench = Bench(max_kept=10)
+    for name in ("a0", "a1", "a2"):
+        bench.end(None, bench.timeline(name, tenant="a"))
+    for number in range(50):
+        bench.end(None, bench.timeline(f"b{number}", tenant="b"))
+    kept = {each.id for each in bench.keeper.summaries("recent", 100)}
+    assert kept == {"a0", "a1", "a2", *(f"b{number}" for number in range(43, 50))}
+
+
+@pytest.mark.parametrize("are_at_once", [True, False])
+def test_requests_of_one_id_are_all_kept_with_their_own_sequences(are_at_once: bool) -> None:
+    bench = Bench()
+    flights = [bench.begin(worker="w0")]
+    if are_at_once:
+        flights.append(bench.begin(worker="w1"))
+        bench.flights = flights
+        assert [each.sequences[0].attempts[0].worker for each in bench.keeper.find("r")] == ["w1", "w0"]
+    for number in range(2):
+        if number == len(flights):
+            flights.append(bench.begin(worker="w1"))
+        bench.tell(flights[number], finish(device_s=0.25 * (number + 1)), f"w{number}")
+        bench.keeper.sequence_ended(flights[number], "completed", finish())
+        bench.end(flights[number], bench.timeline(completion_tokens=number))
+    found = [(each.completion_tokens, each.sequences[0].attempts[0]) for each in bench.keeper.find("r")]
+    told = [(tokens, each.worker, each.receipt and each.receipt.device_s) for tokens, each in found]
+    assert told == [(1, "w1", 0.5), (0, "w0", 0.25)]
 
 
 def test_sequence_that_ends_after_its_answer_is_added() -> None:
     bench = Bench()
     flight = bench.begin()
-    bench.keeper.request_ended(bench.timeline())
+    bench.end(flight, bench.timeline())
     assert bench.only().sequences == []
     bench.keeper.sequence_ended(flight, "completed", finish())
-    assert [each.id for each in bench.only().sequences] == ["r-0"]
+    assert [each.id for each in bench.only().sequences] == [flight.id]
 
 
 def test_request_that_runs_is_told_as_far_as_it_is() -> None:
     bench = Bench()
     flight = bench.begin()
-    bench.keeper.watch(lambda: [flight])
+    bench.flights = [flight]
     bench.now += 2
     told = bench.only()
     assert told.outcome == "running"
@@ -148,8 +224,9 @@ def test_request_that_runs_is_told_as_far_as_it_is() -> None:
 def test_two_tenants_may_use_one_id() -> None:
     bench = Bench()
     for tenant in ("a", "b"):
-        bench.keeper.sequence_ended(bench.begin(tenant=tenant), "completed", finish())
-        bench.keeper.request_ended(bench.timeline(tenant=tenant))
+        flight = bench.begin(tenant=tenant)
+        bench.keeper.sequence_ended(flight, "completed", finish())
+        bench.end(flight, bench.timeline(tenant=tenant))
     assert [(each.tenant, len(each.sequences)) for each in bench.keeper.find("r")] == [("b", 1), ("a", 1)]
 
 
@@ -159,7 +236,7 @@ def test_what_is_kept_is_bounded_in_number_and_in_bytes() -> None:
         flights = [bench.begin(f"r{number}")] * (MAX_SEQUENCES + 4)
         for flight in flights:
             bench.keeper.sequence_ended(flight, "completed", finish())
-        bench.keeper.request_ended(bench.timeline(f"r{number}"))
+        bench.end(flights[0], bench.timeline(f"r{number}"))
     assert bench.keeper.find("r0") == []
     assert len(bench.keeper.summaries("recent", 100)) == 10
     last = bench.only("r49")
@@ -172,15 +249,15 @@ def test_what_is_kept_is_bounded_in_number_and_in_bytes() -> None:
         flight.log.end(flight.attempt_ended("silent", bench.now))
     for _ in range(MAX_SEQUENCES):
         bench.keeper.sequence_ended(flight, "completed", finish())
-    bench.keeper.request_ended(bench.timeline("long"))
+    bench.end(flight, bench.timeline("long"))
     assert len(msgspec.msgpack.encode(bench.only("long"))) <= MAX_TIMELINE_BYTES
     assert bench.only("long").left_out == MAX_SEQUENCES
 
 
 def test_requests_of_long_ago_are_let_go() -> None:
     bench = Bench()
-    bench.keeper.request_ended(bench.timeline("old", began=time.time() - 1000, ended_s=1.0))
-    bench.keeper.request_ended(bench.timeline("new"))
+    bench.end(None, bench.timeline("old", began=time.time() - 1000, ended_s=1.0))
+    bench.end(None, bench.timeline("new"))
     assert [each.id for each in bench.keeper.summaries("recent", 10)] == ["new"]
     assert bench.keeper.find("old") == []
 
@@ -189,7 +266,7 @@ def test_lists_have_the_slowest_or_the_failed_first() -> None:
     bench = Bench()
     for name, ended_s, status in (("a", 1.0, 200), ("b", 9.0, 200), ("c", 2.0, 503)):
         outcome = "completed" if status == 200 else "refused"
-        bench.keeper.request_ended(bench.timeline(name, ended_s=ended_s, status=status, outcome=outcome))
+        bench.end(None, bench.timeline(name, ended_s=ended_s, status=status, outcome=outcome))
     assert [each.id for each in bench.keeper.summaries("slow", 2)] == ["b", "c"]
     assert [each.id for each in bench.keeper.summaries("failed", 10)] == ["c"]
 
@@ -199,5 +276,5 @@ def test_nothing_is_kept_where_nothing_is_wanted_and_use_counts_all_the_same() -
     flight = bench.begin()
     bench.tell(flight, finish())
     bench.keeper.sequence_ended(flight, "completed", finish())
-    bench.keeper.request_ended(bench.timeline(sequences=[SequenceLife("x", [])]))
+    bench.end(flight, bench.timeline(sequences=[SequenceLife("x", [])]))
     assert (bench.keeper.find("r"), bench.usage.tenants) == ([], ["t"])

@@ -80,6 +80,19 @@ def test_events_say_in_order_why_there_was_another_attempt() -> None:
     assert texts[-1] == "completed with status 200"
 
 
+def test_first_token_comes_after_the_steps_that_made_it() -> None:
+    receipt = Receipt(taken=0.0, scheduled_s=0.1, first_s=0.2, ended_s=1.0, prefills=(PrefillPart(0.1, 0.09, 5),))
+    # The worker's last delta was longer on its way than its first.
+    attempt = Attempt(epoch=0, published_s=0.1, claimed_s=0.15, worker="w", ended_s=1.5, end="stop", receipt=receipt)
+    later = Attempt(epoch=0, published_s=0.1, claimed_s=0.15, worker="w", ended_s=2.5, end="stop", receipt=receipt)
+    lives = [SequenceLife("s-0", [later]), SequenceLife("s-1", [attempt])]
+    view = view_of(timeline(sequences=lives, first_token_s=0.4), None)
+    at = {event.text: event.at_s for event in view.events}
+    firsts = [at[f"sequence {number} first step, 0 of 0 prompt tokens from the cache"] for number in (0, 1)]
+    assert firsts == [pytest.approx(1.6), pytest.approx(0.3)]
+    assert at["sequence 1 prefilled 5 tokens"] <= at["first token"]
+
+
 def test_receipt_adds_up_attempts_prices_them_and_says_what_is_missing() -> None:
     receipt = view_of(timeline(prompt_tokens=40, completion_tokens=8), 3.6).receipt
     assert (receipt.device_ms, receipt.prefill_ms, receipt.decode_ms) == pytest.approx((800, 300, 500))
