@@ -14,6 +14,7 @@ from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from shared.messages import FEATURES, GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
+from shared.worker_metrics import RankReading, WorkerMetrics
 
 BEAT = Heartbeat(
     worker="w1",
@@ -156,6 +157,15 @@ def test_draining_worker_is_not_ready_but_alive(watched: Watched) -> None:
     assert not watched.fleet.is_ready("m")
     assert not watched.fleet.liveness.is_gone("w1")
     assert watched.fleet.models() == ["m"]
+
+
+def test_worker_has_as_many_devices_as_its_heartbeat_names_ranks(watched: Watched) -> None:
+    watched.fleet.note_heartbeat(BEAT, watched.now)
+    assert [watched.fleet.num_devices(worker) for worker in (BEAT.worker, "unknown")] == [1, 1]
+    ranks = tuple(RankReading(rank, True, 1, 0.0, 1) for rank in range(4))
+    told = msgspec.structs.replace(BEAT, metrics=WorkerMetrics(ranks=ranks))
+    watched.fleet.note_heartbeat(told, watched.now)
+    assert watched.fleet.num_devices(BEAT.worker) == 4
 
 
 def test_drafts_of_all_workers_are_counted(watched: Watched) -> None:
