@@ -6,8 +6,6 @@ one is that at which its last delta came, because the clocks of two machines dif
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64encode
-from os import urandom
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,8 +16,6 @@ from shared.receipt import Receipt
 MAX_SEQUENCES = 16
 """Sequences of a request that are told apart, and attempts at each; of more the first ones are kept, and counted."""
 MAX_LISTED = 200
-_KEY_BYTES = 6
-_KEY_CHARACTERS = 8
 
 Order = Literal["recent", "slow", "failed"]
 Asked = Literal["find", "list", "counts"]
@@ -141,16 +137,6 @@ class TimelineReply(Struct, frozen=True, kw_only=True, tag="timelines"):
     found: list[Timeline] = []
     listed: list[Summary] = []
     counts: GatewayCounts | None = None
-
-
-def new_key() -> str:
-    """Return what tells a request from others with its `x-request-id`; the ids of its sequences begin with it."""
-    return urlsafe_b64encode(urandom(_KEY_BYTES)).decode()
-
-
-def key_of(sequence_id: str) -> str:
-    """Return the key of a sequence's request."""
-    return sequence_id[:_KEY_CHARACTERS]
 
 
 def reply_of(payload: bytes) -> TimelineReply:

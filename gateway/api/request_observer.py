@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from gateway.admission.auth import Principal
 from gateway.api.usage import UsageTotals
+from gateway.dispatch.inflight import new_key
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.request_log import RequestLog, is_slow
-from shared.timeline import Timeline, new_key
+from shared.timeline import Timeline
 from shared.tracing import AttributeValue, Tracing, traceparent
 
 if TYPE_CHECKING:

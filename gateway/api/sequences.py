@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from gateway.dispatch.inflight import Flight
+from gateway.dispatch.inflight import Flight, new_key
 from gateway.dispatch.sinks import Sink
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
 from shared.messages import Delta, Request
-from shared.timeline import new_key
 
 # Seeds are 64-bit signed integers on the wire.
 _SEED_VALUES = 2**64

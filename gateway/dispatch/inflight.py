@@ -6,8 +6,10 @@ on the event loop's thread.
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from os import urandom
 
 import msgspec
 
@@ -17,6 +19,19 @@ from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Request, Usage
 from shared.receipt import Receipt
 from shared.timeline import MAX_SEQUENCES, Attempt
+
+_KEY_BYTES = 6
+_KEY_CHARACTERS = 8
+
+
+def new_key() -> str:
+    """Return what tells a request from others with its `x-request-id`; the ids of its sequences begin with it."""
+    return urlsafe_b64encode(urandom(_KEY_BYTES)).decode()
+
+
+def key_of(sequence_id: str) -> str:
+    """Return the key of a sequence's request."""
+    return sequence_id[:_KEY_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)

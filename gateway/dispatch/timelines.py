@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from gateway.dispatch.inflight import Flight
+from gateway.dispatch.inflight import Flight, key_of
 from shared.messages import Delta, Finish
 from shared.receipt import Receipt
-from shared.timeline import MAX_SEQUENCES, Order, SequenceLife, Summary, Timeline, key_of
+from shared.timeline import MAX_SEQUENCES, Order, SequenceLife, Summary, Timeline
 from shared.usage_ledger import UsageLedger
 
 KEPT_S = 900.0

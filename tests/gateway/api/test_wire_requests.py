@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from gateway.api.sequences import wire_requests
+from gateway.dispatch.inflight import key_of, new_key
 from gateway.generation import Details, Generation, Prompt
 from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling
-from shared.timeline import key_of, new_key
 
 TEXTS = (Prompt(1, text="a"), Prompt(1, text="b", suffix="c"))
 

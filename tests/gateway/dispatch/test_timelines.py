@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.dispatch.inflight import Flight
+from gateway.dispatch.inflight import Flight, key_of, new_key
 from gateway.dispatch.timelines import (
     LATE_S,
     MAX_DEVICE_WATTS,
@@ -18,7 +18,7 @@ from gateway.dispatch.timelines import (
 )
 from shared.messages import Delta, Finish, Request
 from shared.receipt import PrefillPart, Receipt
-from shared.timeline import MAX_SEQUENCES, SequenceLife, Timeline, key_of, new_key
+from shared.timeline import MAX_SEQUENCES, SequenceLife, Timeline
 from shared.usage_ledger import UsageLedger
 from tests.gateway.dispatch_bench import ListSink
 
