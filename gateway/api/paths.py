@@ -71,6 +71,7 @@ _INSTEAD = {
     "embed": "Use /v1/embeddings.",
     "images": "This server writes text only; images are read, as parts of a conversation.",
     "metrics": "The operator's port has the metrics.",
+    "console": "This is the public port; the console is at the operator's, which `headrace up` prints.",
     "healthz": "Use /health/live or /health/ready.",
     "api": "Ollama's own API is not served: choose an OpenAI-compatible server, with a base URL ending in /v1.",
 }

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 from nats.js import JetStreamContext
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission.auth import KeyStore
@@ -52,6 +52,7 @@ class ConsoleRoutes:
         """Return the table."""
         return [
             OperatorRoute("/console", self._file, is_open=True),
+            OperatorRoute("/console/", self._without_slash, is_open=True),
             OperatorRoute("/console/{name}", self._file, is_open=True),
             OperatorRoute(f"{API}/now", self._now),
             OperatorRoute(f"{API}/requests", self._requests),
@@ -62,6 +63,10 @@ class ConsoleRoutes:
 
     async def _file(self, request: Request) -> Response:
         return self._files.response(request)
+
+    async def _without_slash(self, request: Request) -> Response:
+        # Relative, so that it holds behind a proxy that serves this port below a prefix.
+        return RedirectResponse("../console", 308)
 
     async def _now(self, request: Request) -> Response:
         check_query(request, frozenset(), allow_unknown=False)

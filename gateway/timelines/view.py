@@ -6,9 +6,10 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
 
 from shared.timeline import Attempt, Timeline
 
@@ -72,9 +73,9 @@ class ReceiptView(Struct, frozen=True, kw_only=True):
 
 
 class TimelineView(Struct, frozen=True, kw_only=True):
-    """All that is shown of a request."""
+    """All that is shown of a request; `timeline` has the fields of `Timeline`, and those of receipts by name, too."""
 
-    timeline: Timeline
+    timeline: dict[str, Any]
     rows: list[Row]
     events: list[Event]
     receipt: ReceiptView
@@ -95,7 +96,18 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
             events += _attempt_events(name, attempt, base_s)
     events.sort(key=lambda event: event.at_s)
     receipt = _receipt(timeline, device_hour_cost)
-    return TimelineView(timeline=timeline, rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
+    return TimelineView(timeline=_named(timeline), rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
+
+
+def _named(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline whose receipts name their fields; gateways and workers send these as arrays."""
+    named: dict[str, Any] = to_builtins(timeline)
+    for life, shown in zip(timeline.sequences, named.get("sequences", []), strict=True):
+        for attempt, told in zip(life.attempts, shown["attempts"], strict=True):
+            if attempt.receipt is not None:
+                prefills = [asdict(part) for part in attempt.receipt.prefills]
+                told["receipt"] = asdict(attempt.receipt) | {"prefills": prefills}
+    return named
 
 
 def _request_bars(timeline: Timeline) -> Iterator[Bar]:

@@ -45,10 +45,16 @@ class RequestConfig(OperatorAccess):
 
 
 def run(config: RequestConfig, request_id: str | None) -> int:
-    """Show the timeline and the receipt of a request; without ID, list those that ended last.
+    """Show a request's timeline and receipt, or list requests.
 
-    ID is the answer's `x-request-id`. Gateways keep requests for 15 minutes. Needs the operator's key.
+    Without ID, it lists those that ended last. ID is the answer's `x-request-id`. Gateways keep requests for 15
+    minutes. Needs the operator's key.
     """
+    if config.slow and config.failed:
+        raise click.UsageError("Give --slow or --failed, not both.")
+    if request_id is not None and (config.slow or config.failed):
+        option = "--slow" if config.slow else "--failed"
+        raise click.UsageError(f"{option} lists requests; leave it out to see {request_id[:64]!r}, or give no ID.")
     operator = find_operator(config)
     if request_id is None:
         order = "slow" if config.slow else "failed" if config.failed else "recent"

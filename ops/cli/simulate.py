@@ -91,7 +91,7 @@ def run(config: SimulateConfig) -> int:
 
     Scheduler, admission, queue and shedding are the real ones; devices are formulas. Step times come from a profile,
     which `python -m ops.bench.simulate` measures on a running system, or from a model's sizes and a device's data sheet
-    (`headrace plan`).
+    (`headrace plan`). The exit status is 1 if none is served, or some waited for ever: all workers had died.
     """
     from ops.simulation.report import Cost, figures, html, table
     from ops.simulation.scenario import simulate
@@ -108,7 +108,7 @@ def run(config: SimulateConfig) -> int:
         click.echo("\n".join(table(scenario, outcome, cost, errors)))
     if config.html is not None:
         config.html.write_text(html("Simulation", scenario, outcome, cost, errors), encoding="utf-8")
-    return 0
+    return 0 if outcome.num_served and not outcome.num_unserved else 1
 
 
 def scenario_of(config: SimulateConfig) -> tuple[Scenario, Profile | None]:

@@ -29,7 +29,7 @@ class TopConfig(OperatorAccess):
 
 
 def run(config: TopConfig) -> int:
-    """Show workers, queues, refusals and tokens a second until Ctrl-C. Needs the operator's key."""
+    """Show workers, queues and rates until Ctrl-C. Needs the operator's key."""
     operator = find_operator(config)
     before = operator.call("GET", "/console/api/now")
     while True:

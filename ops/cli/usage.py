@@ -33,10 +33,11 @@ class UsageConfig(AdminAccess):
 
 
 def run(config: UsageConfig) -> int:
-    """Show requests, tokens, device time and energy by tenant, model and lane.
+    """Show what each tenant has used of each model, by lane.
 
-    The totals are those since the system was set up. They are kept by NATS and outlive gateways and workers. For a
-    month, take the difference of two readings. Needs an administrator's credentials.
+    Requests, tokens, device time and energy. The totals are those since the system was set up. They are kept by NATS
+    and outlive gateways and workers. For a month, take the difference of two readings. Needs an administrator's
+    credentials.
     """
     rows = asyncio.run(_rows(config))
     if config.json:

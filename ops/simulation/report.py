@@ -41,8 +41,14 @@ def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dic
         "requests_per_s": round(outcome.requests_per_s, 3),
         "output_tokens_per_s": round(outcome.output_tokens_per_s, 1),
     }
-    for name, values in (("ttft", outcome.ttft_s), ("itl", outcome.itl_s), ("answer", outcome.end_s)):
-        result |= {f"{name}_p{percent}_ms": round(1e3 * value, 3) for percent, value in values.items()}
+    times = (
+        ("ttft", outcome.ttft_s, outcome.num_served),
+        ("itl", outcome.itl_s, outcome.num_output_tokens - outcome.num_served),
+        ("answer", outcome.end_s, outcome.num_served),
+    )
+    for name, values, count in times:
+        # Zero would be the best time there is: without any, there is none.
+        result |= {f"{name}_p{of}_ms": round(1e3 * value, 3) if count > 0 else None for of, value in values.items()}
     result |= {
         "refused_share": round(outcome.refused_share, 5),
         "given_up": outcome.num_given_up,
@@ -70,26 +76,29 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
     """Return the same for people."""
     found = figures(scenario, outcome, cost, errors)
 
-    def pair(name: str, unit: float = 1.0) -> str:
-        return f"{found[f'{name}_p50_ms'] * unit:,.1f} / {found[f'{name}_p99_ms'] * unit:,.1f} ms"
+    def pair(name: str, band: str = "") -> str:
+        median, high = found[f"{name}_p50_ms"], found[f"{name}_p99_ms"]
+        return "-" if median is None else f"{median:,.1f} / {high:,.1f} ms{band}"
 
+    lasted = f" in {outcome.duration_s:,.1f} s" if outcome.num_served else ""
+    throughput = f"{outcome.requests_per_s:,.2f} requests/s, {outcome.output_tokens_per_s:,.0f} tokens/s"
     rows = [
-        ("requests", f"{outcome.num_served:,} of {outcome.num_requests:,} served in {outcome.duration_s:,.1f} s"),
-        ("throughput", f"{outcome.requests_per_s:,.2f} requests/s, {outcome.output_tokens_per_s:,.0f} tokens/s"),
-        ("time to first token, p50 / p99", pair("ttft") + _band(errors, "ttft_p50", "ttft_p99")),
-        ("between tokens, p50 / p99", pair("itl") + _band(errors, "itl_p50", "itl_p99")),
+        ("requests", f"{outcome.num_served:,} of {outcome.num_requests:,} served{lasted}"),
+        ("throughput", throughput if outcome.num_served else "-"),
+        ("time to first token, p50 / p99", pair("ttft", _band(errors, "ttft_p50", "ttft_p99"))),
+        ("between tokens, p50 / p99", pair("itl", _band(errors, "itl_p50", "itl_p99"))),
         ("whole answer, p50 / p99", pair("answer")),
         ("refused attempts", f"{outcome.refused_share:.2%}; {outcome.num_given_up:,} gave up"),
         ("moved from a dead worker", f"{outcome.num_moves:,}"),
         ("preempted", f"{outcome.num_preemptions:,}"),
         ("prompt tokens from the cache", f"{found['cached_prompt_share']:.1%}"),
-        ("devices computing", f"{outcome.device_share:.1%} of the time"),
+        ("devices computing", f"{outcome.device_share:.1%} of the time" if outcome.num_served else "-"),
         ("blocks in use, mean / most", f"{outcome.kv_share:.1%} / {outcome.most_kv_share:.1%}"),
     ]
     if outcome.num_too_long:
         rows.append(("prompts that no worker holds", f"{outcome.num_too_long:,}"))
     if outcome.num_unserved:
-        rows.append(("left when all workers were dead", f"{outcome.num_unserved:,}"))
+        rows.append(("never served", f"{outcome.num_unserved:,} waited for ever: all workers are dead"))
     if cost is not None:
         per_million = found["cost_per_million_output_tokens"]
         shown = "-" if per_million is None else f"{per_million:,.2f} a million output tokens"
@@ -105,8 +114,8 @@ def html(title: str, scenario: Scenario, outcome: Outcome, cost: Cost | None, er
     ends = [later.at for _, later in steps]
     rates = [(later.num_tokens - earlier.num_tokens) / (later.at - earlier.at) for earlier, later in steps]
     refused = [(later.num_refusals - earlier.num_refusals) / (later.at - earlier.at) for earlier, later in steps]
-    shares = list(range(1, 100))
     ttfts = sorted(outcome.ttfts_s)
+    shares = list(range(1, 100)) if ttfts else []
     charts = [
         line_chart(
             "Requests",

@@ -97,6 +97,7 @@ _BANNER = """
   URL      {url}/v1
   API key  {key}{key_note}
 
+  Console       {operator_url}/console
   Operator      {operator_url}/metrics
   Operator key  {operator_key}
 

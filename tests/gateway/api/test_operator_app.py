@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,9 @@ import msgspec
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from gateway.api.operator_app import OperatorServices, create_operator_app
+from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
+from gateway.console.routes import ConsoleRoutes, ConsoleServices
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
@@ -55,6 +57,7 @@ def client(
     shown: str | None = None,
     queue: Queue | None = None,
     others: tuple[Heartbeat, ...] = (),
+    more: Sequence[OperatorRoute] = (),
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
     for beat in (heartbeat("org/demo", worker="w", features=FEATURES), *others):
@@ -62,7 +65,7 @@ def client(
     metrics, queue, needs = metrics or GatewayMetrics(), queue or Queue(), needs_of(fleet)
     needs.look(0.0)
     registry = make_registry(MetricsCollector(metrics, 0))
-    services = OperatorServices(key, fleet, queue, None, metrics, registry, needs)
+    services = OperatorServices(key, fleet, queue, None, metrics, registry, needs, more)
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
 
 
@@ -93,6 +96,17 @@ async def test_need_for_workers_is_told_of_all_models_and_of_one() -> None:
         "predicted_wait_s": 0.0,
         "target_wait_s": 5.0,
     }
+
+
+async def test_console_with_a_slash_leads_to_the_console() -> None:
+    unused: Any = None
+    routes = ConsoleRoutes(ConsoleServices(unused, unused, unused, unused)).routes()
+    async with client(KEY, more=routes) as http:
+        answer = await http.get("/console/")
+        assert answer.status_code == 308
+        page = await http.get(str(answer.url.join(answer.headers["location"])))
+    assert (page.url.path, page.status_code) == ("/console", 200)
+    assert page.headers["content-type"].startswith("text/html")
 
 
 async def test_path_of_the_public_port_is_told_what_this_one_has() -> None:

@@ -117,6 +117,8 @@ def test_misspelt_path_is_told_the_nearest(path: str, meant: str) -> None:
         ("/api/v0/chat", "base URL ending in /v1."),
         ("/v1/chat", "/v1/chat/completions"),
         ("/healthz", "/health/ready"),
+        ("/console", "the console is at the operator's, which `headrace up` prints"),
+        ("/console/api/requests/my-request", "This is the public port"),
         ("/nothing", "/openapi.json"),
         ("/v1/model" * 1000, "/openapi.json"),
     ],

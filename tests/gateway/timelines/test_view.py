@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.timelines.view import view_of
@@ -99,6 +100,16 @@ def test_receipt_adds_up_attempts_prices_them_and_says_what_is_missing() -> None
     assert receipt.cost == pytest.approx(0.8 / 1000)
     assert (receipt.is_complete, receipt.energy_j, receipt.retries_ms) == (False, None, 0.0)
     assert view_of(timeline(), None).receipt.cost is None
+
+
+def test_receipts_of_attempts_have_named_fields_in_json() -> None:
+    told = json.loads(msgspec.json.encode(view_of(timeline(), None)))["timeline"]
+    dead, last = told["sequences"][0]["attempts"]
+    assert "receipt" not in dead
+    receipt = last["receipt"]
+    assert (receipt["device_s"], receipt["energy_j"], receipt["preempted_s"]) == (0.8, None, [0.5])
+    assert receipt["prefills"][1] == {"at_s": 0.6, "took_s": 0.3, "tokens": 8}
+    assert (told["id"], last["worker"]) == ("r", "w1")
 
 
 @pytest.mark.parametrize("prompt", ["'; rm -rf / #", '`x` $(y) "z"', "a\nb\\'c", "<script>alert(1)</script>", "ü 🙂"])

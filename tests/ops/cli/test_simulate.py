@@ -11,6 +11,7 @@ from ops.cli.simulate import command
 from ops.simulation.profile import Profile, WorkerLimits, write_profile
 from ops.simulation.step_time import HostTimes, LinearTimes
 from shared.errors import HeadraceError
+from tests.ops.cli.command import headrace_here
 
 
 @pytest.fixture
@@ -48,6 +49,32 @@ def test_trace_and_deaths_are_simulated(profile: Path, tmp_path: Path) -> None:
     told = json.loads(simulated("--profile", profile, "--trace", trace, "--workers", 2, "--kill", "1@5.05", "--json"))
     assert (told["served"], told["unserved"]) == (100, 0)
     assert told["moved"] > 0
+
+
+def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = ["--profile", profile, "--requests", 50, "--rate", 5, "--kill", "0@1", "--retries", 0]
+    words = [str(each) for each in [*arguments, "--html", page]]
+    shown, told = (headrace_here("simulate", *words, *more) for more in ([], ["--json"]))
+    assert (shown.returncode, told.returncode) == (1, 1)
+    figures = json.loads(told.stdout)
+    assert (figures["served"], figures["ttft_p50_ms"], figures["itl_p99_ms"], figures["answer_p99_ms"]) == (
+        0,
+        *[None] * 3,
+    )
+    rows = dict(line.split("  ", 1) for line in shown.stdout.splitlines())
+    dashes = [name for name, value in rows.items() if value.strip() == "-"]
+    assert [name.split(",")[0] for name in dashes] == [
+        "throughput",
+        "time to first token",
+        "between tokens",
+        "whole answer",
+        "devices computing",
+    ]
+    assert rows["requests"].strip() == "0 of 50 served"
+    assert figures["unserved"] > 0
+    assert rows["never served"].strip() == f"{figures['unserved']} waited for ever: all workers are dead"
+    assert "never served" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,9 @@ def test_snippet_without_the_sdk_needs_nothing_but_python(system: System) -> Non
 
 def test_metrics_need_the_printed_operator_key(system: System) -> None:
     printed = system.log.read_text()
+    console = system.info["metrics_url"].removesuffix("/metrics") + "/console"
+    assert f"  Console       {console}\n" in printed
+    assert httpx2.get(f"{console}/", follow_redirects=True).text.startswith("<!doctype html>")
     assert f"Operator      {system.info['metrics_url']}\n  Operator key  {system.info['operator_key']}\n" in printed
     assert "headrace_" in system.metrics()
     for headers in ({}, system.headers()):
