@@ -91,9 +91,12 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
         ("refused attempts", f"{outcome.refused_share:.2%}; {outcome.num_given_up:,} gave up"),
         ("moved from a dead worker", f"{outcome.num_moves:,}"),
         ("preempted", f"{outcome.num_preemptions:,}"),
-        ("prompt tokens from the cache", f"{found['cached_prompt_share']:.1%}"),
+        ("prompt tokens from the cache", f"{found['cached_prompt_share']:.1%}" if outcome.num_served else "-"),
         ("devices computing", f"{outcome.device_share:.1%} of the time" if outcome.num_served else "-"),
-        ("blocks in use, mean / most", f"{outcome.kv_share:.1%} / {outcome.most_kv_share:.1%}"),
+        (
+            "blocks in use, mean / most",
+            f"{outcome.kv_share:.1%} / {outcome.most_kv_share:.1%}" if outcome.num_served else "-",
+        ),
     ]
     if outcome.num_too_long:
         rows.append(("prompts that no worker holds", f"{outcome.num_too_long:,}"))

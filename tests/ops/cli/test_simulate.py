@@ -69,7 +69,9 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
         "time to first token",
         "between tokens",
         "whole answer",
+        "prompt tokens from the cache",
         "devices computing",
+        "blocks in use",
     ]
     assert rows["requests"].strip() == "0 of 50 served"
     assert figures["unserved"] > 0
