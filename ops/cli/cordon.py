@@ -9,11 +9,12 @@ from ops.cli.worker_orders import OrderConfig, cordon
 
 
 def run(config: OrderConfig, worker: str) -> int:
-    """Cordon a worker: it takes no more requests, finishes those that it has begun, and stays.
+    """Cordon a worker: it takes no more requests, and stays.
 
-    It keeps its model, its caches and its connection; `headrace uncordon WORKER` lets it take requests again, and so
-    does its restart. WORKER is the name that `headrace doctor` and the metrics show. Requests that it has begun end
-    there, however long they take: `headrace drain` hands them over. Needs an administrator's credentials.
+    It finishes those that it has begun, and keeps its model, its caches and its connection; `headrace uncordon WORKER`
+    lets it take requests again, and so does its restart. WORKER is the name that `headrace doctor` and the metrics
+    show. Requests that it has begun end there, however long they take: `headrace drain` hands them over. Needs an
+    administrator's credentials.
     """
     cordon(config, worker, b"cordon")
     click.echo(f"{worker} takes no more requests")

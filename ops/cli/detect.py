@@ -36,10 +36,11 @@ class DetectConfig:
 
 
 def run(config: DetectConfig, file: str) -> int:
-    """Say how likely it is that a text without the watermark of a key looks as this one does.
+    """Test a text for the watermark of a key.
 
-    FILE is a text in UTF-8; - or nothing reads it from standard input. A small p-value speaks for the watermark: at
-    most 1e-6 means that one unmarked text in a million looks so. Below some 50 scored tokens, nothing can be told.
+    FILE is a text in UTF-8; - or nothing reads it from standard input. The p-value says how likely it is that a text
+    without the watermark looks as this one does. A small p-value speaks for the watermark: at most 1e-6 means that one
+    unmarked text in a million looks so. Below some 50 scored tokens, nothing can be told.
     """
     for name in ("model", "key_file"):
         if getattr(config, name) is None:
