@@ -78,8 +78,10 @@ class Requests:
         watch = SimpleNamespace(owes_answer=False, is_connected=True)
         fleet = SimpleNamespace(reported_load=lambda model: self.load, find_adapter=lambda model: None)
         dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
-        record = SimpleNamespace(traceparent=None, tenant="t", parsed=lambda *of: None, failed=lambda error: None)
-        observer = SimpleNamespace(begin=lambda *of: record)
+        record = SimpleNamespace(
+            traceparent=None, tenant="t", key="k", parsed=lambda *of: None, failed=lambda error: None
+        )
+        observer = SimpleNamespace(begin=lambda *of: record, parsed=lambda record: None)
         parts: list[Any] = [services, dispatcher, None, None, repeated, observer, None]
         self.service = GenerationService(*parts)
         self.service._reading = cast("Any", SimpleNamespace(read=self._read))
