@@ -248,6 +248,7 @@ def _curl(timeline: Timeline) -> str | None:
         body["messages"] = [{"role": "user", "content": text}]
     else:
         body["prompt"] = text
-    data = shlex.quote(json.dumps(body, ensure_ascii=False))
+    # Escaped, since marks of direction would show a command that is not the one to be pasted.
+    data = shlex.quote(json.dumps(body))
     key = '-H "Authorization: Bearer $HEADRACE_API_KEY"'
     return f"curl $HEADRACE_URL{path} {key} -H 'Content-Type: application/json' -d {data}"

@@ -112,10 +112,14 @@ def test_receipts_of_attempts_have_named_fields_in_json() -> None:
     assert (told["id"], last["worker"]) == ("r", "w1")
 
 
-@pytest.mark.parametrize("prompt", ["'; rm -rf / #", '`x` $(y) "z"', "a\nb\\'c", "<script>alert(1)</script>", "ü 🙂"])
+@pytest.mark.parametrize(
+    "prompt", ["'; rm -rf / #", '`x` $(y) "z"', "a\nb\\'c", "<script>alert(1)</script>", "ü 🙂", "\u202eabc"]
+)
 def test_command_passes_the_text_on_as_it_is(prompt: str) -> None:
     curl = view_of(timeline(prompt=prompt, asked={"max_tokens": 7}), None).curl
     assert curl is not None
+    # Marks of direction are escaped: they would show another command than the one that is copied.
+    assert curl.isascii()
     words = shlex.split(curl)
     body = json.loads(words[words.index("-d") + 1])
     assert body == {"model": "m", "max_tokens": 7, "messages": [{"role": "user", "content": prompt}]}
