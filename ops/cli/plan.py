@@ -12,7 +12,7 @@ import click
 
 from ops.cli.options import settings_command
 from ops.cli.parts import require
-from ops.cli.simulate import PlacedModel
+from ops.cli.simulate import PlacedModel, check_page
 from shared.config import setting
 from shared.errors import ConfigError
 
@@ -54,6 +54,7 @@ def run(config: PlanConfig) -> int:
     """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required; see headrace plan --help")
+    check_page(config.html)
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     from ops.sizing.devices import find_device
     from ops.sizing.model_size import read_model_size

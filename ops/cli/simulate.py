@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ def run(config: SimulateConfig) -> int:
     from ops.simulation.report import Cost, figures, html, table
     from ops.simulation.scenario import simulate
 
+    check_page(config.html)
     scenario, profile = scenario_of(config)
     outcome: Outcome = simulate(scenario, _arrivals(config))
     errors = {} if profile is None else profile.errors
@@ -109,6 +111,18 @@ def run(config: SimulateConfig) -> int:
     if config.html is not None:
         config.html.write_text(html("Simulation", scenario, outcome, cost, errors), encoding="utf-8")
     return 0 if outcome.num_served and not outcome.num_unserved else 1
+
+
+def check_page(file: Path | None) -> None:
+    """Raise `ConfigError` before anything is computed if the file of --html could not be written behind it."""
+    if file is not None and not (file.parent.is_dir() and not file.is_dir() and os.access(_existing(file), os.W_OK)):
+        raise ConfigError(
+            "HEADRACE_HTML", f"{file} cannot be written: give a file in a directory that you may write to"
+        )
+
+
+def _existing(file: Path) -> Path:
+    return file if file.exists() else file.parent
 
 
 def scenario_of(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
@@ -168,8 +182,18 @@ def on_device(
     length = min(max_model_len or size.config.max_model_len, size.config.max_model_len)
     roofline = Roofline(size, find_device(config.device), FORMATS[weights], CACHE_DTYPES[cache], ranks)
     num_tokens = max(max_num_batched_tokens, max_num_seqs)
-    num_blocks = roofline.num_blocks(length, num_tokens, max_num_seqs, config.gpu_memory_utilization)
+    try:
+        num_blocks = roofline.num_blocks(length, num_tokens, max_num_seqs, config.gpu_memory_utilization)
+    except ConfigError as error:
+        raise ConfigError(error.variable, f"{error.problem}; {_smaller(weights, ranks)}") from None
     return SchedulerConfig(BLOCK_SIZE, num_blocks, max_num_seqs, num_tokens, length), StepTimes(roofline, HOST_TIMES)
+
+
+def _smaller(weights: str, ranks: int) -> str:
+    """Say which settings take less of a device's memory."""
+    smaller = _FORMATS[_FORMATS.index(weights) + 1 :][:1]
+    given = [f"--weights {form}" for form in smaller] + [f"--tensor-parallel-size {2 * ranks}"]
+    return f"give {', '.join(given)} or a smaller --max-model-len"
 
 
 def _arrivals(config: SimulateConfig) -> Iterator[Arrival]:

@@ -21,7 +21,9 @@ from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.registry import read_model_config
+from gpu_worker.quantization.gguf.model_file import SUFFIX
 from ops.sizing.traffic import decode_weights, head_weights
 from shared.errors import ConfigError
 
@@ -150,9 +152,14 @@ def read_model_size(model: Path) -> ModelSize:
     if model.is_file() and model.suffix == ".json":
         with tempfile.TemporaryDirectory(prefix="headrace-plan-") as folder:
             (Path(folder) / "config.json").symlink_to(model.resolve())
-            return _checked(model, read_model_config(Path(folder)))
+            try:
+                return _checked(model, read_model_config(Path(folder)))
+            except CheckpointError as error:
+                raise CheckpointError(model, error.problem) from None
     if not model.exists():
         raise ConfigError("HEADRACE_MODEL", f"there is no directory or file {model}")
+    if not model.is_dir() and model.suffix != SUFFIX:
+        raise ConfigError("HEADRACE_MODEL", f"{model} is neither a model's directory nor a file *.json or *{SUFFIX}")
     return _checked(model, read_model_config(model))
 
 

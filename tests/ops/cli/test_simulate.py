@@ -12,6 +12,7 @@ from ops.simulation.profile import Profile, WorkerLimits, write_profile
 from ops.simulation.step_time import HostTimes, LinearTimes
 from shared.errors import HeadraceError
 from tests.ops.cli.command import headrace_here
+from tests.ops.sizing.models import LLAMA_33_70B, write_config
 
 
 @pytest.fixture
@@ -84,6 +85,10 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
     [
         (("--kill", "2@5"), "--kill: there is no worker 2; they are 0 to 0"),
         (("--kill", "soon"), "--kill: 'soon' is not a worker and a second, like 3@60"),
+        (
+            ("--html", "/nonexistent/x.html"),
+            "--html: /nonexistent/x.html cannot be written: give a file in a directory that you may write to",
+        ),
         (("--shared-prefix", "50"), "--shared-prefix: is 50; it must be less than --prompt (50)"),
     ],
 )
@@ -91,6 +96,15 @@ def test_contradiction_is_named(profile: Path, arguments: tuple[str, ...], probl
     with pytest.raises(HeadraceError) as refused:
         simulated("--profile", profile, "--prompt", 50, *arguments)
     assert str(refused.value) == problem
+
+
+def test_model_that_does_not_fit_is_told_with_what_takes_less(tmp_path: Path) -> None:
+    model = write_config(tmp_path, LLAMA_33_70B, "llama.json")
+    fixes = "give --weights fp8, --tensor-parallel-size 2 or a smaller --max-model-len"
+    with pytest.raises(HeadraceError, match=rf"^--device: 1 x h200: 141\.1 GB of weights .*; {fixes}$"):
+        simulated("--model", model)
+    fitting = ("--weights", "fp8", "--max-model-len", 4096, "--requests", 1)
+    assert "1 of 1 served" in simulated("--model", model, *fitting)
 
 
 def test_without_model_and_profile_nothing_is_guessed() -> None:

@@ -71,6 +71,15 @@ def test_what_formulas_do_not_cover_is_unsupported(tmp_path: Path, fields: dict[
         read_model_size(write_config(tmp_path, fields))
 
 
+def test_mistake_is_told_of_the_file_that_was_given(tmp_path: Path) -> None:
+    file = write_config(tmp_path, LLAMA_31_8B | {"num_hidden_layers": -80}, "c4.json")
+    with pytest.raises(HeadraceError) as refused:
+        read_model_size(file)
+    assert str(refused.value).startswith(f"{file}: field 'num_hidden_layers' is -80")
+    with pytest.raises(HeadraceError, match="/dev/null is neither a model's directory nor a file"):
+        read_model_size(Path("/dev/null"))
+
+
 def test_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match="there is no directory or file"):
         read_model_size(tmp_path / "none")
