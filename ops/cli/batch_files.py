@@ -34,8 +34,12 @@ _MAX_TOLD = 20
 class ApiAccess:
     """Where the HTTP API is."""
 
-    url: str | None = setting(None, "Where the system runs; found through the state directory if not given.")
-    api_key: str | None = setting(None, "API key; found through the state directory if not given.", secret=True)
+    url: str | None = setting(
+        None, "Where the system runs; found through --state-dir of `headrace batch` if not given."
+    )
+    api_key: str | None = setting(
+        None, "API key; found through --state-dir of `headrace batch` if not given.", secret=True
+    )
 
     def api(self) -> BatchApi:
         """Return the API; the state directory is that of `headrace batch`."""

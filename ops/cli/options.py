@@ -128,6 +128,8 @@ class SettingsCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if isinstance(group := ctx.parent and ctx.parent.command, SettingsGroup) and group.has(error.option_name):
+                raise
             told = self.explain(_as_typed(error.option_name, given, self._names()))
             if told is not None:
                 raise click.UsageError(told, ctx) from None
@@ -211,6 +213,10 @@ class SettingsGroup(click.Group):
         super().__init__(*args, **attributes)
         self._instead = {name: advice for advice, names in (instead or {}).items() for name in names.split()}
 
+    def has(self, option: str) -> bool:
+        """Whether an option is the group's own, which stands before the command."""
+        return any(option in each.opts for each in self.params)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -225,7 +231,7 @@ class SettingsGroup(click.Group):
             with _named_as_given(ctx):
                 return super().invoke(ctx)
         except click.NoSuchOption as error:
-            if any(error.option_name in option.opts for option in self.params):
+            if self.has(error.option_name):
                 place = f"It belongs before the command: {ctx.command_path} {error.option_name} ..."
                 raise click.UsageError(f"{error.message} {place}", error.ctx) from None
             raise

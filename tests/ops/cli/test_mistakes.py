@@ -163,6 +163,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("tenant", ""), "name ''"),
     (("keys", "--keys-file", "{files}/text.txt", "list"), "text.txt"),
     (("dead", "list", "--state-dir", "x"), "It belongs before the command: headrace dead --state-dir ..."),
+    (("batch", "watch", "x", "--state-dir", "x"), "It belongs before the command: headrace batch --state-dir ..."),
     (
         ("keys", "--keys-file", "{files}/text.txt/k.json", "--audit-file", "/dev/null", "create"),
         "--keys-file: {files}/text.txt/k.json cannot be written: ",
