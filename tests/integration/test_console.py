@@ -62,6 +62,25 @@ def ask(system: System, request_id: str, prompt: str = "hello", **fields: object
     return httpx2.post(f"{system.url}/v1/chat/completions", headers=headers, json=body, timeout=60)
 
 
+def test_address_that_is_no_page_is_told(page: Page) -> None:
+    page.run("location.hash = '#nope'")
+    page.wait_text("There is no page #nope.")
+    page.run("location.hash = '#request/%'")
+    page.wait("document.getElementById('request-id')?.value === '%'")
+    page.run("document.querySelector('.skip').click()")
+    assert page.run("document.activeElement.id + location.hash") == "view#request/%"
+
+
+def test_message_stays_until_there_is_a_key(page: Page) -> None:
+    page.run("sessionStorage.removeItem('headrace-api-key'); location.hash = '#playground'")
+    page.wait("Boolean(document.getElementById('message'))")
+    page.click("#message")
+    page.type("hello")
+    page.run("document.querySelector('form button[type=submit]').click()")
+    page.wait_text("An API key is needed.")
+    assert page.run("document.getElementById('message').value") == "hello"
+
+
 def test_key_is_asked_for_once_and_opens_the_page(system: System, browser: Page) -> None:
     browser.open(console(system))
     browser.wait("Boolean(document.querySelector('nav'))")
@@ -72,7 +91,7 @@ def test_key_is_asked_for_once_and_opens_the_page(system: System, browser: Page)
     browser.click("#operator-key")
     browser.type("wrong")
     browser.press("Enter")
-    browser.wait("document.getElementById('login').open && !document.getElementById('operator-key').value")
+    browser.wait_text("This is not the operator's key.")
     browser.click("#operator-key")
     browser.type(system.info["operator_key"])
     browser.press("Enter")

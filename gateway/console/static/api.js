@@ -25,7 +25,7 @@ export async function ask(path) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const response = await fetch(`console/api/${path}`, { headers });
   if (response.status === 401) {
-    await login();
+    await login(key);
     return ask(path);
   }
   if (!response.ok) throw await refusal(response);
@@ -34,11 +34,12 @@ export async function ask(path) {
 
 let opened = null;
 
-function login() {
+function login(refused) {
   const dialog = document.getElementById("login");
   const field = document.getElementById("operator-key");
   opened ??= new Promise((resolve) => {
     field.value = "";
+    document.getElementById("login-problem").textContent = refused ? "This is not the operator's key." : "";
     dialog.showModal();
     dialog.addEventListener("close", () => {
       sessionStorage.setItem(STORED, field.value.trim());

@@ -17,19 +17,33 @@ function tell(error) {
   notice.textContent = error ? error.message : "";
 }
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    // A stray "%": the address was typed, and stands for itself.
+    return text;
+  }
+}
+
 async function show() {
   const [name, ...rest] = location.hash.slice(1).split("/");
-  const view = VIEWS[name] ?? now;
+  const view = name ? VIEWS[name] : now;
   leave();
   tell(null);
   for (const link of document.querySelectorAll("nav a")) {
-    const isCurrent = link.hash === `#${VIEWS[name] ? name : "now"}`;
+    const isCurrent = link.hash === `#${name || "now"}`;
     if (isCurrent) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   const root = el("div");
   main.replaceChildren(root);
-  leave = view.show(root, decodeURIComponent(rest.join("/")), tell) ?? (() => {});
+  if (!Object.hasOwn(VIEWS, name || "now")) {
+    leave = () => {};
+    root.append(el("p", {}, `There is no page #${decoded(name)}.`));
+    return;
+  }
+  leave = view.show(root, decoded(rest.join("/")), tell) ?? (() => {});
 }
 
 function setTheme(theme) {
@@ -51,6 +65,11 @@ addEventListener("keydown", (event) => {
     location.hash = "request";
     requestAnimationFrame(() => document.getElementById("request-id")?.focus());
   }
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  // Its address would be that of another view.
+  event.preventDefault();
+  main.focus();
 });
 addEventListener("hashchange", show);
 addEventListener("unhandledrejection", (event) => tell(event.reason));

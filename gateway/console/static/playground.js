@@ -37,6 +37,11 @@ export function show(root, _argument, tell) {
   async function chat(event) {
     event?.preventDefault();
     if (running || !message.value) return;
+    if (!key.value.trim()) {
+      tell(new Error("An API key is needed."));
+      key.focus();
+      return;
+    }
     turns.push({ role: "user", content: message.value });
     log.append(el("div", { class: "turn user" }, message.value));
     message.value = "";
@@ -51,7 +56,7 @@ export function show(root, _argument, tell) {
     } catch (error) {
       if (error.name !== "AbortError") tell(error);
       if (answer.textContent) turns.push({ role: "assistant", content: answer.textContent });
-      else turns.pop();
+      else message.value ||= turns.pop().content;
     } finally {
       running = null;
       stop.disabled = true;
@@ -62,7 +67,7 @@ export function show(root, _argument, tell) {
   async function stream(answer) {
     const body = {
       model: model.value, messages: turns, stream: true, stream_options: { include_usage: true },
-      temperature: Number(temperature.value), max_tokens: Number(most.value),
+      temperature: Number(temperature.value), max_tokens: most.value ? Number(most.value) : undefined,
     };
     if (shows.checked) Object.assign(body, { logprobs: true, top_logprobs: 3 });
     if (json.checked) body.response_format = { type: "json_object" };
