@@ -200,6 +200,8 @@ def _arrivals(config: SimulateConfig) -> Iterator[Arrival]:
     from ops.simulation.workload import Synthetic, read_trace
 
     if config.trace is not None:
+        if config.rate is not None:
+            raise ConfigError("HEADRACE_RATE", "a trace says when its requests come: leave it out")
         return iter(read_trace(config.trace, config.requests))
     if config.shared_prefix >= config.prompt:
         raise ConfigError(

@@ -20,6 +20,7 @@ from zlib import crc32
 from shared.errors import HeadraceError
 
 MAX_TOKENS = 1 << 22
+_FIELDS = ("at", "prompt", "output", "tenant", "prefix", "prefix_tokens")
 _MOONCAKE_BLOCK = 512
 _MAX_LINE = 1 << 20
 # Ids of tokens are below 2^31. Texts are ranges of them that begin at different ids: as digests of blocks are chained,
@@ -155,13 +156,22 @@ def _of_csv(line: str) -> Arrival:
 
 
 def _of_json(line: str) -> Arrival:
-    fields = json.loads(line)
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        raise ValueError("is no JSON object") from None
+    if not isinstance(fields, dict):
+        raise ValueError("is no JSON object")
     if "input_length" in fields:
         texts = tuple((int(text), _MOONCAKE_BLOCK) for text in fields.get("hash_ids", ()))
         at = float(fields["timestamp"]) / 1000
         return Arrival(at, int(fields["input_length"]), int(fields["output_length"]), beginnings=texts)
+    if unknown := sorted(fields.keys() - _FIELDS):
+        raise ValueError(f"{unknown[0][:40]!r} is unknown; there are {', '.join(_FIELDS)}")
     beginnings: tuple[tuple[int, int], ...] = ()
-    if "prefix" in fields:
+    if "prefix" in fields or "prefix_tokens" in fields:
+        if not 0 <= int(fields["prefix_tokens"]) <= int(fields["prompt"]):
+            raise ValueError(f"prefix_tokens is {int(fields['prefix_tokens'])}; it must be from 0 to prompt")
         beginnings = ((crc32(str(fields["prefix"]).encode()), int(fields["prefix_tokens"])),)
     tenant = str(fields.get("tenant", "default"))
     return Arrival(float(fields["at"]), int(fields["prompt"]), int(fields["output"]), tenant, beginnings)

@@ -84,6 +84,7 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
     ("arguments", "problem"),
     [
         (("--kill", "2@5"), "--kill: there is no worker 2; they are 0 to 0"),
+        (("--trace", "x", "--rate", "5"), "--rate: a trace says when its requests come: leave it out"),
         (("--kill", "soon"), "--kill: 'soon' is not a worker and a second, like 3@60"),
         (
             ("--html", "/nonexistent/x.html"),

@@ -68,12 +68,17 @@ def test_traces_of_azure_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "line 2: "),
+        ("{", "line 2: is no JSON object"),
         ('{"at": 1, "prompt": 5}', "line 2: 'output' is missing"),
         ('{"at": 1, "prompt": 0, "output": 1}', "line 2: prompt and output must have 1 to 4194304 tokens"),
         ('{"at": NaN, "prompt": 1, "output": 1}', "line 2: its time is no number"),
         ('{"at": "soon", "prompt": 1, "output": 1}', "line 2: could not convert"),
-        ("[1]", "line 2: "),
+        ("[1]", "line 2: is no JSON object"),
+        ('{"at": 1, "prompt": 5, "output": 1, "tenent": "a"}', "line 2: 'tenent' is unknown; there are at, prompt"),
+        (
+            '{"at": 1, "prompt": 5, "output": 1, "prefix": "a", "prefix_tokens": 6}',
+            "line 2: prefix_tokens is 6; it must be from 0 to prompt",
+        ),
     ],
 )
 def test_unusable_line_of_a_trace_is_named(tmp_path: Path, line: str, problem: str) -> None:
