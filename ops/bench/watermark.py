@@ -228,14 +228,14 @@ def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
         tell(f"false positives of {num_pairs}", f"p <= {level:g}", count)
 
 
-def main() -> None:
+def main(arguments: Values[str] | None = None) -> None:
     """Parse the options, and run."""
     parser = bench_parser("watermark", __doc__)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
     parser.add_argument("--length", type=int, default=200, help="tokens of a text")
     parser.add_argument("--texts", type=int, default=256, help="texts with a watermark, and without")
     parser.add_argument("--pairs", type=int, default=100_000, help="unmarked texts and keys in the false positives")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     run(Writer(options.model, options.length), options.length, options.texts, options.pairs)
 
 

@@ -76,8 +76,8 @@ def _service(watch: SimpleNamespace) -> GenerationService:
     load = SimpleNamespace(fingerprint=None)
     fleet = SimpleNamespace(reported_load=lambda model: load, find_adapter=lambda model: None)
     dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
-    record = SimpleNamespace(traceparent=None, parsed=lambda *read: None)
-    observer = SimpleNamespace(begin=lambda *of: record)
+    record = SimpleNamespace(traceparent=None, tenant="t", key="k", parsed=lambda *read: None)
+    observer = SimpleNamespace(begin=lambda *of: record, parsed=lambda record: None)
     parts: list[Any] = [services, dispatcher, None, None, None, observer, None]
     service = GenerationService(*parts)
     service._reading = cast("Any", SimpleNamespace(read=_at_once))

@@ -42,7 +42,7 @@ def test_wait_for_a_place_is_part_of_the_latency() -> None:
 
 def test_requests_are_sent_when_they_are_due_however_slow_the_server_is() -> None:
     sessions = [Session(0.01 * number, (Turn("x", 3),)) for number in range(10)]
-    with foreign_server("good", delay_s=1.0) as server:
+    with foreign_server("good", delay_s=4.0) as server:
         records = drive(server, sessions)
 
     assert len(records) == 10
