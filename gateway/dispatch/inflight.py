@@ -49,7 +49,7 @@ class Loss:
 
 @dataclass(slots=True)
 class FlightLog:
-    """Attempts of one flight. Times are loop times here, and become those of the request when it is told.
+    """Attempts of one flight. Times are loop times; the timeline converts them to the request's clock.
 
     Attributes:
         claimed_at: When a worker said that it has the present attempt; None while none has.

@@ -4,7 +4,7 @@ It hears of a request twice: from the observer of requests, when it comes and wh
 dispatcher, of each of its sequences. The two may come in either order: the stream of a client that left goes on, and an
 answer from the cache has no sequence. What is kept is bounded in number, bytes and time. Where it is full, the tenant
 with the most requests loses its oldest one; those that were refused before their tenant was known have a small room of
-their own, so that nobody needs a key to push out others. The one writer is the event loop's thread.
+their own, so requests without a key cannot evict others. The one writer is the event loop's thread.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TimelineKeeper:
         self._num_devices: Callable[[str], int] = lambda worker: 1
 
     def watch(self, flights: Callable[[], Iterable[Flight]], num_devices: Callable[[str], int]) -> None:
-        """Show the present attempts of these flights with the requests that run; workers have so many devices."""
+        """Attach the current attempts of these flights to running requests. `num_devices` counts a worker's."""
         self._flights, self._num_devices = flights, num_devices
 
     def request_began(self, key: str, request_id: str, began_at: float, told: Callable[[], Timeline]) -> None:
@@ -126,7 +126,7 @@ class TimelineKeeper:
             return
         entry = self._running.pop(key, None)
         if entry is not None and entry.sequences:
-            # It is new, and its list is its own: nobody else has it.
+            # The list is new and not shared.
             timeline.sequences.extend(entry.sequences)
             timeline = replace(timeline, left_out=entry.left_out) if entry.left_out else timeline
         self._keep(key, timeline)
@@ -182,7 +182,7 @@ class TimelineKeeper:
         self._complete(late, delta.id, receipt)
 
     def find(self, request_id: str) -> list[Timeline]:
-        """Return the requests of an id, the latest first; those that run are told as far as they are."""
+        """Return the requests of an id, the latest first; running requests are shown with their events so far."""
         running = [self._so_far(key, entry) for key, entry in self._running.items() if entry.id == request_id]
         self._drop_old()
         kept = [each.content for each in self._kept.values() if each.id == request_id]
@@ -219,7 +219,7 @@ class TimelineKeeper:
         self._drop_old()
 
     def _make_room(self, tenant: str) -> None:
-        """Let go of one request, if there are too many since this tenant's came; "" is none."""
+        """Evict one request if there are too many; `tenant` is "" for requests without one."""
         without = self._of_tenant.get("", ())
         if not tenant:
             if len(without) > min(MAX_WITHOUT_TENANT, self._max_kept):

@@ -38,7 +38,7 @@ class StoredObject(NamedTuple):
 
 
 class ObjectWriter(Protocol):
-    """Writes one object, which nobody sees before `commit`. A failure is a `StoreError`."""
+    """Writes one object, invisible until `commit`. A failure raises `StoreError`."""
 
     async def write(self, data: bytes) -> None:
         """Add bytes."""
@@ -65,7 +65,7 @@ class ObjectStore(Protocol):
         """Store a small object unless there is one of this key."""
 
     async def check_room(self, num_bytes: int) -> None:
-        """Raise `StoreFullError` if there is no room for so many bytes, where the store can tell."""
+        """Raise `StoreFullError` if the store knows that it has no room for this many bytes."""
 
     async def writer(self, key: str) -> ObjectWriter:
         """Begin to write an object."""

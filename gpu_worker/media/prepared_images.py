@@ -2,7 +2,7 @@
 
 How many images are worked on at once is bounded, and so is how much memory pixels take: a request gets room for all of
 its images before the first one is fetched. Places and room go to the tenant whose images have taken the least time, and
-no tenant takes all of the room. What nobody wants any more is not begun. What was prepared lately is kept for the next
+no tenant takes all of the room. Work whose requests have ended is not started. Prepared images are kept for the next
 turn of its conversation, as long as nothing else needs the room.
 """
 
@@ -56,7 +56,7 @@ class _Work:
     has_begun: bool = False
 
     def check_wanted(self) -> None:
-        """Break off if nobody wants the image any more."""
+        """Stop if every request for the image has ended."""
         if not any(is_wanted() for is_wanted in self.wanted_by):
             raise asyncio.CancelledError
 

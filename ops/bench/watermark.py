@@ -69,7 +69,7 @@ class Writer:
         self.seconds = {True: 0.0, False: 0.0}
 
     def write(self, count: int, *, is_marked: bool) -> list[Text]:
-        """Return so many texts, of a batch at a time."""
+        """Generate `count` texts, one batch at a time."""
         texts: list[Text] = []
         while len(texts) < count:
             began = time.thread_time()
@@ -148,7 +148,7 @@ def _edited_texts(texts: Values[Text], share: float, length: int, vocab_size: in
 
 
 def false_positives(texts: Values[Text], num_pairs: int) -> dict[float, int]:
-    """Return how many of so many pairs, of an unmarked text and a random key, have a p-value of at most each level.
+    """Count, of `num_pairs` pairs of an unmarked text and a random key, the p-values at or below each level.
 
     The p-values are those of torch's regularized incomplete Gamma function, not the detector's own sum.
     """

@@ -213,7 +213,7 @@ def _code(key: bytes, number: int, message: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
-    """Return exactly so many bytes."""
+    """Read exactly `count` bytes."""
     data = b""
     while len(data) < count:
         if not (piece := connection.recv(count - len(data))):

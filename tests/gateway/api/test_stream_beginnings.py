@@ -57,7 +57,9 @@ class _Endpoint:
 
     async def start(self, *arguments: object) -> object:
         await self.is_admitted.wait()
-        return SimpleNamespace(leave=lambda: None, cache_key=None, is_counted=False)
+        return SimpleNamespace(
+            leave=lambda: None, cache_key=None, prediction=1, is_counted=False, is_counted_elsewhere=True
+        )
 
 
 async def _at_once(*arguments: object) -> Any:
