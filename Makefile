@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help up test computing-tests waiting-tests chaos clients lint docs lock mutants bench bench-engine bench-served bench-spec bench-quant
+.PHONY: help up test computing-tests waiting-tests chaos clients lint docs lock mutants bench bench-engine bench-served bench-spec
 
 help:
 	@echo "make up      start the whole system on this machine (ARGS=\"--port 0 --model DIR\"; see headrace up --help)"
@@ -32,7 +32,6 @@ help:
 	@echo "make bench-spec  speculative decoding beside plain decoding, on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-engine  our engine beside llama.cpp, vLLM and transformers on this machine's CPU (ARGS=\"--help\")"
 	@echo "make bench-served  the whole system beside llama.cpp's and vLLM's servers, over HTTP, on this machine's CPU"
-	@echo "make bench-quant  quantized models beside bfloat16 on this machine's CPU: speed, size, perplexity (ARGS=\"--help\")"
 
 up: $(VENV)/.embedded
 	@exec $(BIN)/headrace up $(ARGS)
@@ -91,9 +90,6 @@ bench-served: $(VENV)/.test
 
 bench-spec: $(VENV)/.test
 	@exec $(BIN)/python -m ops.bench.spec $(ARGS)
-
-bench-quant: $(VENV)/.test
-	@exec $(BIN)/python -m ops.bench.quant $(ARGS)
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer; name one with PYTHON=/path/to/python" >&2; exit 1; }

@@ -25,13 +25,15 @@ from ops.bench.make_model import SHAPES, Shape, Size, make_model
 from ops.bench.options import add_list, bench_parser
 from ops.bench.peers.engines import Task, measure_ours
 from ops.bench.peers.servers import Server, max_tokens, servers
-from ops.bench.quant.checkpoints import HEAD, make_checkpoints, random_words
 from ops.bench.record import ResultTable
 from ops.load_generator.connection import Address
+from ops.quantize.job import quantize
+from ops.quantize.job_settings import QuantizeJob
 
 # By the name of a precision: the method of ours, whose checkpoint vLLM reads too, and llama.cpp's own, which rounds the
 # head as well.
 PRECISIONS = {"bfloat16": (None, "BF16"), "int8": ("int8", "Q8_0"), "int4": ("rtn-int4", "Q4_0")}
+_GROUP_SIZE = 64
 _RATES = ("decode_tokens_per_s", "of_best_peer", "engine_alone_tokens_per_s", "ttft_p50_ms", "ttft_max_ms")
 _COLUMNS = ("model", "dtype", "engine", "batch", *_RATES)
 
@@ -91,15 +93,15 @@ def _compare(size: str, precision: str, options: argparse.Namespace, table: Resu
 def _models(shape: Shape, method: str | None) -> Iterator[tuple[Path, Path]]:
     """Make a plain model of a shape, and the one that a method makes of it, for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
-        folder = Path(name)
-        plain = folder / "plain"
+        plain, rounded = Path(name) / "plain", Path(name) / "rounded"
         make_model(shape, plain)
         if method is None:
             yield plain, plain
             return
-        calibration = random_words(shape.vocab_size, folder / "calibration.txt")
-        whole = method if shape.is_tied else f"{method}{HEAD}"
-        yield plain, next(path for _, path in make_checkpoints(plain, folder, [whole], calibration))
+        job = QuantizeJob(plain, rounded, method, _GROUP_SIZE, None, 0, 0, "cpu", lm_head=not shape.is_tied)
+        for _ in quantize(job):
+            pass
+        yield plain, rounded
 
 
 if __name__ == "__main__":

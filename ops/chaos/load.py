@@ -41,15 +41,15 @@ class Load:
         pause_s: float | None = None,
         gateways: Sequence[str] | None = None,
     ) -> None:
-        """Prepare to ask `bodies` in turn, with an API key.
+        """Prepare to ask `bodies` in turn of `gateways`, or of all that run.
 
         Args:
             system: Whom to ask.
             bodies: What to ask.
             key: API key.
-            timeout_s: A request that takes longer counts as without an end.
-            pause_s: Wait of a client that was refused; as long as it is told, up to a second, if not given.
-            gateways: Whom to ask in turn; all that run if not given.
+            timeout_s: A request that takes longer counts as never ended.
+            pause_s: How long a refused client waits; by default as long as it is told, at most a second.
+            gateways: Names of the gateways.
         """
         self.ledger = Ledger()
         self.max_lag_s = 0.0
@@ -125,11 +125,6 @@ class Load:
     def stop(self) -> None:
         """Let the clients end after the request that they are at."""
         self._stopping.set()
-
-    @property
-    def num_open(self) -> int:
-        """Requests that have output and no end yet."""
-        return sum(entry.ended_at is None and entry.first_at is not None for entry in self.ledger.entries)
 
     async def ask_once(self, body: int = 0, gateway: str | None = None) -> Verdict:
         """Ask one ordinary request and judge it; it is not in the ledger."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -164,23 +163,10 @@ class StreamClient(asyncio.Protocol):
         self._transport.abort()
 
 
-async def ask(
-    body: Body,
-    port: int,
-    key: str,
-    entry: Entry,
-    timeout_s: float,
-    began: Callable[[StreamClient], None] = lambda client: None,
-) -> None:
-    """Make one request and wait for its end; after `timeout_s`, or when this is cancelled, the entry stays without one.
+async def ask(body: Body, port: int, key: str, entry: Entry, timeout_s: float) -> None:
+    """Make one request of a gateway on loopback, write its `entry`, and wait for its end.
 
-    Args:
-        body: What to ask.
-        port: Of the gateway, on loopback.
-        key: API key.
-        entry: Written while the answer comes.
-        timeout_s: When to give up.
-        began: Called with the client once it is connected, for a scenario that acts on it.
+    After `timeout_s`, or when this is cancelled, the entry stays without an end.
     """
     loop = asyncio.get_running_loop()
     payload = request_bytes(body.path, body.json, key)
@@ -190,7 +176,6 @@ async def ask(
         entry.is_cut = True
         entry.end(time.monotonic())
         return
-    began(client)
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.shield(client.done)

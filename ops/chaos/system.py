@@ -42,8 +42,6 @@ class SystemOptions:
         link_bytes_per_s: What a faulty link passes while it is narrow; without it none may be.
         environ: Further variables of gateways and workers.
         source_of: Where the source of a gateway or worker is, by the name of the part; ours if not named.
-        nats_command_prefix: What runs nats-server, e.g. `unshare`.
-        store_directory: Where NATS keeps its streams; a directory of the system's own if not given.
     """
 
     num_gateways: int = 1
@@ -54,11 +52,8 @@ class SystemOptions:
     worker_module: str = "gpu_worker"
     has_faulty_links: bool = False
     link_bytes_per_s: float | None = None
-    has_redis: bool = True
     environ: dict[str, str] = field(default_factory=dict)
     source_of: dict[str, Path] = field(default_factory=dict)
-    nats_command_prefix: tuple[str, ...] = ()
-    store_directory: Path | None = None
 
 
 class System:
@@ -96,7 +91,7 @@ class System:
     @property
     def parts(self) -> list[Part]:
         """All processes, servers last."""
-        return [*self.gateways, *self.workers, self.nats, *([self.redis] if self.options.has_redis else [])]
+        return [*self.gateways, *self.workers, self.nats, self.redis]
 
     def part(self, name: str) -> Part:
         """Return the process of a name, e.g. `worker-1` or `nats`."""
@@ -150,8 +145,7 @@ class System:
             await asyncio.sleep(0.05)
 
     async def _start(self) -> None:
-        servers = [self.nats, *([self.redis] if self.options.has_redis else [])]
-        await asyncio.gather(*(server.start() for server in servers))
+        await asyncio.gather(self.nats.start(), self.redis.start())
         await self.observer.start()
         self.limited_key = create_key(self.keys_file, tenant=TENANT, max_concurrent=MAX_CONCURRENT)[1]
         for index in range(self.options.num_workers):
@@ -174,13 +168,9 @@ class System:
         """The keys of the gateways, which read it again when it changes."""
         return self.directory / "keys.json"
 
-    @property
-    def _store_directory(self) -> Path:
-        return self.options.store_directory or self.directory / "jetstream"
-
     def _nats_part(self) -> Part:
-        command = [*self.options.nats_command_prefix, find_nats_server(), "-c", str(commands.NATS_CONFIG)]
-        command += ["-a", "127.0.0.1", "-p", str(self.nats_port), "-sd", str(self._store_directory)]
+        command = [find_nats_server(), "-c", str(commands.NATS_CONFIG)]
+        command += ["-a", "127.0.0.1", "-p", str(self.nats_port), "-sd", str(self.directory / "jetstream")]
         passwords = {commands.nats_password_variable(role): _PASSWORD for role in commands.NATS_ROLES}
         return self._part("nats", command, _environ() | passwords, lambda log: accepts(self.nats_port))
 
@@ -211,11 +201,10 @@ class System:
             "api_key": API_KEY,
             "keys_file": self.keys_file,
             "drain_timeout_s": 3,
+            "redis_url": f"redis://127.0.0.1:{await self._link(name, 'redis', self.redis_port)}/0",
             **await self._nats_access(name, "gateway"),
             **self.options.gateway,
         }
-        if self.options.has_redis:
-            settings["redis_url"] = f"redis://127.0.0.1:{await self._link(name, 'redis', self.redis_port)}/0"
         return self._python_part(name, "gateway", settings)
 
     async def _nats_access(self, name: str, role: str) -> dict[str, object]:

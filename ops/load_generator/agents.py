@@ -79,17 +79,5 @@ class AgentLoad:
         return [draw.randrange(self.vocabulary) for _ in range(count)]
 
 
-def shared_share(conversations: list[AgentConversation]) -> float:
-    """Return the share of all prompt tokens that were in the conversation's prompt, or in an answer, before."""
-    new = total = 0
-    for conversation in conversations:
-        length = 0
-        for turn in conversation.turns:
-            new += len(turn.added_ids)
-            total += length + len(turn.added_ids)
-            length += len(turn.added_ids) + turn.num_answered
-    return 1 - new / total
-
-
 def _near(draw: random.Random, median: int) -> int:
     return max(1, round(draw.lognormvariate(math.log(median), 0.6)))

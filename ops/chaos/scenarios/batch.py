@@ -67,13 +67,10 @@ class Publisher:
         """Publish a job once; whether NATS has acknowledged it."""
         sampling = {"max_tokens": num_tokens, "ignore_eos": True, "seed": seed, "temperature": 1.0}
         job = {"id": job_id, "model": MODEL, "tenant": TENANT, "lane": "batch", "text": text, "sampling": sampling}
-        return await self.publish_encoded(job_id, json.dumps(job).encode())
-
-    async def publish_encoded(self, job_id: str, job: bytes) -> bool:
-        """Publish what a job is on the wire once; whether NATS has acknowledged it."""
         assert self._client is not None
         try:
-            await self._client.jetstream(timeout=2.0).publish(f"hr.req.{MODEL}.batch.{TENANT}", job)
+            js = self._client.jetstream(timeout=2.0)
+            await js.publish(f"hr.req.{MODEL}.batch.{TENANT}", json.dumps(job).encode())
         except (NatsError, JetStreamError, OSError):
             return False
         self.published.append(job_id)

@@ -1,12 +1,14 @@
-"""NATS and Redis that die, freeze or cannot be reached, over links that are cut, slow, narrow or pass one way only."""
+"""NATS and Redis that die, freeze or cannot be reached, links with all kinds of faults, and a wall clock that jumps."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ops.chaos import aftermath, disturbance
 from ops.chaos.disturbance import Disturbance
@@ -18,6 +20,7 @@ from ops.chaos.mix import mixed_bodies, plain_bodies
 from ops.chaos.outcome import Outcome, percentile
 from ops.chaos.stream_client import ask
 from ops.chaos.system import API_KEY, System, SystemOptions
+from ops.chaos.wall_clock import HOUR_S, Jump, WallClock
 
 PARTITION_S = 10.0
 ONE_WAY_S = 8.0
@@ -196,3 +199,19 @@ def _judge_refusals(outcome: Outcome, state: LinkState, asked: _Asked) -> None:
     slow = [wait_s for wait_s in waits_s if wait_s > allowed_s]
     problem = f"{state.value}: {len(slow)} of {len(waits_s)} were not refused {allowed_s:.2f} s after NATS is suspected"
     outcome.expect(not slow, problem)
+
+
+async def clock_jump(num_requests: int | None) -> Outcome:
+    """The wall clock of gateways and workers jumps an hour forward and back, then an hour back and forward."""
+    with tempfile.TemporaryDirectory() as directory:
+        clock = WallClock(Path(directory))
+        jumps = Disturbance(
+            "clock-jump",
+            "0 failed, no silence",
+            SystemOptions(num_workers=2, environ=clock.environ),
+            mixed_bodies(50),
+            lambda n: [Jump(1.0, 1.5, clock, HOUR_S if n % 2 == 0 else -HOUR_S)],
+            num_requests=600,
+            max_silence_p99_s=1.5,
+        )
+        return await jumps(num_requests)

@@ -21,25 +21,17 @@ SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
 
 COMMANDS = {
     "adapters": "--batch 2 --rounds 1",
-    "affinity": "--conversations 4 --turns 4 --blocks 1024",
-    "batch_lane": "--concurrency 1 --turns 1 --requests 1 --tokens 8 --alone-s 1",
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
-    "kv_tiers": "--shape 15m --prompt 512 --rounds 1",
-    "quant": "--shape 15m --methods int8 --batch 1 --prompt 16 --new 4 --rounds 1",
     "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
-    "scheduler": "",
     "served": f"{SMALL} --servers none",
     "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
     "startup": "--shapes 15m --device cpu",
 }
 LEAST_ROWS = {
-    "affinity": 10,
     "engine_compare": 4,
     "served": 2,
     "gateway": 2,
-    "kv_tiers": 3,
-    "quant": 2,
     "ranks": 4,
 }
 

@@ -17,12 +17,12 @@ from gpu_worker.consumer.prefixes.waiting import ANSWER_S
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import cache_salt
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from ops.bench.load.agent_run import AgentRun
 from ops.load_generator.agents import AgentConversation, AgentLoad, AgentTurn
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.step_time import StepTimes, growing_times
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
+from tests.gpu_worker.consumer.prefixes.agent_run import AgentRun
 
 LOAD = AgentLoad(median_turns=6, system_tokens=1000, answered_tokens=10, tool_pause_s=0.3, person_pause_s=1.0)
 STEP_MS, GROWTH = 6.0, 0.02

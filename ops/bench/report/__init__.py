@@ -1,1 +1,0 @@
-"""Where we stand, written from what the benchmarks recorded: `python -m ops.bench.report`."""
