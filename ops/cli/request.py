@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,8 +101,8 @@ def _shown(view: dict[str, Any]) -> Iterator[str]:
 
 def _bars(rows: list[dict[str, Any]], ended_s: float) -> Iterator[str]:
     label_width = min(44, max(len(row["label"]) for row in rows))
-    columns = int(os.environ.get("COLUMNS", 0)) or (os.get_terminal_size().columns if sys.stdout.isatty() else 0)
-    width = max(_LEAST_WIDTH, min(_MOST_WIDTH, (columns or _DEFAULT_COLUMNS) - label_width - 2))
+    columns = shutil.get_terminal_size((_DEFAULT_COLUMNS, 0)).columns
+    width = max(_LEAST_WIDTH, min(_MOST_WIDTH, columns - label_width - 2))
     for row in rows:
         cells = [" "] * width
         for bar in row["bars"]:

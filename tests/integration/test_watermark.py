@@ -1,0 +1,70 @@
+"""The watermark through the whole system: whoever has the key finds it in streams, moved streams and batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import openai
+import pytest
+
+from gateway.admission.api_keys import create_key
+from ops.stack.config import DEMO_MODEL
+from tests.integration.system import System, running_system
+from tests.integration.test_batches import batch_of
+from tests.ops.cli.command import headrace_here
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "import os\n\n\n" + "def list_files(path):\n    return os.listdir(path)\n\n\n" * 8
+BODY = {"prompt": PROMPT, "max_tokens": 200, "temperature": 1.0, "seed": 5}
+
+
+def _log10_p(text: str, key_file: Path, directory: Path) -> float:
+    file = directory / "text"
+    file.write_text(text)
+    found = headrace_here("detect", str(file), "--model", str(DEMO_MODEL), "--key-file", str(key_file), "--json")
+    return json.loads(found.stdout)["log10_p"]
+
+
+def _stream(client: openai.OpenAI, system: System, *, kills: bool) -> str:
+    text = ""
+    chunks = client.completions.create(
+        model=system.model,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        extra_headers={"Cache-Control": "no-cache"},
+        **BODY,
+    )
+    for number, chunk in enumerate(chunks):
+        text += chunk.choices[0].text
+        if kills and number == 3:
+            for pid in system.info["pids"]["worker"]:
+                os.kill(pid, signal.SIGKILL)
+    return text
+
+
+def test_marked_texts_are_found_after_drafts_a_death_and_a_batch(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    _, marked = create_key(keys, tenant="default")
+    _, unmarked = create_key(keys, tenant="other")
+    assert headrace_here("keys", "--keys-file", str(keys), "watermark", "default").returncode == 0
+    with running_system(
+        tmp_path, "--model", str(DEMO_MODEL), "--keys-file", str(keys), "--workers", "2", "--speculative", "ngram"
+    ) as system:
+        of_model = headrace_here("keys", "--keys-file", str(keys), "watermark", "default", "--model", system.model)
+        key_file = tmp_path / "default.key"
+        key_file.write_text(of_model.stdout)
+        client, other = system.client(api_key=marked), system.client(api_key=unmarked)
+        whole, plain = _stream(client, system, kills=False), _stream(other, system, kills=False)
+        wait_for(lambda: system.gauge("vllm:spec_decode_num_draft_tokens_total") > 0, 30)
+        moved = _stream(client, system, kills=True)
+        assert system.gauge("headrace_redispatches_total") > 0
+        [line] = batch_of(client, "/v1/completions", [{"model": system.model, "ignore_eos": True, **BODY}])
+    assert moved == whole != plain
+    found = [_log10_p(text, key_file, tmp_path) for text in (whole, line["choices"][0]["text"])]
+    assert max(found) < -6, found
+    assert _log10_p(plain, key_file, tmp_path) > -4
