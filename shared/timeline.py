@@ -90,6 +90,11 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequences: list[SequenceLife] = []
     left_out: int = 0
 
+    @property
+    def num_generated(self) -> int:
+        """Output tokens: as usage counts them, or where none came yet or ever, as they were delivered."""
+        return self.completion_tokens or sum(each.tokens for life in self.sequences for each in life.attempts)
+
 
 class Summary(Struct, frozen=True, omit_defaults=True, gc=False):
     """One line of a list of requests."""

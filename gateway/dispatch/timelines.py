@@ -300,7 +300,7 @@ def _summary(timeline: Timeline) -> Summary:
         timeline.began,
         timeline.ended_s,
         timeline.first_token_s,
-        timeline.completion_tokens,
+        timeline.num_generated,
         sum(len(each.attempts) - 1 for each in timeline.sequences),
     )
 

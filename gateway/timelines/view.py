@@ -230,7 +230,7 @@ def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
         cost=None if device_hour_cost is None else device_s / 3600 * device_hour_cost,
         prompt_tokens=timeline.prompt_tokens,
         cached_tokens=timeline.cached_tokens,
-        completion_tokens=timeline.completion_tokens,
+        completion_tokens=timeline.num_generated,
         drafted_tokens=sum(each.drafted_tokens for each in receipts),
         accepted_tokens=sum(each.accepted_tokens for each in receipts),
         is_complete=all(attempt.receipt is not None for attempt, _ in told if attempt.worker is not None),

@@ -102,6 +102,12 @@ def test_receipt_adds_up_attempts_prices_them_and_says_what_is_missing() -> None
     assert view_of(timeline(), None).receipt.cost is None
 
 
+def test_request_without_usage_counts_the_tokens_that_its_attempts_delivered() -> None:
+    left = timeline(outcome="disconnected")
+    assert view_of(left, None).receipt.completion_tokens == 3 + 5
+    assert view_of(timeline(completion_tokens=7), None).receipt.completion_tokens == 7
+
+
 def test_receipts_of_attempts_have_named_fields_in_json() -> None:
     told = json.loads(msgspec.json.encode(view_of(timeline(), None)))["timeline"]
     dead, last = told["sequences"][0]["attempts"]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+import ops.cli.request
+from gateway.timelines.view import view_of
 from ops.stack.state import ReadyFile, write_ready_file
+from tests.gateway.timelines.test_view import timeline
 from tests.ops.cli.command import headrace_here
 
 
@@ -35,3 +40,14 @@ def test_public_port_instead_of_the_operators_is_named(tmp_path: Path, command: 
     done = headrace_here(*command, "--operator-url", url, "--state-dir", str(tmp_path))
     problem = f"headrace: --operator-url: {url} is the public port; the operator's is http://127.0.0.1:2\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", problem)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("abc", 100)])
+def test_bars_are_as_wide_as_the_terminal(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = msgspec.to_builtins(view_of(timeline(), None))
+    operator = SimpleNamespace(call=lambda *_: {"requests": [view]})
+    monkeypatch.setattr(ops.cli.request, "find_operator", lambda _: operator)
+    shown = headrace_here("request", "r", COLUMNS=columns)
+    assert shown.returncode == 0, shown.stderr
+    [scale] = [line for line in shown.stdout.splitlines() if line.endswith("4.10 s") and line.strip().startswith("0")]
+    assert len(scale) == width
