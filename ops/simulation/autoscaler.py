@@ -70,14 +70,14 @@ class Autoscaler:
 
 
 def _sample(worker: VirtualWorker) -> WorkerSample:
-    load, counts = worker.load, worker.engine.counts
+    stats, counts = worker.engine.stats, worker.engine.counts
     return WorkerSample(
         worker.name,
-        load.running,
+        stats.running,
         0,
-        worker.engine.stats.max_num_seqs,
+        stats.max_num_seqs,
         counts.prefill_tokens,
         worker.num_tokens,
-        load.prefill_rate,
-        load.decode_rate,
+        stats.prefill_rate,
+        stats.decode_rate,
     )

@@ -16,10 +16,10 @@ from gpu_worker.consumer.pull_queue import PULL_EXPIRES_S
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
+from ops.simulation.engine import TimedRunner
 from ops.simulation.job import Job
 from ops.simulation.outcome import TokenGaps
 from ops.simulation.step_time import StepTimes
-from ops.simulation.timed_runner import TimedRunner
 from ops.simulation.worker import VirtualWorker
 
 LATENCY_S = 0.0003
@@ -53,7 +53,6 @@ class VirtualFleet:
         is_affine: bool = False,
         is_lost: Loses = _loses_nothing,
         seed: int = 0,
-        takes_runs: bool = True,
     ) -> None:
         """Start workers.
 
@@ -64,7 +63,6 @@ class VirtualFleet:
             is_affine: Requests wait for the worker that holds their prefix.
             is_lost: Which messages get lost.
             seed: Of how steps differ from their prediction.
-            takes_runs: Equal steps are taken at once, which changes nothing but how long that takes.
         """
         self.clock = VirtualClock()
         self.is_lost = is_lost
@@ -74,7 +72,7 @@ class VirtualFleet:
         self._numbers = itertools.count(1)
         self._queue: deque[int] = deque()
         self._pulling: deque[VirtualWorker] = deque()
-        self._config, self._times, self._takes_runs = config, times, takes_runs
+        self._config, self._times = config, times
         self._factors, self._draw = times.factors(seed), random.Random(f"workers/{seed}")
         self.workers: list[VirtualWorker] = []
         self._by_name: dict[str, VirtualWorker] = {}
@@ -112,7 +110,7 @@ class VirtualFleet:
 
     def _add_worker(self) -> VirtualWorker:
         name, runner = f"w{len(self.workers)}", self._runner()
-        worker = VirtualWorker(name, self, self._config, runner, takes_runs=self._takes_runs)
+        worker = VirtualWorker(name, self, self._config, runner)
         self.workers.append(worker)
         self._by_name[name] = worker
         return worker
@@ -168,11 +166,6 @@ class VirtualFleet:
         worker = self._by_name.get(receiver)
         if worker is not None and not self.is_lost(type(message).__name__):
             self.call_later(LATENCY_S, lambda: worker.receive(message))
-
-    def hit_rate(self) -> float:
-        """Share of the prompt tokens that were cached."""
-        stats = [worker.engine.stats for worker in self.workers]
-        return sum(each.num_prefix_hits for each in stats) / max(1, sum(each.num_prefix_queries for each in stats))
 
     def _pull_again(self) -> None:
         """Let every worker look at its room again, as pulls end and are made again."""

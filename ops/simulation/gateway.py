@@ -281,7 +281,7 @@ class VirtualGateway:
             if worker.is_alive:
                 self.flights.note_heartbeat(MODEL, worker.name)
         alive = [worker for worker in self.fleet.workers if worker.takes_requests]
-        loads = [worker.load for worker in alive]
+        loads = [worker.engine.stats for worker in alive]
         config, running = self._config, sum(load.running for load in loads)
         waiting, waiting_tokens = sum(load.waiting for load in loads), sum(load.waiting_tokens for load in loads)
         most_requests, most_tokens = self.flights.awaited().get(MODEL, (0, 0))

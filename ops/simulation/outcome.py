@@ -15,13 +15,11 @@ class TokenGaps:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
-        self.total_s = 0.0
         self.count = 0
 
     def add(self, gap_s: float, times: int) -> None:
         """Count a gap that so many streams had."""
         self._counts[math.floor(math.log(gap_s) * _SCALE) if gap_s > 0 else -(10**6)] += times
-        self.total_s += gap_s * times
         self.count += times
 
     def percentile(self, percent: float) -> float:
@@ -32,11 +30,6 @@ class TokenGaps:
             if left <= 0:
                 return math.exp((place + 0.5) / _SCALE)
         return 0.0
-
-    @property
-    def mean_s(self) -> float:
-        """The mean."""
-        return self.total_s / self.count if self.count else 0.0
 
 
 def percentile(values: array[float] | list[float], percent: float) -> float:

@@ -32,7 +32,6 @@ class Scenario:
         kills: Workers that die, by number, and when.
         is_affine: Requests wait for the worker that holds their prefix.
         seed: Of all that is drawn.
-        takes_runs: As `VirtualFleet` has it.
         scaling: How the number of workers changes; None if it does not.
     """
 
@@ -45,7 +44,6 @@ class Scenario:
     kills: tuple[tuple[int, float], ...] = ()
     is_affine: bool = False
     seed: int = 0
-    takes_runs: bool = True
     scaling: Scaling | None = None
 
 
@@ -112,14 +110,7 @@ class Outcome:
 def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
     """Serve requests by a fleet in virtual time."""
     config = scenario.config
-    fleet = VirtualFleet(
-        scenario.workers,
-        config,
-        scenario.times,
-        is_affine=scenario.is_affine,
-        seed=scenario.seed,
-        takes_runs=scenario.takes_runs,
-    )
+    fleet = VirtualFleet(scenario.workers, config, scenario.times, is_affine=scenario.is_affine, seed=scenario.seed)
     gateway = VirtualGateway(
         fleet,
         config,

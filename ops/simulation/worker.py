@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -22,38 +21,13 @@ from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import EngineStats
-from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
-from ops.simulation.engine import EngineLoad, VirtualEngine
+from ops.simulation.clock import Callback, VirtualTimer
+from ops.simulation.engine import TimedRunner, VirtualEngine
 from ops.simulation.job import Job
-from ops.simulation.outcome import TokenGaps
-from ops.simulation.timed_runner import TimedRunner
 from shared.prefixes import PrefixNews
 
-
-class Surroundings(Protocol):
-    """What a worker has around it: time, queue, other workers; `VirtualFleet` says what each is."""
-
-    clock: VirtualClock
-    gaps: TokenGaps
-    jobs: dict[int, Job]
-    is_affine: bool
-    is_lost: Callable[[str], bool]
-
-    @property
-    def workers(self) -> Sequence[VirtualWorker]:
-        """All of the fleet."""
-
-    def send(self, receiver: str, message: PeerMessage) -> None:
-        """Bring a message to another worker."""
-
-    def pull(self, worker: VirtualWorker) -> None:
-        """Let a worker that may have room wait for requests."""
-
-    def give_back(self, number: int) -> None:
-        """Deliver a request again, before all others."""
-
-    def move(self, job: Job) -> None:
-        """Deliver a request again whose worker has died."""
+if TYPE_CHECKING:
+    from ops.simulation.fleet import VirtualFleet
 
 
 class VirtualWorker:
@@ -62,18 +36,10 @@ class VirtualWorker:
     Attributes:
         is_pulling: It waits for requests at the queue; the fleet writes it.
         num_tokens: Tokens generated.
-        engine_stats: The engine's state after the step that landed last, where workers tell each other of prefixes.
+        stats: The engine's state after the step that landed last, where workers tell each other of prefixes.
     """
 
-    def __init__(
-        self,
-        name: str,
-        fleet: Surroundings,
-        config: SchedulerConfig,
-        runner: TimedRunner,
-        *,
-        takes_runs: bool,
-    ) -> None:
+    def __init__(self, name: str, fleet: VirtualFleet, config: SchedulerConfig, runner: TimedRunner) -> None:
         """Start without any request."""
         self.name = self.worker = name
         self.is_alive = True
@@ -82,7 +48,7 @@ class VirtualWorker:
         self._fleet = fleet
         self._clock = fleet.clock
         self.runner = runner
-        self.engine = VirtualEngine(config, runner, fleet.clock, takes_runs=takes_runs)
+        self.engine = VirtualEngine(config, runner, fleet.clock)
         self._config = config
         self._jobs: dict[str, Job] = {}
         self._inbox: list[EngineSequence] = []
@@ -92,7 +58,7 @@ class VirtualWorker:
         # Sequences that were preempted, or come from a dead worker: their next token ends a pause.
         self._paused: set[str] = set()
         self._num_beats = 0
-        self.engine_stats: EngineStats = self.engine.stats
+        self.stats: EngineStats = self.engine.stats
         self.held = HeldRequests()
         self.capacity = PullCapacity(self.held, config)
         self.prefixes = HeldPrefixes(config.block_size, self.engine.is_cached)
@@ -103,11 +69,6 @@ class VirtualWorker:
         self.claims.start(self.begin)
 
     @property
-    def stats(self) -> EngineStats:
-        """The engine's state after the step that landed last."""
-        return self.engine_stats
-
-    @property
     def num_blank_blocks(self) -> int:
         """Blocks that hold nothing."""
         return self.engine.num_blank_blocks
@@ -116,11 +77,6 @@ class VirtualWorker:
     def takes_requests(self) -> bool:
         """Whether it lives and does not drain."""
         return self.is_alive and not self.held.is_withdrawn
-
-    @property
-    def load(self) -> EngineLoad:
-        """What a heartbeat of now says."""
-        return self.engine.load
 
     def is_cached(self, digest: bytes) -> bool:
         """Say whether the prefix cache has a block of this digest."""
@@ -211,17 +167,11 @@ class VirtualWorker:
             self._paused.add(sequence.id)
         self._inbox.append(sequence)
         job.note_claim(self.name)
-        run = self.engine.run
-        if run is not None:
-            run.cut(self._clock.now)
-            self._wait(run.due, self._end_run)
-        elif self._timer is None:
+        if self._timer is None:
             self._step()
 
     def die(self) -> None:
         """Die; the queue delivers again what this worker held when it hears nothing of it."""
-        if self.engine.run is not None:
-            self._note_run()
         self.is_alive = False
         if self._timer is not None:
             self._timer.cancel()
@@ -239,11 +189,6 @@ class VirtualWorker:
         self.claims.stop()
         self.waiting.give_back_all()
 
-    def _wait(self, due: float, callback: Callback) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._clock.call_at(due, callback)
-
     def _step(self) -> None:
         """Begin what there is to do, and wait until it lands."""
         engine = self.engine
@@ -253,10 +198,6 @@ class VirtualWorker:
         if not engine.has_work():
             self._timer = None
             return
-        run = None if self._paused else engine.begin_run()
-        if run is not None:
-            self._wait(run.due, self._end_run)
-            return
         begun = engine.submit()
         assert begun is not None, "the engine has work"
         due, step = begun
@@ -264,27 +205,13 @@ class VirtualWorker:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._pause(sequence)
         self._num_decodes = step.num_decodes
-        self._wait(due, self._land)
-
-    def _end_run(self) -> None:
-        self._note_run()
-        self._snapshot()
-        self._step()
-
-    def _note_run(self) -> None:
-        """Count the steps of a run that have landed."""
-        run = self.engine.run
-        assert run is not None
-        for gap in self.engine.settle_run():
-            self._fleet.gaps.add(gap, run.num_decodes)
-            self.num_tokens += run.num_decodes
-        if run.num_applied:
-            self._landed_at = run.ends[run.num_applied - 1]
+        self._timer = self._clock.call_at(due, self._land)
 
     def _land(self) -> None:
         now = self._clock.now
         events = self.engine.land()
-        self._snapshot()
+        if self._fleet.is_affine:
+            self.stats = self.engine.stats
         self.num_tokens += len(events)
         num_held, num_decodes, num_gaps = len(self.held), self._num_decodes, self._num_decodes
         for place, event in enumerate(events):
@@ -301,10 +228,6 @@ class VirtualWorker:
         self._step()
         if len(self.held) < num_held:
             self._fleet.pull(self)
-
-    def _snapshot(self) -> None:
-        if self._fleet.is_affine:
-            self.engine_stats = self.engine.stats
 
     def _pause(self, sequence: EngineSequence) -> None:
         """Note that a sequence has been preempted."""

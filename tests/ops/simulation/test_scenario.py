@@ -6,10 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.simulation.report import figures
 from ops.simulation.scenario import Outcome
 from ops.simulation.step_time import HostTimes, LinearTimes, StepTimes
@@ -60,29 +57,6 @@ def test_host_time_between_steps_is_added_and_is_no_use_of_the_device() -> None:
     outcome = served([Arrival(0.0, 16, 100)], times=times)
     assert outcome.itl_s[50] == pytest.approx(0.01, rel=0.01)
     assert outcome.device_share == pytest.approx(0.6, rel=0.02)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    st.integers(0, 1 << 30),
-    st.sampled_from((0.5, 5.0, 40.0)),
-    st.sampled_from((60, 130, 1000)),
-    st.sampled_from((1, 3)),
-    st.booleans(),
-)
-def test_steps_taken_at_once_change_nothing(seed: int, rate: float, blocks: int, tenants: int, is_killed: bool) -> None:
-    """As if each step had been planned, computed and settled by itself."""
-    load = list(Synthetic(30, rate, 100, 60, spread=0.8, tenants=tenants, shared_prefix=32).arrivals(seed))
-    config = SchedulerConfig(16, blocks, 4, 64, blocks * 16, headroom_tokens=8)
-    kills = ((0, 2.0),) if is_killed else ()
-    both = [
-        served(load, config=config, times=SPREAD, workers=2, kills=kills, seed=seed, takes_runs=takes_runs)
-        for takes_runs in (True, False)
-    ]
-    at_once, single = [replace(each, device_share=round(each.device_share, 9), moments=[]) for each in both]
-    assert at_once == single
-    loads = [[(m.at, m.running, m.waiting, m.kv_share, m.num_refusals) for m in each.moments] for each in both]
-    assert loads[0] == loads[1]
 
 
 def test_death_of_a_worker_loses_nothing_and_is_seen_as_a_pause() -> None:
