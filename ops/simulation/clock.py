@@ -10,16 +10,15 @@ Callback = Callable[[], object]
 
 
 class VirtualTimer:
-    """Something that will be called, unless it is cancelled."""
+    """A scheduled callback."""
 
     __slots__ = ("callback",)
 
     def __init__(self, callback: Callback) -> None:
-        """Wait to be called."""
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Drop the callback."""
         self.callback = None
 
 
@@ -31,17 +30,16 @@ class VirtualClock:
     """
 
     def __init__(self) -> None:
-        """Begin at 0."""
         self.now = 0.0
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._numbers = itertools.count()
 
     def time(self) -> float:
-        """Return `now`, for those who want a function."""
+        """Return `now`, as a function of the clock."""
         return self.now
 
     def call_later(self, delay: float, callback: Callback) -> VirtualTimer:
-        """Call something in `delay` seconds."""
+        """Schedule a callback `delay` seconds from now."""
         return self.call_at(self.now + delay, callback)
 
     def call_at(self, at: float, callback: Callback) -> VirtualTimer:
@@ -51,7 +49,7 @@ class VirtualClock:
         return timer
 
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
-        """Let time pass until something is over, nothing is left to call, or it is `until`."""
+        """Run callbacks until `is_over()`, none is left, or the time is `until`."""
         timers = self._timers
         while timers and timers[0][0] <= until and not is_over():
             at, _, timer = heapq.heappop(timers)

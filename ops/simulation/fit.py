@@ -7,14 +7,14 @@ all stay positive. Errors count relatively: a step of 2 ms that is predicted as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ops.simulation.step_time import Chunk, LinearTimes
 
 _NUM_QUANTILES = 101
-_TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,17 @@ def fit(measured: Sequence[Gap | FirstToken]) -> Fit:
     rows = [[value / each.seconds for value in each.row] for each in measured]
     names = list(range(len(rows[0])))
     while True:
-        found = _least_squares([[row[name] for name in names] for row in rows])
-        negative = [name for name, value in zip(names, found, strict=True) if value < 0]
-        if not negative:
+        # Columns scaled alike, so that the solver drops none of them as small.
+        columns = np.array([[row[name] for name in names] for row in rows])
+        scales = np.linalg.norm(columns, axis=0)
+        scales[scales == 0] = 1.0
+        found = np.linalg.lstsq(columns / scales, np.ones(len(rows)))[0] / scales
+        if (found >= 0).all():
             break
-        names = [name for name in names if name != min(negative, key=lambda name: found[names.index(name)])]
+        names.remove(names[int(np.argmin(found))])
     parts = [0.0] * len(rows[0])
     for name, value in zip(names, found, strict=True):
-        parts[name] = value
+        parts[name] = float(value)
     return Fit(LinearTimes(*parts[:5]), parts[5])
 
 
@@ -76,24 +79,3 @@ def spread(gaps: Sequence[Gap], times: LinearTimes) -> tuple[float, ...]:
     ratios = sorted(each.seconds / times.seconds(each.num_decodes, each.num_context, ()) for each in gaps)
     last = len(ratios) - 1
     return tuple(round(ratios[round(last * place / (_NUM_QUANTILES - 1))], 4) for place in range(_NUM_QUANTILES))
-
-
-def _least_squares(rows: list[list[float]]) -> list[float]:
-    """Return the factors by which the columns of all rows add up to 1 most nearly."""
-    size = len(rows[0])
-    # Columns of one scale, so that none counts as nothing.
-    scales = [math.sqrt(sum(row[place] ** 2 for row in rows)) or 1.0 for place in range(size)]
-    scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows]
-    matrix = [
-        [sum(row[i] * row[j] for row in scaled) + (_TINY if i == j else 0.0) for j in range(size)]
-        + [sum(row[i] for row in scaled)]
-        for i in range(size)
-    ]
-    for place in range(size):
-        pivot = max(range(place, size), key=lambda index: abs(matrix[index][place]))
-        matrix[place], matrix[pivot] = matrix[pivot], matrix[place]
-        for other in range(size):
-            if other != place:
-                factor = matrix[other][place] / matrix[place][place]
-                matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[place], strict=True)]
-    return [matrix[place][size] / matrix[place][place] / scales[place] for place in range(size)]

@@ -94,11 +94,11 @@ class VirtualFleet:
         return len(self._queue)
 
     def call_later(self, delay: float, callback: Callback) -> VirtualTimer:
-        """Call something in `delay` seconds."""
+        """Schedule a callback `delay` seconds from now."""
         return self.clock.call_later(delay, callback)
 
     def run(self, is_over: Callable[[], bool], until: float = float("inf")) -> None:
-        """Let time pass until something is over."""
+        """Run the clock until `is_over()` or the time is `until`."""
         self.clock.run(is_over, until)
 
     def start_worker(self) -> None:

@@ -83,7 +83,6 @@ class ServedJob(Job):
     __slots__ = ("_gateway", "client", "flight", "prediction")
 
     def __init__(self, gateway: VirtualGateway, client: Client, prediction: Prediction | None, flight: Flight) -> None:
-        """Belong to a gateway."""
         super().__init__(flight.request)
         self._gateway = gateway
         self.client = client
@@ -95,7 +94,7 @@ class ServedJob(Job):
         self._gateway.flights.claim(self.flight, worker)
 
     def note_loss(self) -> None:
-        """Tell the gateway that nobody has it."""
+        """Tell the gateway that its worker is lost."""
         super().note_loss()
         self._gateway.flights.release(self.flight)
 

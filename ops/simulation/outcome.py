@@ -18,7 +18,7 @@ class TokenGaps:
         self.count = 0
 
     def add(self, gap_s: float, times: int) -> None:
-        """Count a gap that so many streams had."""
+        """Count a gap `times` times, once for each stream that had it."""
         self._counts[math.floor(math.log(gap_s) * _SCALE) if gap_s > 0 else -(10**6)] += times
         self.count += times
 

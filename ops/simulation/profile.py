@@ -66,7 +66,7 @@ def read_profile(path: Path) -> Profile:
     """Read a profile.
 
     Raises:
-        ProfileError: It is none.
+        ProfileError: The file is not a valid profile.
     """
     content = path.read_bytes()[: _MAX_BYTES + 1]
     try:

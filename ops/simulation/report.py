@@ -47,7 +47,7 @@ def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dic
         ("answer", outcome.end_s, outcome.num_served),
     )
     for name, values, count in times:
-        # Zero would be the best time there is: without any, there is none.
+        # No samples: None, since 0 would read as the best possible time.
         result |= {f"{name}_p{of}_ms": round(1e3 * value, 3) if count > 0 else None for of, value in values.items()}
     result |= {
         "refused_share": round(outcome.refused_share, 5),
@@ -73,7 +73,7 @@ def figures(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dic
 
 
 def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[str, float]) -> list[str]:
-    """Return the same for people."""
+    """Return the same figures as aligned lines of text."""
     found = figures(scenario, outcome, cost, errors)
 
     def pair(name: str, band: str = "") -> str:

@@ -64,7 +64,7 @@ class HostTimes:
     """What a step takes besides the device: planning, sampling's results, text, frames.
 
     Attributes:
-        step_s: Between two steps, whatever is in them.
+        step_s: Fixed overhead between two steps.
         sequence_s: For each sequence of a step.
     """
 

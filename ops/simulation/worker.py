@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 from gpu_worker.consumer.heartbeat import INTERVAL_S as HEARTBEAT_S
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -21,13 +22,32 @@ from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import EngineStats
-from ops.simulation.clock import Callback, VirtualTimer
+from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
 from ops.simulation.engine import TimedRunner, VirtualEngine
 from ops.simulation.job import Job
+from ops.simulation.outcome import TokenGaps
 from shared.prefixes import PrefixNews
 
-if TYPE_CHECKING:
-    from ops.simulation.fleet import VirtualFleet
+
+class Surroundings(Protocol):
+    """What a worker uses of its `VirtualFleet`, whose module imports this one."""
+
+    clock: VirtualClock
+    gaps: TokenGaps
+    jobs: dict[int, Job]
+    is_affine: bool
+    is_lost: Callable[[str], bool]
+
+    @property
+    def workers(self) -> Sequence[VirtualWorker]: ...  # noqa: D102
+
+    def send(self, receiver: str, message: PeerMessage) -> None: ...  # noqa: D102
+
+    def pull(self, worker: VirtualWorker) -> None: ...  # noqa: D102
+
+    def give_back(self, number: int) -> None: ...  # noqa: D102
+
+    def move(self, job: Job) -> None: ...  # noqa: D102
 
 
 class VirtualWorker:
@@ -39,7 +59,7 @@ class VirtualWorker:
         stats: The engine's state after the step that landed last, where workers tell each other of prefixes.
     """
 
-    def __init__(self, name: str, fleet: VirtualFleet, config: SchedulerConfig, runner: TimedRunner) -> None:
+    def __init__(self, name: str, fleet: Surroundings, config: SchedulerConfig, runner: TimedRunner) -> None:
         """Start without any request."""
         self.name = self.worker = name
         self.is_alive = True
@@ -96,7 +116,7 @@ class VirtualWorker:
         return self._clock.now - stored_at
 
     def call_later(self, delay: float, callback: Callback) -> VirtualTimer:
-        """Call something in `delay` seconds, if this worker still lives then."""
+        """Schedule a callback `delay` seconds from now; it is skipped if this worker has died by then."""
         return self._clock.call_later(delay, lambda: callback() if self.is_alive else None)
 
     def beat(self) -> None:

@@ -113,7 +113,7 @@ def read_trace(path: Path, most: int | None = None) -> list[Arrival]:
     """Read a trace, its first `most` requests; the first one comes at 0.
 
     Raises:
-        TraceError: A line cannot be used, or there is none.
+        TraceError: A line is invalid, or the file is empty.
     """
     arrivals: list[Arrival] = []
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -65,26 +65,26 @@ class ModelSize:
     @property
     def num_weights(self) -> int:
         """All of its matrices' numbers."""
-        return self.met_weights(_EVERY_EXPERT) + self.embedding_weights
+        return self.read_weights(_EVERY_EXPERT) + self.embedding_weights
 
-    def met_weights(self, num_tokens: int) -> int:
-        """Return the numbers of the layers' matrices that a step of so many tokens meets, on average over experts."""
+    def read_weights(self, num_tokens: int) -> int:
+        """Return how many layer weights a step of `num_tokens` reads; the expected number, of mixtures."""
         return decode_weights(self.config, num_tokens)
 
     def weight_bytes(self, form: WeightFormat) -> float:
         """Return the memory of all weights."""
-        return self.met_weights(_EVERY_EXPERT) * form.bits / 8 + self.embedding_weights * 2
+        return self.read_weights(_EVERY_EXPERT) * form.bits / 8 + self.embedding_weights * 2
 
     def step_bytes(self, form: WeightFormat, num_tokens: int) -> float:
-        """Return the bytes of weights that a step of so many tokens reads, the head included."""
-        return self.met_weights(num_tokens) * form.bits / 8 + head_weights(self.config) * 2
+        """Return the bytes of weights that a step of `num_tokens` reads, including the head."""
+        return self.read_weights(num_tokens) * form.bits / 8 + head_weights(self.config) * 2
 
     def flops(self, num_tokens: int, num_sampled: int) -> float:
-        """Return the operations of all matrices for so many tokens, of which some are sampled behind.
+        """Return the floating-point operations of all matrix products of a step.
 
         Source: Kaplan et al., Scaling Laws for Neural Language Models (2020), table 1: two for each weight and token.
         """
-        return 2.0 * (self.met_weights(1) * num_tokens + head_weights(self.config) * num_sampled)
+        return 2.0 * (self.read_weights(1) * num_tokens + head_weights(self.config) * num_sampled)
 
     def attention_flops(self, start: int, length: int) -> float:
         """Return the operations of attention for `length` tokens behind `start` others, causal.
@@ -102,7 +102,7 @@ class ModelSize:
         return num_tokens * bytes_per_block(BLOCK_SIZE, self.config, dtype) // BLOCK_SIZE
 
     def read_bytes(self, num_tokens: int, dtype: torch.dtype = torch.bfloat16) -> float:
-        """Return what a decode reads of a sequence of so many tokens: keys, values and states."""
+        """Return the bytes of keys, values and states that a decode reads of a sequence of `num_tokens`."""
         size = dtype.itemsize
         seen = sum(
             numbers * size * (num_tokens if window is None else min(num_tokens, window))
@@ -144,7 +144,7 @@ class ModelSize:
 
 
 def read_model_size(model: Path) -> ModelSize:
-    """Read a model's directory, or a `config.json` alone under whatever name.
+    """Read a model's directory, or a `config.json` of any name.
 
     Raises:
         HeadraceError: It cannot be read, or is unsupported.

@@ -102,7 +102,7 @@ class Option:
 
 
 def steady(roofline: Roofline, batch: int, load: Workload, max_num_batched_tokens: int) -> Steady | None:
-    """Return what a worker with so many sequences does; None where their prompts take more steps than there are."""
+    """Return the performance of a worker with `batch` sequences; None if prefill alone exceeds its steps."""
     chunk = min(load.prompt, max_num_batched_tokens - batch)
     if chunk <= 0:
         return None

@@ -49,12 +49,12 @@ def bytes_per_decode_step(
 
 
 def head_weights(model: ModelConfig) -> int:
-    """Return the numbers of the head, which are as many as the embedding has."""
+    """Return how many weights the head has: as many as the embedding."""
     return model.vocab_size * model.hidden_size
 
 
 def decode_weights(model: ModelConfig, num_tokens: int) -> int:
-    """Return the numbers of the matrices of all layers that a step of so many tokens meets."""
+    """Return how many weights of all layers a step of `num_tokens` reads."""
     size = model.hidden_size
     return sum(
         _mixer_weights(layer.mixer, size) + _feed_forward_weights(layer.feed_forward, size, num_tokens)

@@ -23,8 +23,8 @@ def test_models_have_as_many_parameters_as_their_makers_say(
 def test_token_meets_the_active_parameters_of_a_mixture(tmp_path: Path) -> None:
     size = read_model_size(write_config(tmp_path, QWEN3_30B_A3B))
     # Its maker says 3.3 billion, the embedding included.
-    assert (size.met_weights(1) + size.embedding_weights) / 1e9 == pytest.approx(3.35, rel=0.02)
-    assert size.met_weights(1) < size.met_weights(8) < size.met_weights(10_000) <= size.num_weights
+    assert (size.read_weights(1) + size.embedding_weights) / 1e9 == pytest.approx(3.35, rel=0.02)
+    assert size.read_weights(1) < size.read_weights(8) < size.read_weights(10_000) <= size.num_weights
 
 
 def test_4096_tokens_of_llama_2_70b_take_1_34_gb(tmp_path: Path) -> None:
