@@ -73,20 +73,9 @@ def score(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stri
     engine = _engine(runner)
     nats, num_tokens = 0.0, 0
     for window in windows(token_ids, context, stride):
-        nats -= math.fsum(entry.logprob for entry in _scored(engine, runner, window, num_top=0))
+        nats -= math.fsum(entry.logprob for entry in _scored(engine, runner, window))
         num_tokens += window.num_scored
         yield Score(nats, num_tokens)
-
-
-def most_likely_tokens(runner: TorchModelRunner, token_ids: Sequence[int], context: int, stride: int) -> list[int]:
-    """Return, for each token of a text but the first, the one that the model takes for most likely in its place.
-
-    Raises:
-        RuntimeError: The engine failed; the cause says why.
-    """
-    engine = _engine(runner)
-    scored = (_scored(engine, runner, window, num_top=1) for window in windows(token_ids, context, stride))
-    return [entry.top[0][0] for entries in scored for entry in entries]
 
 
 def _engine(runner: TorchModelRunner) -> Engine:
@@ -107,9 +96,9 @@ def _engine(runner: TorchModelRunner) -> Engine:
     )
 
 
-def _scored(engine: Engine, runner: TorchModelRunner, window: Window, num_top: int) -> list[LogprobEntry]:
+def _scored(engine: Engine, runner: TorchModelRunner, window: Window) -> list[LogprobEntry]:
     token_ids = list(window.token_ids)
-    sampling = Sampling(prompt_logprobs=num_top)
+    sampling = Sampling(prompt_logprobs=0)
     sequence = EngineSequence("window", token_ids, len(token_ids), sampling, max_tokens=0)
     engine.add(sequence)
     found: list[LogprobEntry] = []

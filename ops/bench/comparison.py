@@ -135,16 +135,6 @@ def add_shapes(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--shapes", str, ["15m", "160m"], "models with random weights", [size.value for size in Size])
 
 
-def add_model(
-    parser: argparse.ArgumentParser, help: str, *, model: Path | None = None, shape: Size | None = None
-) -> None:
-    """Add the options that name a model, or the shape of one with random weights; `model` or `shape` is the default."""
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--model", type=Path, default=model, help=help)
-    sizes = [size.value for size in Size]
-    source.add_argument("--shape", default=shape, choices=sizes, help="instead of a model: one with random weights")
-
-
 def loads_of(options: argparse.Namespace) -> list[Load]:
     """Return the loads that the options ask for, in order of batch size."""
     return [Load(batch, options.prompt, options.new) for batch in options.batch]

@@ -19,21 +19,12 @@ _ROWS: tuple[tuple[str, str], ...] = (
     (_PULL, "pull download fetch"),
     (_STOP, "stop down kill restart shutdown unload exit quit"),
     (_DOCTOR, "ps status ls list models show info check check-env collect-env env diagnose"),
-    ("`headrace up` keeps logs in .headrace/logs; a service's are in the journal.", "log logs"),
-    ("Models of the hub are in ~/.cache/huggingface; `hf cache` lists and removes them.", "rm remove delete"),
     ("`headrace quantize` makes a smaller copy of a model.", "create convert export compress"),
-    ("HF_TOKEN opens models of the hub; `headrace keys create` makes a key for a client.", "login signin"),
     ("Did you mean `headrace keys`?", "key token api-key apikey"),
     ("Submit a file of OpenAI's Batch API with `headrace batch submit FILE --watch`.", "run-batch"),
     ("Continue a text with `headrace chat TEXT`.", "complete completion generate ask prompt"),
-    ("Did you mean `headrace perplexity`?", "eval evaluate"),
-    ("Models and drafts are not trained here.", "train finetune train-draft"),
     (_SETTINGS, "config configure init settings"),
-    ("Update with `git pull` in the clone, then `make up`.", "update upgrade install"),
-    ("The queue needs no router: start more of `headrace worker`.", "router"),
     ("The API does it: POST /v1/embeddings.", "embed embedding embeddings"),
-    ("The API does it: POST /tokenize.", "tokenize tokenizer"),
-    ("The console is at the operator's port: /console. `headrace top` shows the same in a terminal.", "ui web webui"),
 )
 
 

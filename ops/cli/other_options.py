@@ -14,7 +14,6 @@ from functools import cache
 import click
 
 _RANKS = "a model is divided among ranks: --tensor-parallel-size"
-_CONTEXT = "keys and values are divided by heads and layers, not by tokens: --tensor-parallel-size"
 _WORKERS = "start more workers: --workers of `headrace up`, or more of `headrace worker`"
 _REQUEST = "a request says this itself: leave it out, and see ops/docs/parameters.md"
 _MARKUP = "the chat template says how the model writes this: leave it out, or see --chat-format"
@@ -23,14 +22,12 @@ _ALWAYS = "this is always on: leave it out"
 _CHOSEN = "this is chosen by itself: leave it out"
 _HOST = "`headrace up` serves this machine alone; `headrace gateway` has --host: see ops/docs/two-hosts.md"
 _ADAPTERS = "--lora-modules, with NAME=DIRECTORY"
-_OFFLOADING = "--kv-transfer-config --kv-offloading-size --kv-offloading-backend"
 
 # The server that has the options (None: none has, but users type them), the advice, and the options.
 _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", _HOST, "--host"),
     ("vLLM", "--tensor-parallel-size", "-tp"),
     ("vLLM", "--pipeline-parallel-size", "-pp"),
-    ("vLLM", _CONTEXT, "--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp"),
     ("vLLM", _WORKERS, "--data-parallel-size -dp"),
     ("vLLM", "--gateways of `headrace up`, --processes of `headrace gateway`", "--api-server-count"),
     ("vLLM", _FILES, "-q --quantization --load-format --tokenizer"),
@@ -39,63 +36,43 @@ _ROWS: tuple[tuple[str | None, str, str], ...] = (
     ("vLLM", "put it into the model's folder as chat_template.jinja", "--chat-template"),
     ("vLLM", _ALWAYS, "--enable-auto-tool-choice --enable-chunked-prefill"),
     ("vLLM", _MARKUP, "--tool-call-parser --reasoning-parser"),
-    ("vLLM", _CHOSEN, "--attention-backend --structured-outputs-config"),
     ("vLLM", "nothing is swapped: leave it out", "--swap-space --cpu-offload-gb"),
     ("vLLM", "--cuda-graphs off", "--enforce-eager"),
-    ("vLLM", "--sampling-defaults model, or none for vLLM's `vllm`", "--generation-config"),
     ("vLLM", "--speculative, --draft-model and --num-speculative-tokens", "--speculative-config"),
     ("vLLM", _ADAPTERS, "--enable-lora"),
     ("vLLM", "--max-images, of images in a request", "--limit-mm-per-prompt"),
-    ("vLLM", "--image-hosts", "--allowed-media-domains"),
-    ("vLLM", "files of the server are never shown to clients: leave it out", "--allowed-local-media-path"),
-    ("vLLM", "--kv-host-bytes and --kv-disk-path", _OFFLOADING),
-    ("vLLM", "--image-memory-bytes", "--mm-processor-cache-gb"),
-    ("vLLM", _FILES, "--mm-processor-kwargs --media-io-kwargs"),
-    ("vLLM", "--request-log-per-s 0", "--disable-log-requests --disable-log-stats"),
-    ("vLLM", "--tls-cert-file and --tls-key-file of `headrace gateway`", "--ssl-certfile --ssl-keyfile"),
+    ("vLLM", "--kv-host-bytes and --kv-disk-path", "--kv-transfer-config --kv-offloading-size"),
     ("SGLang", "--model", "--model-path"),
     ("SGLang", "--max-model-len", "--context-length"),
     ("SGLang", "--gpu-memory-utilization, which is of all that the process uses", "--mem-fraction-static"),
     ("SGLang", "--max-num-seqs", "--max-running-requests"),
-    ("SGLang", "--max-num-batched-tokens, which is of all tokens of a step", "--chunked-prefill-size"),
-    ("SGLang", _RANKS, "--tp --tp-size --ep"),
+    ("SGLang", _RANKS, "--tp"),
     ("SGLang", _WORKERS, "--dp"),
     ("SGLang", "--no-enable-prefix-caching", "--disable-radix-cache"),
-    ("SGLang", "--speculative", "--speculative-algorithm"),
     ("llama.cpp", "--model", "-m"),
     ("llama.cpp", "--model, with an id at Hugging Face's hub", "-hf"),
     ("llama.cpp", "--max-model-len, which is of each sequence", "-c --ctx-size"),
     ("llama.cpp", "--max-num-seqs", "-np --parallel"),
     ("llama.cpp", "--num-threads", "-t --threads"),
     ("llama.cpp", "a model runs on one device as a whole; --device cpu or cuda", "-ngl --n-gpu-layers"),
-    ("llama.cpp", "--kv-cache-dtype, one for keys and values", "-ctk -ctv"),
-    ("llama.cpp", "--draft-model, with --speculative draft", "-md --model-draft"),
-    ("llama.cpp", _ALWAYS, "-fa --flash-attn --jinja --metrics --embeddings"),
+    ("llama.cpp", _ALWAYS, "-fa --jinja"),
     ("llama.cpp", _CHOSEN, "--mlock --no-mmap"),
-    ("llama.cpp", _REQUEST, "--temp --top-k --top-p -n --grammar"),
+    ("llama.cpp", _REQUEST, "--temp --max-tokens"),
     ("llama.cpp", _ADAPTERS, "--lora"),
     ("llama.cpp", "the model's folder has its vision part: leave it out", "--mmproj"),
-    ("llama.cpp", "--log-level debug, of the worker", "-v --verbose"),
     ("TGI", "--model", "--model-id"),
-    ("TGI", _RANKS, "--num-shard --sharded"),
-    ("TGI", "--max-model-len", "--max-input-tokens --max-total-tokens"),
+    ("TGI", _RANKS, "--num-shard"),
     ("TGI", "`headrace quantize` makes a checkpoint, which is then served", "--quantize"),
-    ("Ollama", "a worker keeps its model until it ends: leave it out", "--keepalive"),
-    ("Ollama", "--max-model-len", "--num-ctx"),
-    (None, "--device cuda; a GPU is used by itself, and CUDA_VISIBLE_DEVICES says which", "--gpu --gpus --gpu-id"),
+    (None, "--device cuda; a GPU is used by itself, and CUDA_VISIBLE_DEVICES says which", "--gpu --gpus"),
     (None, "--device cpu", "--cpu"),
-    (None, "a request says this itself (`max_tokens`): leave it out", "--max-tokens"),
     (None, "it stays in the foreground; let systemd keep it: see ops/docs/gpu-fleet.md", "-d --daemon"),
-    (None, "--no-enable-prefix-caching; --cache-ttl-s 0 keeps no answers", "--no-cache"),
-    (None, "--log-level debug, of the worker; logs are in the state directory", "--debug"),
+    (None, "--log-level debug, of the worker; logs are in the state directory", "--debug -v --verbose"),
     (None, "--port", "-p"),
 )
 
 _SERVERS = ("up", "worker", "gateway")
 _COMMANDS = (*_SERVERS, "chat", "publish")
 _LIKENESS = 0.6
-# A name as similar as this was misspelt.
-_CERTAIN = 0.85
 _SHOWN = 3
 
 
@@ -127,16 +104,13 @@ def explain(option: str, command: str, known: Collection[str]) -> str | None:
         return f"No such option '{option}'. {did_you_mean(near)}"
     for found in (name, name.replace("--no-", "--", 1)):
         if found in _table():
-            return _explanation(option, *_table()[found], known)
+            owner, advice = _table()[found]
+            whose = f" ({owner}'s)" if owner else ""
+            return f"No such option '{option}'{whose}: {_instead(advice, known)}."
     if others := [f"`headrace {other}`" for other in _COMMANDS if other != command and name in _options(other)][:2]:
         has = "has" if len(others) == 1 else "have"
         return f"No such option '{option}' of `headrace {command}`; {' and '.join(others)} {has} it."
     near = nearest(name, known)
-    if (meant := _misspelt(name, near)) is not None:
-        owner, advice = _table()[meant]
-        return (
-            f"No such option '{option}'. {did_you_mean([meant])[:-1]}{_whose(owner)}? Here: {_instead(advice, known)}."
-        )
     return f"No such option '{option}'. {did_you_mean(near)}" if near else None
 
 
@@ -166,24 +140,6 @@ def did_you_mean(names: list[str]) -> str:
     """Ask whether one of these names was meant; the nearest stands first."""
     quoted = [f"'{name}'" for name in names]
     return f"Did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)}?"
-
-
-def _misspelt(name: str, near: list[str]) -> str | None:
-    """Return the option of another server that was most likely meant, where none of our own is as much like it."""
-    if not name.startswith("--"):
-        return None
-    likeness = max((difflib.SequenceMatcher(None, other[2:], name[2:]).ratio() for other in near), default=0.0)
-    foreign = [other[2:] for other in _table() if other.startswith("--")]
-    found = difflib.get_close_matches(name[2:], foreign, 1, max(likeness, _CERTAIN))
-    return f"--{found[0]}" if found else None
-
-
-def _explanation(option: str, owner: str | None, advice: str, known: Collection[str]) -> str:
-    return f"No such option '{option}'{_whose(owner)}: {_instead(advice, known)}."
-
-
-def _whose(owner: str | None) -> str:
-    return f" ({owner}'s)" if owner else ""
 
 
 def _instead(advice: str, known: Collection[str]) -> str:

@@ -12,7 +12,6 @@ from ops.load_generator.record import Record, Report
 from ops.simulation.outcome import percentile
 from ops.text_table import aligned
 
-SLO_NAMES = ("ttft", "itl", "tpot", "e2el")
 _PERCENTS = (50, 90, 99)
 _POINTS = 200
 _SLICES = 60

@@ -21,11 +21,9 @@ NAMES = [name for _, name, _ in rows()]
 PAGES = Path(ops.__file__).parent / "docs"
 # What the documentation of the others names first; none of it may be without an answer.
 WELL_KNOWN = """
--tp -pp --trust-remote-code --enforce-eager --swap-space --api-server-count
---mem-fraction-static --context-length --disable-radix-cache --speculative-config --enable-lora
---limit-mm-per-prompt --allowed-media-domains --kv-transfer-config --kv-offloading-size
--ngl -c --ctx-size -np -fa -hf -ctk --mlock --n-gpu-layers --jinja --temp --lora --mmproj -t -v
---num-shard --max-input-tokens --max-total-tokens --quantize --model-id --keepalive --gpu --cpu --debug
+-tp -pp --trust-remote-code --enforce-eager --swap-space --mem-fraction-static --context-length --disable-radix-cache
+--speculative-config --enable-lora -ngl -c --ctx-size -np -fa -hf --mlock --n-gpu-layers --jinja --temp --lora -t
+--num-shard --quantize --model-id --gpu --cpu
 """
 
 
@@ -73,13 +71,7 @@ def test_well_known_options_are_in_the_table() -> None:
         ("--no-enable-chunked-prefill", up, "(vLLM's): this is always on: leave it out."),
         ("--model", gateway, "of `headrace gateway`; `headrace up` and `headrace worker` have it."),
         ("--port", worker, "of `headrace worker`; `headrace up` and `headrace gateway` have it."),
-        ("--no-cache", up, "No such option '--no-cache': use --no-enable-prefix-caching;"),
-        (
-            "--data-paralell-size",
-            up,
-            "Did you mean '--data-parallel-size' (vLLM's)? Here: start more workers",
-        ),
-        ("--gpuid", worker, "Did you mean '--gpu-id'? Here: use --device cuda"),
+        ("--gpu", worker, "No such option '--gpu': use --device cuda;"),
         ("--wrokers", up, "No such option '--wrokers'. Did you mean '--workers'"),
         ("--max_model_len", up, "No such option '--max_model_len'. Did you mean '--max-model-len'?"),
     ],

@@ -19,7 +19,7 @@ from gpu_worker.models.registry import read_model_config
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.cli.quantize import command
-from ops.demo_model.corpus import held_out_documents, training_files
+from ops.demo_model.corpus import held_out_documents, standard_library
 from ops.quantize.job import Advance, quantize
 from ops.quantize.job_settings import QuantizeJob
 from ops.quantize.layer_pass import check_stream_fits
@@ -194,7 +194,9 @@ def test_interrupted_job_leaves_no_model_and_its_folder_is_not_taken(model: Path
 @pytest.mark.slow
 def test_methods_cost_quality_in_the_order_of_their_effort(tmp_path: Path) -> None:
     """On a model that was trained: random ones have no directions that matter more than others."""
-    (tmp_path / "text").write_text("".join(path.read_text() for path in training_files()[:100:4])[:200_000])
+    (tmp_path / "text").write_text(
+        "".join(path.read_text() for path in sorted(standard_library().glob("asyncio/*.py")))[:200_000]
+    )
     held_out = ModelTokenizer(read_model_directory(DEMO_MODEL)).encode_text(held_out_documents()[0])[:500]
     oracle = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
     with torch.inference_mode():

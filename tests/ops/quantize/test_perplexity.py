@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.runner_config import RunnerConfig
 from ops.cli.perplexity import command
-from ops.perplexity import Score, most_likely_tokens, windows
+from ops.perplexity import Score, windows
 from shared.errors import ConfigError
 from tests.ops.quantize.layer_models import TEXT, save_model
 
@@ -67,21 +65,6 @@ def test_perplexity_is_that_of_transformers(family: str, tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     measured = float(result.output.split("perplexity ")[1].split()[0])
     assert measured == pytest.approx(expected, rel=1e-3)
-
-
-def test_most_likely_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    oracle = save_model(tmp_path)
-    token_ids = torch.randint(0, 160, (100,), generator=torch.Generator().manual_seed(1)).tolist()
-    runner = build_runner(RunnerConfig(tmp_path, dtype="float32", num_blocks=8, max_num_seqs=1, num_threads=1))
-
-    chosen = most_likely_tokens(runner, token_ids, 48, 20)
-
-    expected = []
-    for window in windows(token_ids, 48, 20):
-        with torch.inference_mode():
-            logits = oracle(torch.tensor([window.token_ids])).logits[0]
-        expected += logits.argmax(-1)[-window.num_scored - 1 : -1].tolist()
-    assert chosen == expected
 
 
 @pytest.fixture(scope="module")
