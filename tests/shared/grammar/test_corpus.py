@@ -5,15 +5,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from shared.grammar import Grammar, GrammarError, check_grammar, grammar_text
 from tests.shared.grammar.byte_matcher import accepts
-from tests.shared.grammar.corpus import CORPUS, Case
 
+
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of corpus.jsonl: a schema and its documents.
+
+    Attributes:
+        valid: Documents that match, their members in the order of the schema's properties.
+        invalid: Documents that do not.
+        refused: The word that a refusal of the schema names; empty if the schema is supported.
+    """
+
+    schema: Any
+    valid: list[Any]
+    invalid: list[Any]
+    refused: str = ""
+
+
+CORPUS = msgspec.json.Decoder(Case).decode_lines(Path(__file__).with_name("corpus.jsonl").read_bytes())
 LEAST_SUPPORTED = 0.88
 
 
