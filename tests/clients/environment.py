@@ -20,16 +20,11 @@ PYTHON_PACKAGES = {
     "anthropic_client.py": "anthropic",
     "langchain_client.py": "langchain-openai",
     "litellm_client.py": "litellm mcp",
-    "instructor_client.py": "instructor",
     "pydantic_ai_client.py": "pydantic-ai-slim[openai,anthropic]",
-    "llama_index_client.py": "llama-index-llms-openai-like",
-    "dspy_client.py": "dspy",
     "guidellm_tool.py": "guidellm",
     "agents_sdk_client.py": "openai-agents",
     "aiperf_tool.py": "aiperf",
     "lm_eval_tool.py": "lm_eval[api] transformers",
-    "smolagents_client.py": "smolagents[openai]",
-    "crewai_client.py": "crewai",
     "aider_tool.py": "aider-chat",
 }
 # Programs for the terminal, which come as packages of Node.
