@@ -224,14 +224,6 @@ async def test_route_that_needs_a_key_refuses_callers_without_one(
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_every_route_states_who_may_call_it(services: RouteServices) -> None:
-    routes = Routes(services)
-    public = {route.name.partition(":")[0] for route in routes.public()}
-    open_paths = [route.path for route in routes.public() if route.name.startswith("everyone:")]
-    assert public == {"everyone", "key"}
-    assert open_paths == ["/health/live", "/health/ready", "/health", "/ping", "/ping", "/version"]
-
-
 async def test_error_of_a_route_is_told_in_the_form_of_its_api(services: RouteServices) -> None:
     async def fail(request: Request, principal: Principal) -> Response:
         raise ApiError(404, "There is none.", code="none")

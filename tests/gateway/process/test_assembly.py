@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from starlette.routing import Route
 
-from gateway.api.app import ALWAYS_SERVED, GenerationRoute
+from gateway.api.app import ALWAYS_SERVED
 from gateway.api.door import Application
 from gateway.config import GatewayConfig
 from gateway.dispatch.dispatcher import Dispatcher
@@ -89,35 +89,6 @@ def test_process_that_cannot_serve_says_why_and_ends_with_an_error(
     assert ran == [(config, listeners, 3, link, board)] * 2
     assert logging_fields == [{"role": "gateway", "process": "3"}] * 2
     assert "cannot serve: NATS is not there" in caplog.text
-
-
-async def test_work_that_ends_first_is_returned_and_other_work_is_given_up() -> None:
-    stop, has_begun = asyncio.Event(), asyncio.Event()
-    gave_up: list[bool] = []
-
-    async def ends() -> str:
-        return "done"
-
-    async def fails() -> str:
-        raise DependencyError("NATS is not there")
-
-    async def waits() -> str:
-        has_begun.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            gave_up.append(True)
-        return "too late"
-
-    assert await gateway_module._unless_stopped(stop, ends()) == "done"
-    with pytest.raises(DependencyError):
-        await gateway_module._unless_stopped(stop, fails())
-    waiting = asyncio.create_task(gateway_module._unless_stopped(stop, waits()))
-    await has_begun.wait()
-    stop.set()
-    assert await waiting is None
-    assert gave_up == [True]
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_limits_of_connections_are_those_of_the_settings() -> None:
@@ -204,28 +175,6 @@ async def test_dispatcher_and_metrics_follow_the_connection_to_nats(
     assert not tasks._tasks
 
 
-async def test_login_and_files_of_the_settings_are_those_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = []
-
-    async def note(url: str, **options: Any) -> None:
-        asked.append((url, options))
-        raise Reached
-
-    monkeypatch.setattr(assembly, "connect", note)
-    config = GatewayConfig(nats_url="nats://n", nats_user="u", nats_password="p")
-    for _ in range(2):
-        with pytest.raises(Reached):
-            async with assembly._queue(config, GatewayMetrics(), TaskSupervisor()):
-                pass
-    (url, options), (_, others) = asked
-    assert url == "nats://n"
-    given = {name: options[name] for name in ("role", "user", "password", "files")}
-    assert given == {"role": "gateway", "user": "u", "password": "p", "files": config}
-    # No two processes share a name.
-    assert options["name"] != others["name"]
-    assert len(options["name"]) == len("gw-") + 12
-
-
 async def test_task_of_the_process_runs_until_its_block_ends() -> None:
     tasks = TaskSupervisor()
     async with assembly.running(tasks, asyncio.sleep(60), "sleeps"):
@@ -304,12 +253,6 @@ async def test_traces_are_made_in_the_name_of_the_process_and_sent_at_its_end(mo
     assert str(instance).endswith(f"-{os.getpid()}-7")
 
 
-async def test_without_traces_there_is_the_log_alone() -> None:
-    async with observing(GatewayConfig(log_prompts=True), 0) as observer:
-        assert observer._tracing is None
-        assert observer._logs_prompts
-
-
 async def test_endpoint_that_cannot_be_used_is_named_before_anything_is_served() -> None:
     with pytest.raises(ConfigError, match="HEADRACE_OTLP_ENDPOINT"):
         async with observing(GatewayConfig(otlp_endpoint="collector"), 0):
@@ -341,28 +284,3 @@ def test_every_route_states_who_may_call_it_and_only_these_are_for_everyone() ->
     assert {route.name.partition(":")[0] for route in table} == {"everyone", "key"}
     open_paths = {route.path for route in table if route.name.startswith("everyone:")}
     assert open_paths == {"/health/live", "/health/ready", "/health", "/ping", "/version", "/openapi.json"}
-
-
-def test_endpoints_that_generate_stand_first_and_share_one_service() -> None:
-    service, store = object(), object()
-    table = routes(made(service, store, cors_origins="https://chat.example.com"))
-    generating = [route for route in table if isinstance(route, GenerationRoute)]
-    assert table[: len(generating)] == generating
-    assert table[0].path == "/v1/chat/completions"
-    assert {each._service for each in generating} == {service}
-    [responses] = [each._served for each in generating if each.path == "/v1/responses"]
-    assert responses._store is store  # type: ignore[attr-defined]
-
-
-def test_door_knows_the_spellings_and_origins_of_the_settings() -> None:
-    port = made(cors_origins="https://chat.example.com")._port
-    assert port.paths is not None
-    assert port.paths.route_path("/models/") == "/v1/models"
-    assert port.cross_origin is not None
-    assert port.cross_origin._origins == {b"https://chat.example.com"}
-
-
-def test_without_origins_none_may_read_answers_and_one_that_is_none_is_refused() -> None:
-    assert made()._port.cross_origin is None
-    with pytest.raises(ConfigError, match="HEADRACE_CORS_ORIGINS"):
-        made(cors_origins="chat.example.com")

@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.speculation import Speculation
-from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.drafts import computed_steps
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
-from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
-from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import make_device_runner
@@ -30,9 +24,6 @@ from tests.gpu_worker.execution.drafts.scripted_proposers import (
     WatchingProposer,
 )
 from tests.gpu_worker.execution.engine_run import (
-    BLOCK,
-    MAX_LEN,
-    VOCAB,
     Outcome,
     make_sequence,
     random_prompt,
@@ -133,51 +124,6 @@ def test_right_drafts_save_steps_and_are_verified_in_graphs(model: CausalLM, pla
     assert len(launches) == (1 if is_graphed else 5)
 
 
-def test_sequences_resumed_elsewhere_continue_exactly(model: CausalLM, plain: Outcome) -> None:
-    runner = make_verifier(model, TreeProposer(plain.tokens, 0.8), is_graphed=True)
-    resumed = [
-        make_sequence(s.id, s.token_ids, s.sampling, tuple(plain.tokens[s.id][: index % 23]))
-        for index, s in enumerate(sequences())
-    ]
-    outcome = run(runner, resumed, policy=FixedDepth(3), token_budget=120)
-    for index, sequence in enumerate(resumed):
-        assert outcome.tokens[sequence.id] == plain.tokens[sequence.id][index % 23 :]
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("kind", ["chains", "trees"])
-def test_cache_of_eight_bits_is_verified_alike(model: CausalLM, kind: str, dtype: torch.dtype) -> None:
-    expected = run(make_device_runner(model, is_graphed=False, kv_cache_dtype=dtype), sequences())
-    proposer = PROPOSERS[kind](expected.tokens, 0.8)
-    runner = make_verifier(model, proposer, is_graphed=True, kv_cache_dtype=dtype)
-    outcome = run(runner, sequences(), policy=FixedDepth(DEPTH), token_budget=200)
-    assert outcome.tokens == expected.tokens
-    assert num_accepted(outcome) > 50
-
-
-def test_sequences_that_are_aborted_change_nobody_else(model: CausalLM, plain: Outcome) -> None:
-    proposer = TreeProposer(plain.tokens, 0.8)
-    runner = make_verifier(model, proposer, is_graphed=True, max_num_seqs=5)
-    config = SchedulerConfig(
-        block_size=BLOCK, num_blocks=150, max_num_seqs=5, max_num_batched_tokens=64, max_model_len=MAX_LEN
-    )
-    engine, outcome = Engine(Scheduler(config, Speculation(FixedDepth(4))), runner), Outcome()
-    for sequence in sequences():
-        engine.add(sequence)
-    num_steps = 0
-    while engine.has_work():
-        num_steps += 1
-        if num_steps in (5, 9, 13):
-            engine.abort(next(s.id for s in engine.sequences if s.row is not None))
-        for event in engine.step():
-            outcome.add(event)
-        assert engine.last_error is None
-    for name, tokens in outcome.tokens.items():
-        assert tokens == plain.tokens[name][: len(tokens)]
-    assert sum(len(tokens) == 24 for tokens in outcome.tokens.values()) >= 15
-    assert len(proposer.running) <= 5
-
-
 @pytest.fixture
 def reused_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what graphs return become NaN when the next one runs, as a GPU's graphs overwrite it."""
@@ -214,40 +160,6 @@ def test_proposer_is_shown_what_transformers_makes_of_the_tokens(
         for position, (token_id, hidden) in seen.items():
             assert token_id == known[position]
             torch.testing.assert_close(hidden.cpu(), expected[position], atol=2e-4, rtol=2e-4)
-
-
-def test_ngram_drafts_leave_tokens_unchanged_and_are_accepted(model: CausalLM) -> None:
-    repetitive = random_prompt(7, seed=5) * 5
-    bias = dict.fromkeys(repetitive[:3], 30.0)
-
-    def fresh() -> list[Sequence]:
-        samplings = [Sampling(temperature=t, max_tokens=40, seed=4, logit_bias=bias) for t in (0.0, 0.8)]
-        return [make_sequence(str(index), repetitive, sampling) for index, sampling in enumerate(samplings)]
-
-    expected = run(make_device_runner(model, is_graphed=True), fresh())
-    outcome = run(make_verifier(model, NgramProposer(10_000), is_graphed=True), fresh(), policy=FixedDepth(4))
-    assert outcome.tokens == expected.tokens
-    assert num_accepted(outcome) > 10
-    assert outcome.num_steps < expected.num_steps
-
-
-def test_draft_model_runs_on_a_device_runner_of_its_own(model: CausalLM, plain: Outcome) -> None:
-    # As many rows as the batch has: those of doubles whose sequences have left must be free again.
-    guesser = make_device_runner(model, is_graphed=True, max_num_seqs=7)
-    proposer = DraftModelProposer(
-        guesser, vocab_size=VOCAB, max_model_len=guesser.max_model_len, max_num_batched_tokens=64
-    )
-    outcome = run(
-        make_verifier(model, proposer, is_graphed=True),
-        sequences(),
-        policy=FixedDepth(3),
-        token_budget=90,
-        max_num_seqs=7,
-    )
-    assert outcome.tokens == plain.tokens
-    # Those with penalties are guessed without them.
-    assert outcome.speculation is not None
-    assert num_accepted(outcome) > 0.5 * outcome.speculation.num_draft_tokens > 50
 
 
 def test_proposer_that_raises_is_left_out(model: CausalLM, plain: Outcome, caplog: pytest.LogCaptureFixture) -> None:

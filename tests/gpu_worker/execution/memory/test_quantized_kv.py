@@ -39,33 +39,6 @@ def test_batch_says_what_each_says_alone(runner: TorchModelRunner, alone: dict[s
     assert run(runner, sequences(PROMPTS)).tokens == alone
 
 
-def test_chunks_say_the_same(runner: TorchModelRunner, alone: dict[str, list[int]]) -> None:
-    chunked = run(runner, sequences(PROMPTS), token_budget=9, max_num_seqs=7, arrivals_per_step=1)
-    assert chunked.tokens == alone
-
-
-def test_prefix_hits_say_the_same(runner: TorchModelRunner, alone: dict[str, list[int]]) -> None:
-    outcome = run(runner, sequences(PROMPTS * 2), max_num_seqs=3)
-    assert outcome.num_prefix_hits > 200
-    assert outcome.tokens == {name: alone[str(int(name) % len(PROMPTS))] for name in outcome.tokens}
-
-
-def test_preempted_sequences_say_the_same(runner: TorchModelRunner, alone: dict[str, list[int]]) -> None:
-    outcome = run(runner, sequences(PROMPTS), num_blocks=42, headroom_tokens=0)
-    assert outcome.num_preemptions > 3
-    assert outcome.tokens == alone
-
-
-def test_resumed_sequences_say_the_rest(runner: TorchModelRunner, alone: dict[str, list[int]]) -> None:
-    resumed = [
-        make_sequence(str(index), prompt, GREEDY, tuple(alone[str(index)][: 1 + 2 * index]))
-        for index, prompt in enumerate(PROMPTS)
-    ]
-    outcome = run(runner, resumed)
-    for index in range(len(PROMPTS)):
-        assert outcome.tokens[str(index)] == alone[str(index)][1 + 2 * index :]
-
-
 def test_logprobs_are_nearly_those_of_the_models_dtype(runner: TorchModelRunner, directory: Path) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     prompt = random_prompt(150, seed=3)

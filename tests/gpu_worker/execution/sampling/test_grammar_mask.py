@@ -12,11 +12,9 @@ import pytest
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
-from ops.bench.spec.fixed_depth import FixedDepth
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import DEVICES, load, make_device_runner
-from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer, TreeProposer
 from tests.gpu_worker.execution.engine_run import (
     VOCAB,
     Outcome,
@@ -94,28 +92,6 @@ def alone(directory: Path) -> dict[str, Any]:
     return answers
 
 
-DRAFTERS: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "trees": TreeProposer, "hostile": HostileProposer}
-
-
-@pytest.mark.parametrize("runner_kind", ["host", "device", "graphed"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_drafts_leave_guided_outputs_as_they_are(
-    directory: Path, alone: dict[str, Any], drafter: str, runner_kind: str
-) -> None:
-    if runner_kind == "host":
-        runner = make_runner(directory)
-    else:
-        runner = make_device_runner(load(directory, "cpu"), is_graphed=runner_kind == "graphed", max_draft_tokens=5)
-    sequences = [*everybody(), *map(free, range(4))]
-    proposer = DRAFTERS[drafter]({name: answer[0] for name, answer in alone.items()}, 0.8)
-    runner.verify_drafts_of(proposer)
-    outcome = run(runner, sequences, policy=FixedDepth(5), num_blocks=160, token_budget=60, headroom_tokens=0)
-    check_outcome(outcome, sequences, alone)
-    assert outcome.speculation is not None
-    assert outcome.speculation.num_accepted_tokens > 100 or drafter == "hostile"
-    assert outcome.speculation.num_accepted_tokens < outcome.speculation.num_draft_tokens
-
-
 def test_forced_tokens_take_no_step_each(directory: Path, alone: dict[str, Any]) -> None:
     runner = make_runner(directory)
     for sequence in everybody():
@@ -149,24 +125,6 @@ def test_output_ends_with_the_last_token_of_the_document(alone: dict[str, Any]) 
 
 
 CHARACTERS = tiny_tokenizer.CHARACTERS
-
-
-@pytest.mark.parametrize("budget", [64, 11])
-@pytest.mark.parametrize("num_blocks", [None, 60])
-def test_guided_and_free_sequences_share_steps_and_blocks(
-    directory: Path, alone: dict[str, Any], budget: int, num_blocks: int | None
-) -> None:
-    sequences = [sequence for pair in zip(everybody(), map(free, range(4)), strict=False) for sequence in pair]
-    outcome = run(
-        make_runner(directory),
-        sequences,
-        token_budget=budget,
-        num_blocks=num_blocks,
-        arrivals_per_step=2,
-        headroom_tokens=0 if num_blocks else 128,
-    )
-    check_outcome(outcome, sequences, alone)
-    assert (outcome.num_preemptions > 0) == (num_blocks is not None)
 
 
 def test_output_goes_on_elsewhere_from_any_place(directory: Path, alone: dict[str, Any]) -> None:

@@ -197,16 +197,3 @@ def test_vectors_of_sequences_that_left_do_not_count_against_the_limit(directory
     assert recorder.proposer._num_kept == 3
     recorder.proposer.forget(left)
     assert recorder.proposer._num_kept == 0
-
-
-@pytest.mark.parametrize(
-    "options", [{"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2}]
-)
-def test_drawn_tokens_stay_what_they_are(directory: Path, oracle: Oracle, options: dict[str, float]) -> None:
-    sampling = Sampling(max_tokens=20, seed=11, **options)  # type: ignore[arg-type]
-    runner, recorder = eagle_runner(directory, lambda *_: None)
-    outcome = run(runner, sequences(sampling), policy=FixedDepth(3), token_budget=200)
-    assert not recorder.failures
-    assert outcome.tokens == run(make_runner(directory / "model"), sequences(sampling)).tokens
-    assert outcome.speculation is not None
-    assert outcome.speculation.num_draft_tokens > 100
