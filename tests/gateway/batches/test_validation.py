@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.api.large_bodies import LargeBodies
-from gateway.batches.input_lines import CHUNK_BYTES, input_lines
+from gateway.batches.input_lines import CHUNK_BYTES, InputLine, input_lines
 from gateway.batches.record import MAX_ERRORS_BYTES, BatchError, BatchRecord, bounded_errors
 from gateway.batches.validation import InputCheck
 from gateway.files.catalog import FileCatalog
@@ -49,6 +50,20 @@ async def test_event_loop_goes_on_every_thousand_lines(line: bytes) -> None:
     numbers = [line.number for group in groups for line in group]
     assert numbers == ([] if line == b"\n" else list(range(1, len(numbers) + 1)))
     assert sum(map(len, groups)) == (0 if line == b"\n" else 60_000)
+
+
+@pytest.mark.parametrize(("num_lines", "codes"), [(2, []), (3, ["too_many_lines"]), (9, ["too_many_lines"])])
+def test_batch_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch, num_lines: int, codes: list[str]) -> None:
+    monkeypatch.setattr("gateway.batches.validation.MAX_LINES", 2)
+    record = BatchRecord(
+        id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id="f", completion_window="24h",
+        created_at=0, expires_at=0,
+    )  # fmt: skip
+    check = InputCheck(record, 1 << 20, list)
+    body = {"custom_id": "", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}}
+    lines = [json.dumps(body | {"custom_id": str(number)}).encode() for number in range(num_lines)]
+    check.check([InputLine(number, 0, len(line), line) for number, line in enumerate(lines, 1)])
+    assert [(error.code, error.line) for error in check.errors] == [(code, 3) for code in codes]
 
 
 @pytest.mark.parametrize(

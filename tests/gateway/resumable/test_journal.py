@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.resumable import writer as writing
-from gateway.resumable.journal import SLOTS, JournalTail, Span
+from gateway.resumable.journal import SLOTS, JournalTail, JournalWriter, Span
 from gateway.resumable.live import LiveStream, LoggedSink
 from gateway.resumable.reader import LogReader
 from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, Entry, StreamHead, decode_piece
@@ -202,6 +202,17 @@ async def test_a_silent_stream_is_not_overwritten_in_the_journal() -> None:
         assert end - first < SLOTS
     await case.check()
     await case.writer.close()
+
+
+async def test_a_round_writes_the_pieces_of_a_part_of_the_streams_in_turn() -> None:
+    journal, (head, generation) = JournalWriter(), head_and_generation()
+    streams = [LiveStream(msgspec.structs.replace(head, id=str(number)), generation, 0.0) for number in range(96)]
+    for stream in streams:
+        journal._behind[stream] = (0, 1)
+    assert journal.due(is_all=True) == streams
+    assert journal.due(is_all=False) == streams[:2]
+    journal.forget(streams[0])
+    assert journal.due(is_all=False) == streams[1:3]
 
 
 async def test_a_round_of_many_streams_is_few_messages() -> None:

@@ -25,6 +25,7 @@ from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.bucket import BucketStore
 from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore, FileStore, Folder, StoredFile
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
+from gpu_worker.execution.tiers.file_index import FileIndex
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gateway.files.small_s3 import small_s3
 from tests.gpu_worker.execution.engine_run import random_prompt
@@ -466,6 +467,38 @@ def test_what_is_forgotten_while_it_is_written_does_not_stay(tmp_path: Path) -> 
     wait_for(lambda: files.stored_bytes > 0)
     assert not files.has(0, digest)
     wait_for(lambda: not list(tmp_path.rglob("*.kv")))
+
+
+def test_what_is_forgotten_is_not_found_while_it_waits_to_be_deleted(tmp_path: Path) -> None:
+    is_deleting, may_delete = threading.Event(), threading.Event()
+
+    class SlowStore(DirectoryStore):
+        def delete(self, key: str) -> None:
+            is_deleting.set()
+            assert may_delete.wait(30)
+            super().delete(key)
+
+    store, digests = SlowStore(tmp_path), (b"d" * 32, b"e" * 32)
+    for digest in digests:
+        store.write(MAKER.key(0, digest), [stored(MAKER, 0, digest)])
+    files = open_files(tmp_path, store=store)
+    assert files.has(0, digests[1])
+    files.forget(digests[:1])
+    assert is_deleting.wait(30)
+    files.forget(digests[1:])
+    assert not files.has(0, digests[1])
+    assert files.read(0, digests[1], SALT) is None
+    may_delete.set()
+    wait_for(lambda: not list(tmp_path.rglob("*.kv")))
+
+
+def test_file_that_is_written_again_counts_once() -> None:
+    index = FileIndex(lambda kind: 1)
+    for num_bytes in (5, 7):
+        index.add("m/0/ab/x.kv", num_bytes)
+        assert ("m/0/ab/x.kv" in index, index.num_bytes) == (True, num_bytes)
+    assert index.pop_cheapest() == "m/0/ab/x.kv"
+    assert (index.pop_cheapest(), index.num_bytes) == (None, 0)
 
 
 def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) -> None:
