@@ -2,6 +2,7 @@
 
 Service is what `Clients` counts for a tenant; whoever uses the units charges it. With `keeps_room`, a tenant that holds
 something holds at most as much as is then free for all, so one alone holds half, and others find room without waiting.
+`kept_free` does the same for what is wanted in single units: one tenant never holds the last of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class FairSemaphore:
         clients: Clients,
         *,
         keeps_room: bool = False,
+        kept_free: int = 0,
         reclaim: Callable[[Callable[[], bool], str | None], None] = lambda has_room, tenant: None,
     ) -> None:
         """Begin with all units free.
@@ -37,12 +39,14 @@ class FairSemaphore:
         Args:
             capacity: How many units there are.
             clients: The service that tenants have had.
-            keeps_room: Bound what one tenant holds.
+            keeps_room: Bound what one tenant holds by what is free.
+            kept_free: Units that one tenant leaves to others.
             reclaim: Releases what is held without need until the condition is true; of one tenant, unless that is None.
         """
         self.capacity = capacity
         self._clients = clients
         self._keeps_room = keeps_room
+        self._kept_free = kept_free
         self._reclaim = reclaim
         self._used = 0
         self._held: Counter[str] = Counter()
@@ -140,6 +144,6 @@ class FairSemaphore:
             return not held or held + amount <= self.capacity - self._used - amount
 
         if not self._keeps_room:
-            return True
+            return self._held[tenant] + amount <= self.capacity - self._kept_free
         self._reclaim(has_room, tenant)
         return has_room()

@@ -2,7 +2,7 @@
 
 How many images are worked on at once is bounded, and so is how much memory pixels take: a request gets room for all of
 its images before the first one is fetched. Places and room go to the tenant whose images have taken the least time, and
-no tenant takes all of the room. Work whose requests have ended is not started. Prepared images are kept for the next
+no tenant takes all of either. Work whose requests have ended is not started. Prepared images are kept for the next
 turn of its conversation, as long as nothing else needs the room.
 """
 
@@ -73,7 +73,8 @@ class PreparedImages:
         # A tenant's counter is the seconds for which its images had a place.
         self._tenants = Clients()
         self._room = FairSemaphore(max_bytes, self._tenants, keeps_room=True, reclaim=self._drop_kept)
-        self._places = FairSemaphore(MAX_AT_ONCE, self._tenants)
+        # One tenant takes `MAX_AT_ONCE`; the last place is for the others.
+        self._places = FairSemaphore(MAX_AT_ONCE + 1, self._tenants, kept_free=1)
         self._tasks = BackgroundTasks()
 
     async def images(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -30,7 +31,9 @@ from tests.gpu_worker.models.vision.seeing_models import (
     random_image,
     save_seeing,
 )
+from tests.images import encoded, scans_added
 from tests.integration.system import System, running_system
+from tests.ops.cli.command import headrace
 
 pytestmark = pytest.mark.slow
 
@@ -223,6 +226,41 @@ def test_answer_about_an_image_goes_on_when_its_worker_dies(system: System, seei
     assert whole.startswith(greedy(seeing[1], prompt_of("Look", 12), [pixels], 12))
     again = post(system, "/v1/chat/completions", {**body, "stream": False})
     assert again["choices"][0]["message"]["content"] == whole
+
+
+async def test_tenant_whose_images_take_long_holds_up_nobody_else(system: System) -> None:
+    """Forty distinct JPEGs whose last scan comes again and again, and halves of PNGs, in twenty requests at once."""
+    flat = encoded(Image.new("RGB", (2500, 2500), "red"), "JPEG", progressive=True)
+    half = encoded(Image.new("RGB", (2500, 2500), "red"))[:-200]
+    slow = [scans_added(flat[:2] + b"\xff\xfe\0\3%c" % number + flat[2:], 50) for number in range(40)]
+    files = [("jpeg", data) if number % 4 else ("png", half[:-number]) for number, data in enumerate(slow, 1)]
+    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for kind, data in files]
+    made = headrace("keys", "--state-dir", str(system.ready_file.parent / "state"), "create", "--tenant", "mallory")
+    mallory = {"Authorization": f"Bearer {next(word for word in made.stdout.split() if word.startswith('hr-'))}"}
+    model = system.model
+    async with httpx2.AsyncClient(base_url=system.url, timeout=120) as client:
+
+        async def ask(headers: dict[str, str], content: Any) -> int:
+            body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+            return (await client.post("/v1/chat/completions", headers=headers, json=body)).status_code
+
+        async with asyncio.timeout(60):
+            while await ask(mallory, "Look") == 401:  # gateways read the file of keys again every second
+                await asyncio.sleep(0.1)
+        pairs = [
+            [{"type": "image_url", "image_url": {"url": url}} for url in urls[at : at + 2]] for at in range(0, 40, 2)
+        ]
+        attack = [asyncio.create_task(ask(mallory, [*pair, {"type": "text", "text": "?"}])) for pair in pairs]
+        await asyncio.wait(attack, return_when=asyncio.FIRST_COMPLETED)
+        for seed in range(20, 23):
+            assert await ask(system.headers(), shown(random_image(24, 32, seed)[1], "Look")) == 200
+            assert await ask(system.headers(), "Look") == 200
+        assert sum(not task.done() for task in attack) >= 10, "another tenant waited for the slow images"
+        for task in attack[10:]:
+            task.cancel()
+        assert set(await asyncio.gather(*attack[:10])) == {200, 400}
+        await asyncio.gather(*attack, return_exceptions=True)
+        assert await ask(mallory, shown(random_image(24, 32, 24)[1], "Look")) == 200
 
 
 def test_chat_command_shows_a_file(system: System, seeing: tuple[Path, Any], tmp_path: Path) -> None:

@@ -81,6 +81,12 @@ async def images(parts: Parts) -> AsyncIterator[PreparedImages]:
     await images.close()
 
 
+def one_at_a_time(images: PreparedImages, num_images: int) -> None:
+    """Let images be worked on one by one, whoever's they are, with room for many."""
+    images._places.capacity, images._places._kept_free = 1, 0
+    images._room.capacity = num_images * IMAGE_BYTES
+
+
 async def test_images_come_in_their_order_each_fetched_once(images: PreparedImages, parts: Parts) -> None:
     images._room.capacity *= 2
     parts.may_go_on.clear()
@@ -130,7 +136,7 @@ async def test_request_that_left_is_not_worked_on(images: PreparedImages, parts:
 
 
 async def test_tenants_take_turns(images: PreparedImages, parts: Parts) -> None:
-    images._places.capacity, images._room.capacity = 1, 100 * IMAGE_BYTES
+    one_at_a_time(images, 100)
     parts.may_go_on.clear()
     many = asyncio.create_task(images.images("many", [ref(number) for number in range(1, 20)]))
     await until(lambda: len(parts.fetched) == 1)
@@ -143,7 +149,7 @@ async def test_tenants_take_turns(images: PreparedImages, parts: Parts) -> None:
 
 
 async def test_tenant_whose_images_took_long_lets_others_pass(images: PreparedImages, parts: Parts) -> None:
-    images._places.capacity, images._room.capacity = 1, 1000 * IMAGE_BYTES
+    one_at_a_time(images, 1000)
     parts.seconds = {1: 0.05}
     slow = asyncio.create_task(images.images("slow", [ref(number) for number in range(1, 20)]))
     await until(lambda: parts.decoded)
@@ -152,6 +158,18 @@ async def test_tenant_whose_images_took_long_lets_others_pass(images: PreparedIm
     # Ten images took less than the first of the other tenant's.
     assert parts.decoded[:11] == [1, *range(50, 60)]
     await slow
+
+
+async def test_another_tenants_image_is_begun_beside_those_that_take_long(images: PreparedImages, parts: Parts) -> None:
+    images._room.capacity = 1000 * IMAGE_BYTES
+    parts.may_go_on.clear()
+    slow = asyncio.create_task(images.images("slow", [ref(number) for number in range(1, 20)]))
+    await until(lambda: len(parts.fetched) == prepared_images.MAX_AT_ONCE)
+    quick = asyncio.create_task(images.images("quick", [ref(50)]))
+    await until(lambda: ("quick", 50) in parts.fetched)
+    assert len(parts.fetched) == prepared_images.MAX_AT_ONCE + 1
+    parts.may_go_on.set()
+    await asyncio.gather(quick, slow)
 
 
 async def test_one_tenant_leaves_room_for_others(images: PreparedImages, parts: Parts) -> None:
@@ -173,7 +191,7 @@ async def test_one_tenant_leaves_room_for_others(images: PreparedImages, parts: 
 
 
 async def test_image_that_nobody_wants_any_more_is_not_begun(images: PreparedImages, parts: Parts) -> None:
-    images._places.capacity, images._room.capacity = 1, 100 * IMAGE_BYTES
+    one_at_a_time(images, 100)
     wanted, parts.seconds = {"first": True, "second": True}, {1: 0.05}
     asking = [
         asyncio.create_task(images.images("t", [ref(1), ref(2), ref(3)], lambda: wanted["first"])),
@@ -204,7 +222,7 @@ async def test_image_that_is_unwanted_once_fetched_is_not_decoded(images: Prepar
 async def test_after_an_image_over_its_limit_the_rest_of_its_request_is_not_decoded(
     images: PreparedImages, parts: Parts
 ) -> None:
-    images._places.capacity, images._room.capacity = 1, 100 * IMAGE_BYTES
+    one_at_a_time(images, 100)
     asking = asyncio.create_task(images.images("t", [ref(LATE), *map(ref, range(1, 9))]))
     with pytest.raises(BadRequestError, match=r"^Image 1 of 9: The image takes more than 10 s"):
         await asking
