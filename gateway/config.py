@@ -81,7 +81,7 @@ class GatewayConfig(NatsFiles):
         "for every port of this machine.",
     )
 
-    max_body_bytes: int = setting(4 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
+    max_body_bytes: int = setting(16 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
     max_body_bytes_in_flight: int = setting(
         256 << 20, "Bytes of bodies on their way in, per process; a key may hold as many as are free.", minimum=1 << 20
     )
@@ -125,7 +125,7 @@ class GatewayConfig(NatsFiles):
         "images.example.com, *.example.com, or * for every public one. None: images come in the request alone.",
     )
     max_image_bytes: int = setting(20 << 20, "Larger images get a 400.", minimum=1024, maximum=MAX_IMAGE_BYTES)
-    max_image_pixels: int = setting(36_000_000, "Images of more pixels get a 400.", minimum=1, maximum=1 << 28)
+    max_image_pixels: int = setting(64_000_000, "Images of more pixels get a 400.", minimum=1, maximum=1 << 28)
     max_images: int = setting(32, "Requests with more images get a 400.", minimum=1, maximum=MAX_IMAGES)
     max_request_pixels: int = setting(
         100_000_000, "Requests whose images have more pixels together get a 400.", minimum=1, maximum=1 << 30

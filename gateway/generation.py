@@ -49,7 +49,8 @@ class Prompt(Struct, frozen=True):
     `chat` goes with a conversation: what the template gets besides the messages. `query` goes with a text that is to be
     scored: what it is scored against. `suffix` goes with a text: what follows the answer.
 
-    `images` goes with a conversation: what its messages show, by index. `media` is the same once it is stored.
+    `images` goes with a conversation: what its messages show, by index. `media` is the same once it is stored, and
+    `image_places` says where each stands in the body.
 
     `estimated_tokens` is computed from lengths alone, before admission; the worker reports the true count.
     """
@@ -63,6 +64,7 @@ class Prompt(Struct, frozen=True):
     suffix: str | None = None
     images: tuple[ImageSource, ...] = ()
     media: tuple[MediaRef, ...] = ()
+    image_places: tuple[str, ...] = ()
 
     @property
     def num_characters(self) -> int:

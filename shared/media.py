@@ -7,16 +7,25 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from shared.bounds import MAX_IMAGE_BYTES, MAX_IMAGE_SIDE, MAX_IMAGES, MAX_MESSAGES
+from shared.errors import BadRequestError
 
 DIGEST_BYTES = 32
 """Of SHA-256."""
 
+IMAGE_PARAM = "media"
+"""What a worker's error about images names; `media.[1]` where it is about the second one of the request."""
 IMAGE_NOT_FOUND = "image_not_found"
 """Error code of a request whose image is no longer stored."""
 
 Detail = Literal["auto", "low", "high"]
 Mime = Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
 Side = Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]
+
+
+def about_image(error: BadRequestError, index: int, num_images: int) -> BadRequestError:
+    """Return an error about one of a request's images with its place among them."""
+    message = f"Image {index + 1} of {num_images}: {error}" if num_images > 1 else str(error)
+    return BadRequestError(message, f"{IMAGE_PARAM}.[{index}]", error.code)
 
 
 class MediaRef(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.admission.auth import Principal
-from gateway.api.output_reading import naming_field
+from gateway.api.output_reading import image_places, naming_field, naming_image
 from gateway.api.request_observer import RequestRecord
 from gateway.api.usage import UsageTotals
 from gateway.dispatch.sinks import Sink
@@ -146,6 +146,7 @@ class Answer(ABC):
         self.error: ApiError | None = None
         output = generation.structured_output
         self._grammar_field = "tools" if output is None else output.field
+        self._image_places = image_places(generation)
         self.first_token_at: float | None = None
         exchange.on_disconnect = self._disconnect
         if exchange.disconnected:
@@ -186,7 +187,7 @@ class Answer(ABC):
     def fail(self, error: ApiError) -> None:
         """End the answer with an error, which the client is told."""
         if not self.done.done():
-            error = naming_field(error, self._grammar_field)
+            error = naming_image(naming_field(error, self._grammar_field), self._image_places)
             self.error = error
             self._report(error)
             self.end(Outcome.FAILED)

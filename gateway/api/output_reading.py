@@ -6,7 +6,7 @@ Workers' heartbeats name the format of a model. A request with a template of its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -16,6 +16,7 @@ from shared.bounds import MAX_GRAMMAR_CHARACTERS
 from shared.formats import ChatFormat, OutputReader, ToolChoice, ToolSchemaError, detect_format, format_named
 from shared.grammar import GRAMMAR_PARAM, Grammar, GrammarError
 from shared.grammar.bounds import MAX_CHARACTERS
+from shared.media import IMAGE_PARAM
 from shared.sampling import Sampling
 
 MAX_SCHEMA_CHARACTERS = 128 << 10
@@ -166,6 +167,23 @@ def naming_field(error: ApiError, field: str) -> ApiError:
     if message.startswith(GRAMMAR_PARAM):
         message = f"{field}{message.removeprefix(GRAMMAR_PARAM)}"
     return ApiError(error.status, message, param=field, code=error.code, retry_after_s=error.retry_after_s)
+
+
+def image_places(generation: Generation) -> tuple[str, ...]:
+    """Return where in the body its images stand."""
+    return tuple(place for prompt in generation.prompts for place in prompt.image_places)
+
+
+def naming_image(error: ApiError, places: Sequence[str]) -> ApiError:
+    """Return an error about an image as one about its place in the body; any other error as it is."""
+    if not places or error.param is None:
+        return error
+    named = {f"{IMAGE_PARAM}.[{index}]": place for index, place in enumerate(places)}
+    if len(places) == 1:
+        # Workers of earlier versions do not say which one.
+        named[IMAGE_PARAM] = places[0]
+    where = named.get(error.param, error.param)
+    return ApiError(error.status, error.message, param=where, code=error.code, retry_after_s=error.retry_after_s)
 
 
 class RefusedSchemaError(ApiError):

@@ -26,7 +26,7 @@ from gateway.api.chat_answers import (
     usage_answer,
 )
 from gateway.api.details import likeliest
-from gateway.api.output_reading import NO_TOOLS, naming_field, reading_of
+from gateway.api.output_reading import NO_TOOLS, image_places, naming_field, naming_image, reading_of
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals
@@ -232,7 +232,8 @@ def _refusal(generation: Generation, failed: BatchResult) -> ApiError:
     """Return what the endpoint would have answered, which names the field at fault where the worker does."""
     code, message = failed.error_code or "invalid_value", failed.error or "The request failed."
     asked = generation.structured_output
-    return naming_field(ApiError(400, message, param=failed.error_param, code=code), asked.field if asked else "tools")
+    error = ApiError(400, message, param=failed.error_param, code=code)
+    return naming_image(naming_field(error, asked.field if asked else "tools"), image_places(generation))
 
 
 def _check_is_kept(generation: Generation) -> None:

@@ -23,6 +23,7 @@ from gateway.files.object_store import MissingObjectError, ObjectStore, StoreErr
 from gateway.files.objects import FILE_ID, FileRecord, Purpose
 from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
+from shared.image_header import ImageProblemError
 from shared.log_limit import LogLimit
 from shared.subjects import decode_name, encode_name
 from shared.tenant_bounds import counted
@@ -196,13 +197,17 @@ class FileCatalog:
         return data
 
     async def read_whole(self, tenant: str, file_id: str, max_bytes: int) -> bytes | None:
-        """Return the bytes of a tenant's file, None if there is none; `ApiError` 400 beyond `max_bytes`, or 503."""
+        """Return the bytes of a tenant's file, None if there is none.
+
+        Raises:
+            ImageProblemError: It has more than `max_bytes`.
+            ApiError: 503; the store fails.
+        """
         record = await self.get(tenant, file_id)
         if record is None:
             return None
         if record.num_bytes > max_bytes:
-            message = f"File '{file_id}' has {record.num_bytes} bytes; at most {max_bytes} are read of an image."
-            raise ApiError(400, message, param="file_id", code="image_too_large")
+            raise ImageProblemError(f"is a file of {record.num_bytes} bytes; at most {max_bytes} are read.")
         try:
             with self.answering():
                 return await self.read(record, 0, record.num_bytes)

@@ -49,7 +49,7 @@ MIN_BYTES_PER_S = 16 << 10
 # Window bits of zlib for a stream with gzip's head.
 _GZIP = 16 + zlib.MAX_WBITS
 _SMALLER = (
-    " Name large images by URL, or, in /v1/responses and /v1/messages, by the `file_id` of an upload to /v1/files. "
+    " Name large images by URL, or by the `file_id` of an upload to /v1/files. "
     "The gateway's operator can raise the limit with --max-body-bytes."
 )
 

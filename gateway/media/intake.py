@@ -16,6 +16,7 @@ import msgspec
 from gateway.errors import ApiError
 from gateway.generation import Generation, ImageSource
 from gateway.media.fetch import ImageFetcher
+from gateway.shares import Shares
 from shared.image_header import ImageHeader, ImageProblemError, read_header
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStore, MediaStoreError
@@ -23,11 +24,16 @@ from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, M
 # Headers of larger images are read in a thread: some have a hundred thousand blocks.
 _LARGE_BYTES = 64 << 10
 _AT_ONCE = 8
+MAX_HELD_BYTES = 256 << 20
+"""Of images from bodies that are being stored; a tenant may hold as many as are free."""
 
 Result = TypeVar("Result")
 
 ReadFile = Callable[[str, str, int], Awaitable[bytes | None]]
-"""Takes a tenant, a file id and a size limit in bytes; returns the file's bytes, or None if there is no such file."""
+"""Takes a tenant, a file id and a size limit in bytes; returns the file's bytes, or None if there is no such file.
+
+Raises `ImageProblemError` for a file that is larger.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class ImageLimits:
     """
 
     max_bytes: int = 20 << 20
-    max_pixels: int = 36_000_000
+    max_pixels: int = 64_000_000
     max_images: int = 32
     max_total_pixels: int = 100_000_000
 
@@ -56,6 +62,7 @@ class ImageIntake:
         self._fetcher = fetcher
         self.read_file: ReadFile | None = None
         self._places = asyncio.Semaphore(_AT_ONCE)
+        self._held = Shares(MAX_HELD_BYTES, 1)
 
     async def stored(self, generation: Generation, tenant: str) -> Generation:
         """Return a generation whose images are stored, and named by reference.
@@ -63,13 +70,24 @@ class ImageIntake:
         Raises:
             ApiError: 400; an image is not there or not allowed. 429 or 503; it cannot be stored.
         """
+        num_bytes = sum(len(image.data or b"") for prompt in generation.prompts for image in prompt.images)
+        if self._held.take(tenant, num_bytes) is not None:
+            message = "Too many bytes of images are on their way to this gateway. Try again shortly."
+            raise ApiError(503, message, code="too_many_image_bytes", retry_after_s=1.0)
+        try:
+            return await self._stored(generation, tenant)
+        finally:
+            self._held.give_back(tenant, num_bytes)
+
+    async def _stored(self, generation: Generation, tenant: str) -> Generation:
         ttl_s = BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
         prompts = []
         for prompt in generation.prompts:
             media = await self.references(prompt.images, tenant, ttl_s)
             for image in prompt.images:
                 image.data = None
-            prompts.append(msgspec.structs.replace(prompt, images=(), media=media))
+            places = tuple(image.where for image in prompt.images)
+            prompts.append(msgspec.structs.replace(prompt, images=(), media=media, image_places=places))
         return msgspec.structs.replace(generation, prompts=tuple(prompts))
 
     def forget(self, media: Iterable[MediaRef], tenant: str) -> None:
@@ -132,7 +150,10 @@ class ImageIntake:
         if self.read_file is None:
             problem = "is a file, and this gateway has no store of files. Send its bytes in base64."
             raise _refused(image, problem, "files_not_served")
-        data = await self.read_file(tenant, image.file_id, self._limits.max_bytes)
+        try:
+            data = await self.read_file(tenant, image.file_id, self._limits.max_bytes)
+        except ImageProblemError as error:
+            raise _refused(image, str(error), "image_too_large") from None
         if data is None:
             raise _refused(image, f"is not a file of this tenant: '{image.file_id[:64]}'.", "file_not_found")
         return data

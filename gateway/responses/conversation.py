@@ -99,7 +99,7 @@ def to_messages(
     """Return the messages of a conversation, of which the first `num_earlier` items are from earlier requests.
 
     `names` are those of functions in namespaces, by the names that the model sees. What messages show is added to
-    `images`.
+    `images`. Errors name earlier items as `previous_response_id.[3]`, counted from the conversation's beginning.
 
     Raises:
         ApiError: 400; `param` names the item that is not served or not complete.
@@ -118,7 +118,8 @@ class _Conversation:
 
     def read(self, items: Sequence[ItemBody]) -> tuple[ChatMessage, ...]:
         for index, item in remaining(items):
-            self._add(item, f"input.[{index - self._num_earlier}]")
+            own = index - self._num_earlier
+            self._add(item, f"input.[{own}]" if own >= 0 else f"previous_response_id.[{index}]")
         self._end_turn()
         return tuple(self._messages)
 

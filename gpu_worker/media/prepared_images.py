@@ -26,7 +26,7 @@ from gpu_worker.media.decoder import Decoder, Pixels
 from gpu_worker.media.fair_semaphore import FairSemaphore
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, HeadraceError
-from shared.media import IMAGE_NOT_FOUND, MediaRef
+from shared.media import IMAGE_NOT_FOUND, MediaRef, about_image
 from shared.media_store import MediaStore, MissingMediaError
 
 MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
@@ -99,7 +99,7 @@ class PreparedImages:
         try:
             await _until_one_fails({work.task for work in works.values()})
             tasks = [works[ref].task for ref in refs]
-            return [_prepared(task.result(), n, len(refs)) for n, task in enumerate(tasks, 1) if task.done()]
+            return [_prepared(task.result(), n, len(refs)) for n, task in enumerate(tasks) if task.done()]
         finally:
             for ref, work in works.items():
                 self._leave((tenant, ref), work, is_wanted)
@@ -192,10 +192,9 @@ def _num_bytes(ref: MediaRef) -> int:
     return _CHANNELS * ref.width * ref.height
 
 
-def _prepared(outcome: PreparedImage | HeadraceError, number: int, num_images: int) -> PreparedImage:
-    if isinstance(outcome, BadRequestError) and num_images > 1:
-        message = f"Image {number} of {num_images}: {outcome}"
-        raise BadRequestError(message, outcome.param, outcome.code) from outcome
+def _prepared(outcome: PreparedImage | HeadraceError, index: int, num_images: int) -> PreparedImage:
+    if isinstance(outcome, BadRequestError):
+        raise about_image(outcome, index, num_images) from outcome
     if isinstance(outcome, HeadraceError):
         raise outcome
     return outcome

@@ -19,7 +19,7 @@ from gateway.api.schemas.checks import (
     require_text,
     unsupported_parameter,
 )
-from gateway.api.schemas.images import Images, ImageUrl, ImageUrlBody, MixedContent, image_at
+from gateway.api.schemas.images import Images, ImageUrl, MixedContent, image_named
 from gateway.api.schemas.names import described
 from gateway.errors import ApiError
 from gateway.generation import Prompt
@@ -304,9 +304,7 @@ def _read(content: Content, where: str, images: Images | None) -> tuple[MixedCon
         elif part.type in _TEXT_PARTS and part.text is not None:
             mixed.texts.append(part.text)
         elif part.type == "image_url" and part.image_url is not None:
-            asked, place = part.image_url, f"{where}.[{index}].image_url"
-            body = ImageUrlBody(url=asked) if isinstance(asked, str) else asked
-            mixed.show(image_at(body.url, body.detail, place))
+            mixed.show(image_named(part.image_url, f"{where}.[{index}].image_url"))
         else:
             raise _unreadable(part, where)
     return mixed, "".join(thoughts)

@@ -38,7 +38,9 @@ _GENERATION: tuple[Kind, ...] = (OpenAi.CHAT, OpenAi.COMPLETION)
 _CHAT, _MESSAGE, _PART, _TOOL = (OpenAi.CHAT,), (OpenAi.MESSAGE,), (OpenAi.CONTENT_PART,), (OpenAi.TOOL,)
 _STRUCTURED = (OpenAi.STRUCTURED_OUTPUTS,)
 _TEXT_ONLY = "Send text; this server reads nothing else, except images as parts `image_url`."
-_AS_IMAGE_URL = "Send an image as {type: image_url, image_url: {url: ...}}, with a data URL or an https URL."
+_AS_IMAGE_URL = (
+    "Send an image as {type: image_url, image_url: {url: ...}}, with a data URL or an https URL, or {file_id: ...}."
+)
 _THINKING = "Use 'reasoning_effort', or the variables of the model's template in 'chat_template_kwargs'."
 _CACHED = "Prompts are always cached."
 
@@ -151,11 +153,6 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
             "image_embeds": ("AAAA",),
             "input_image": ({"data": ""},),
             "image": ("AAAA",),
-        },
-    },
-    (OpenAi.IMAGE_URL,): {
-        "Send a data URL or an https URL as 'url'; /v1/responses and /v1/messages take a `file_id`.": {
-            "file_id": ("file-1",)
         },
     },
     _TOOL: {

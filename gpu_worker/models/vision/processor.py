@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from shared.errors import BadRequestError
-from shared.media import Detail, MediaRef
+from shared.media import Detail, MediaRef, about_image
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -115,9 +115,12 @@ class MediaProcessor:
             problem = f"The prompt has {len(places)} places for images and {len(refs)} images; they must be as many."
             raise BadRequestError(problem, "messages")
         done = 0
-        for place, ref in zip(places, refs, strict=True):
+        for number, (place, ref) in enumerate(zip(places, refs, strict=True)):
             expanded += token_ids[done:place]
-            plan = self._plan(ref.width, ref.height, ref.detail)
+            try:
+                plan = self._plan(ref.width, ref.height, ref.detail)
+            except BadRequestError as error:
+                raise about_image(error, number, len(refs)) from error
             first, end = plan.span
             spans.append(
                 MediaSpan(

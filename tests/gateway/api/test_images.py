@@ -46,6 +46,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 3,
     },
 }
+PLACES = {
+    "/v1/chat/completions": "messages.[0].content.[1].image_url",
+    "/v1/responses": "input.[0].content.[0].image_url",
+    "/v1/messages": "messages.[0].content.[0].source.data",
+}
 
 
 @pytest.fixture
@@ -168,6 +173,33 @@ async def test_image_that_a_worker_did_not_find_is_stored_when_it_is_sent_again(
     assert await MediaStore(js).get(request.tenant, request.media[0]) == PNG
     await worker.complete(request, 0, 2)
     assert (await asking).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "where"), PLACES.items())
+@pytest.mark.parametrize("param", ["media.[0]", "media"])
+async def test_image_that_a_worker_cannot_read_is_named_by_its_place(
+    gateway: GatewayProcess, worker: WireWorker, path: str, where: str, param: str
+) -> None:
+    """`media` alone is what workers of earlier versions say."""
+    asking = asyncio.create_task(post(gateway, path, {"model": worker.model, **BODIES[path]}))
+    request = await worker.next_request()
+    broken = Finish("failed", error="The image is broken.", error_param=param, error_code="invalid_image")
+    await worker.end(request, 0, broken)
+    reply = await asking
+    assert (reply.status_code, reply.json()["error"].get("message")) == (400, "The image is broken.")
+    # Anthropic's form of an error names no field.
+    assert reply.json()["error"].get("param", where) == where
+
+
+async def test_second_image_of_two_is_named(gateway: GatewayProcess, worker: WireWorker) -> None:
+    messages = [CHAT, CHAT]
+    asking = asyncio.create_task(
+        post(gateway, "/v1/chat/completions", {"model": worker.model, "messages": messages, "stream": True})
+    )
+    request = await worker.next_request()
+    broken = Finish("failed", error="Image 2 of 2 is broken.", error_param="media.[1]", error_code="invalid_image")
+    await worker.end(request, 0, broken)
+    assert '"param":"messages.[1].content.[1].image_url"' in (await asking).text
 
 
 async def test_same_words_about_another_image_are_another_answer(gateway: GatewayProcess, worker: WireWorker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from gateway.api.schemas.images import image_of
 from gateway.errors import ApiError
 from gateway.generation import Generation, ImageSource, Prompt
+from gateway.media import intake as intake_module
 from gateway.media.intake import ImageIntake, ImageLimits
+from shared.image_header import ImageProblemError
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStoreError
 from shared.sampling import Sampling
 from tests.images import encoded, picture, turned
+from tests.waiting import until
 
 PNG = encoded(picture())
 
@@ -26,10 +30,13 @@ class Parts:
     def __init__(self) -> None:
         self.stored: list[tuple[str, bytes, float]] = []
         self.error: Exception | None = None
+        self.may_store = asyncio.Event()
+        self.may_store.set()
 
     async def put(self, tenant: str, data: bytes, ttl_s: float) -> bytes:
         if self.error is not None:
             raise self.error
+        await self.may_store.wait()
         self.stored.append((tenant, data, ttl_s))
         return hashlib.sha256(data).digest()
 
@@ -113,6 +120,8 @@ async def test_each_limit_is_one_error_that_names_image_and_limit(
 
 async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
     async def read(tenant: str, file_id: str, max_bytes: int) -> bytes | None:
+        if len(PNG) > max_bytes:
+            raise ImageProblemError(f"is a file of {len(PNG)} bytes; at most {max_bytes} are read.")
         return PNG if (tenant, file_id) == ("t", "file-1") else None
 
     images = intake(parts)
@@ -122,6 +131,29 @@ async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
     assert ref.num_bytes == len(PNG)
     with pytest.raises(ApiError, match="is not a file of this tenant: 'file-1'"):
         await images.references(asked, "other", 1.0)
+    small = intake(parts, max_bytes=len(PNG) - 1)
+    small.read_file = read
+    with pytest.raises(ApiError, match=f"is a file of {len(PNG)} bytes; at most") as e:
+        await small.references(asked, "t", 1.0)
+    assert (e.value.param, e.value.code) == ("messages.[0].content.[0]", "image_too_large")
+
+
+async def test_bytes_that_wait_to_be_stored_are_bounded_and_leave_room_for_others(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "MAX_HELD_BYTES", 4 * len(PNG))
+    images = intake(parts)
+    parts.may_store.clear()
+    asking = [asyncio.create_task(images.stored(generation(source()), "many")) for _ in range(2)]
+    await until(lambda: images._held.used == 2 * len(PNG))
+    with pytest.raises(ApiError, match="Too many bytes of images") as e:
+        await images.stored(generation(source()), "many")
+    assert (e.value.status, e.value.code, e.value.retry_after_s) == (503, "too_many_image_bytes", 1.0)
+    asking.append(asyncio.create_task(images.stored(generation(source()), "few")))
+    await until(lambda: images._held.used == 3 * len(PNG))
+    parts.may_store.set()
+    await asyncio.gather(*asking)
+    assert images._held.used == 0
 
 
 @pytest.mark.parametrize(

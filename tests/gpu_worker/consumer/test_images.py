@@ -145,10 +145,10 @@ async def test_worker_that_sees_says_so(worker: RunningWorker, make_worker: Call
 @pytest.mark.parametrize(
     ("change", "problem", "param"),
     [
-        ({"width": 41}, "is image/png of 40x30; its reference says image/png of 41x30", "media"),
-        ({"mime": "image/gif"}, "its reference says image/gif", "media"),
-        ({"num_bytes": 5}, "has another length or digest", "media"),
-        ({"digest": bytes(32)}, "is no longer stored", "media"),
+        ({"width": 41}, "is image/png of 40x30; its reference says image/png of 41x30", "media.[0]"),
+        ({"mime": "image/gif"}, "its reference says image/gif", "media.[0]"),
+        ({"num_bytes": 5}, "has another length or digest", "media.[0]"),
+        ({"digest": bytes(32)}, "is no longer stored", "media.[0]"),
         ({"width": 30000, "height": 30000}, "this worker reads", "media"),
     ],
 )

@@ -108,7 +108,7 @@ async def test_image_that_is_missing_is_the_fault_of_the_request(
     with pytest.raises(BadRequestError, match=r"^Image 2 of 2: .*no longer stored") as e:
         await images.images("t", [ref(1), ref(0)])
     assert not caplog.records, "what is wrong with a request is no error of the worker"
-    assert (e.value.param, e.value.code) == ("media", "image_not_found")
+    assert (e.value.param, e.value.code) == ("media.[1]", "image_not_found")
 
 
 async def test_what_was_checked_for_one_reference_is_checked_again_for_another(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.parsing import parse_messages
+from gateway.api.schemas.images import image_of
 from gateway.api.schemas.parsing import parse_chat
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
@@ -120,9 +121,33 @@ def test_images_as_other_apis_write_them_are_refused_with_the_form_of_a_chat(par
         chat(part)
 
 
-def test_a_file_in_a_chat_is_refused_with_the_endpoints_that_take_one() -> None:
-    with pytest.raises(ApiError, match="/v1/responses and /v1/messages take a `file_id`"):
-        chat({"type": "image_url", "image_url": {"file_id": "file-1"}})
+def test_a_chat_shows_a_file() -> None:
+    prompt, last = only(chat(text("a"), {"type": "image_url", "image_url": {"file_id": "file-1", "detail": "low"}}))
+    assert last.texts_and_images == ("a", 0)
+    (image,) = prompt.images
+    where = "messages.[0].content.[1].image_url.file_id"
+    assert (image.file_id, image.detail, image.where) == ("file-1", "low", where)
+
+
+def test_large_images_are_decoded_as_a_whole_would_be() -> None:
+    """They are decoded in pieces, of which only the last may be padded."""
+    for size in (786_432, 786_433, 1_000_001):
+        data = PNG + bytes(size)
+        lines = base64.encodebytes(data).decode()
+        for shown in (lines, lines.replace("\n", "")):
+            assert image_of(shown, None, "x").data == data
+    two = base64.b64encode(PNG + bytes((3 << 16) - 1 - len(PNG))).decode()
+    assert two.endswith("=")
+    with pytest.raises(ApiError, match="is no valid base64"):
+        image_of(two + two, None, "x")
+
+
+def test_an_image_of_an_earlier_response_is_named_as_such() -> None:
+    body = parse_body(json.dumps({"model": "m", "input": "B", "previous_response_id": f"resp_{'0' * 32}"}).encode())
+    part = {"type": "input_image", "file_id": "file-1"}
+    earlier = own_items(parse_body(json.dumps({"model": "m", "input": [{"role": "user", "content": [part]}]}).encode()))
+    (image,) = only(to_generation(body, earlier, own_items(body), ()))[0].images
+    assert image.where == "previous_response_id.[0].content.[0].file_id"
 
 
 def test_the_url_of_a_response_as_a_chat_writes_it_is_refused_with_its_own_form() -> None:
@@ -209,6 +234,16 @@ def test_wrong_images_are_refused_with_their_place(url: str, problem: str) -> No
             lambda: chat({"type": "image_url", "image_url": {"url": URL, "detail": "best"}}),
             "messages.[0].content.[0].image_url.detail",
             "must be one of",
+        ),
+        (
+            lambda: chat({"type": "image_url", "image_url": {"detail": "low"}}),
+            "messages.[0].content.[0].image_url",
+            "needs either 'url' or 'file_id'",
+        ),
+        (
+            lambda: chat({"type": "image_url", "image_url": {"url": URL, "file_id": "f"}}),
+            "messages.[0].content.[0].image_url",
+            "needs either 'url' or 'file_id'",
         ),
         (lambda: response({"type": "input_image"}), "input.[0].content.[0]", "either 'image_url' or 'file_id'"),
         (

@@ -102,6 +102,9 @@ def test_prompts_that_cannot_be_expanded_are_refused() -> None:
         media.expand([1, 7], [ref])
     with pytest.raises(BadRequestError, match="one side may be 200 times the other"):
         media.num_tokens(replace(ref, width=5000, height=20))
+    with pytest.raises(BadRequestError, match=r"^Image 2 of 2: .*one side may be 200 times the other") as e:
+        media.expand([7, 7, 1], [ref, replace(ref, width=5000, height=20)])
+    assert e.value.param == "media.[1]"
     with pytest.raises(BadRequestError, match="has 56x56 pixels, not 57x56"):
         media.prepare(replace(ref, width=57), pixels)
 
