@@ -59,6 +59,17 @@ def test_host_time_between_steps_is_added_and_is_no_use_of_the_device() -> None:
     assert outcome.device_share == pytest.approx(0.6, rel=0.02)
 
 
+def test_decode_attends_to_all_tokens_before_it_and_to_its_own() -> None:
+    outcome = served([Arrival(0.0, 100, 3)], times=StepTimes(LinearTimes(STEP_S, context_s=1e-3)))
+    assert outcome.end_s[50] == pytest.approx(3 * STEP_S + 0.101 + 0.102)
+
+
+def test_steps_differ_from_their_prediction_as_the_spread_says() -> None:
+    outcome = served([Arrival(0.0, 100, 200)], times=StepTimes(LinearTimes(STEP_S), spread=(0.5, 1.5)))
+    assert outcome.itl_s[50] == pytest.approx(STEP_S, rel=0.15)
+    assert outcome.itl_s[99] == pytest.approx(1.5 * STEP_S, rel=0.05)
+
+
 def test_death_of_a_worker_loses_nothing_and_is_seen_as_a_pause() -> None:
     outcome = served(Synthetic(200, 20.0, 64, 40), workers=2, kills=((1, 3.0),))
     assert outcome.num_served == 200
