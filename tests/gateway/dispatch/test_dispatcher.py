@@ -22,7 +22,7 @@ from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, PATIENT_RECOVERY, Bench, ListSink
-from tests.gateway.wire_worker import HEARTBEAT_S, WireWorker, expected_text, until
+from tests.gateway.wire_worker import HEARTBEAT_S, expected_text, until
 from tests.servers import NatsServer
 
 
@@ -59,22 +59,6 @@ async def test_gap_dispatches_the_request_again_from_what_was_emitted(bench: Ben
     assert sink.text == expected_text(6)
     assert bench.moves == ["gap"]
     assert any(first.id in cancel.ids and cancel.epoch == 0 for cancel in worker.cancels)
-
-
-async def test_worker_of_another_model_claims_nothing(bench: Bench) -> None:
-    worker, sink = await bench.worker("a"), ListSink()
-    other = await bench.stack.enter_async_context(WireWorker(bench.url, f"other-{bench.model}", f"o-{bench.model}"))
-    await until(lambda: bench.dispatcher.fleet.is_ready(other.model))
-    await bench.submit(sink)
-    request = await worker.next_request()
-    for liar in (other, worker):
-        await liar.claim(request)
-        await liar.say(request, 0, 2)
-    await sink.has(2)
-    assert bench.flight.worker == worker.name
-    await worker.end(request, 2)
-    await sink.end()
-    assert bench.endings == ["completed"]
 
 
 async def test_silent_worker_loses_its_request_to_another(bench: Bench) -> None:

@@ -6,7 +6,6 @@ from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import CompletedStep, SampledTokens, SequenceEvent, StepResult
 from gpu_worker.engine.engine import MAX_CONTROL_STEPS, Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
-from shared.errors import PromptTooLongError
 from tests.gpu_worker.core.sequences import make_sequence
 from tests.gpu_worker.runners import BrokenRunner, PoisonedRunner, make_scheduler
 
@@ -141,14 +140,6 @@ def test_deadlines_are_in_the_clock_of_the_engine() -> None:
     now[0] = 101.0
     (event,) = engine.step()
     assert event.finish == "expired"
-
-
-def test_prompt_too_long_is_refused() -> None:
-    engine = Engine(make_scheduler(), SimulatedRunner(0, TOKENS))
-    with pytest.raises(PromptTooLongError):
-        engine.add(make_sequence(200))
-    with pytest.raises(PromptTooLongError):
-        engine.validate(make_sequence(200))
 
 
 def test_rates_are_measured_over_busy_steps() -> None:

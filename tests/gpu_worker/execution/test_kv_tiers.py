@@ -152,6 +152,15 @@ def test_memory_for_few_blocks_keeps_what_was_used_last(models: Models) -> None:
     assert reading.evicted > 0
 
 
+def test_block_for_which_no_row_is_left_is_dropped_and_counted(served: Served) -> None:
+    groups = served.runner.block_contents
+    host = HostTier(groups, 2 * groups[0].row_bytes)
+    batch = host.keep(0, [(number, bytes([number]) * 32, b"") for number in range(3)])
+    assert batch is not None
+    assert [kept.digest for kept in host.settle(batch)] == [bytes([number]) * 32 for number in range(2)]
+    assert (host.num_dropped, host.num_evicted) == (1, 0)
+
+
 def test_nothing_is_written_behind_the_end_of_a_load() -> None:
     """A thread that reads a disk comes back late, with a content whose block belongs to others by now."""
     load = BlockLoad(b"", [Wanted(0, b"d" * 32, 3), Wanted(0, b"e" * 32, 4)], [None])

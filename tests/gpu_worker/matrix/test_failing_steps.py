@@ -101,11 +101,7 @@ def cells() -> Iterator[Any]:
             yield pytest.param(proposer, runner, budget, marks=marks)
 
 
-@pytest.mark.parametrize(("proposer", "runner", "budget"), list(cells()))
-def test_neighbours_of_failing_steps_answer_as_if_alone(
-    oracle: Oracle, proposer: str, runner: str, budget: str
-) -> None:
-    cell = EngineCell(proposer, runner, "auto", "ample", budget, "fixed")
+def check_failing_steps(oracle: Oracle, cell: EngineCell) -> None:
     everybody = [PRIMER, *OTHERS, POISON, LAST]
     parts = make_parts(oracle.models, cell, {choice.name: oracle.script(choice, cell) for choice in everybody})
     failing = FailingRunner(parts.runner, POISON.name)
@@ -120,3 +116,10 @@ def test_neighbours_of_failing_steps_answer_as_if_alone(
     traffic.run([LAST.sequence()])
     traffic.parts = parts
     check_nothing_is_left(traffic, LAST.name)
+
+
+@pytest.mark.parametrize(("proposer", "runner", "budget"), list(cells()))
+def test_neighbours_of_failing_steps_answer_as_if_alone(
+    oracle: Oracle, proposer: str, runner: str, budget: str
+) -> None:
+    check_failing_steps(oracle, EngineCell(proposer, runner, "auto", "ample", budget, "fixed"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ import pytest
 import torch
 
 from tests.gpu_worker.execution.engine_run import MAX_LEN, VOCAB
-from tests.gpu_worker.matrix.checks import check_answer, check_nothing_is_left
 from tests.gpu_worker.matrix.factors import ENGINE_FACTORS, EngineCell, split
-from tests.gpu_worker.matrix.parts import make_parts, save_models
-from tests.gpu_worker.matrix.test_failing_steps import LAST, OTHERS, POISON, PRIMER, FailedStepError, FailingRunner
+from tests.gpu_worker.matrix.parts import save_models
+from tests.gpu_worker.matrix.test_failing_steps import check_failing_steps
 from tests.gpu_worker.matrix.test_speculation_matrix import BYSTANDERS, ROWS, check_cell
-from tests.gpu_worker.matrix.traffic import Oracle, Traffic, choices_of
+from tests.gpu_worker.matrix.traffic import Oracle, choices_of
 
 pytestmark = pytest.mark.slow
 
@@ -74,17 +72,4 @@ def test_drafts_eight_bit_caches_and_resumptions_change_no_answer(oracle: Oracle
 @pytest.mark.parametrize("runner", ENGINE_FACTORS["runner"])
 @pytest.mark.parametrize("proposer", ["none", "ngram"])
 def test_failing_steps_change_no_answer(oracle: Oracle, proposer: str, runner: str) -> None:
-    cell = EngineCell(proposer, runner, "auto", "ample", "small", "fixed")
-    everybody = [PRIMER, *OTHERS, POISON, LAST]
-    parts = make_parts(oracle.models, cell, {choice.name: oracle.script(choice, cell) for choice in everybody})
-    failing = FailingRunner(parts.runner, POISON.name)
-    traffic = Traffic(dataclasses.replace(parts, runner=failing), (FailedStepError,))  # type: ignore[arg-type]
-    traffic.run([PRIMER.sequence()])
-    traffic.run([choice.sequence() for choice in (*OTHERS, POISON)], arrivals_per_step=3)
-    assert traffic.answers[POISON.name].finishes == ["failed"]
-    for choice in OTHERS:
-        check_answer(choice, cell, traffic, oracle.answer(choice, cell))
-    assert failing.num_failed > 5
-    traffic.run([LAST.sequence()])
-    traffic.parts = parts
-    check_nothing_is_left(traffic, LAST.name)
+    check_failing_steps(oracle, EngineCell(proposer, runner, "auto", "ample", "small", "fixed"))
