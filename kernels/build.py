@@ -44,7 +44,6 @@ SOURCES = (
 HEADERS = (
     "abi.h",
     "decoder_stack/stack.h",
-    "decoder_stack/chain.h",
     "panel.h",
     "simd.h",
     "matrix_state/columns.h",

@@ -48,8 +48,6 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "route": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
         "experts": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
         "experts_scratch": (_INT64, [_POINTER, *[_INT32] * 3]),
-        "draft_chain": (_INT32, [*[_POINTER] * 7, _INT32]),
-        "draft_chain_scratch": (_INT64, [*[_POINTER] * 2, *[_INT64] * 2]),
         "sample_tokens": (None, [*[_POINTER] * 10, _INT64, *[_INT32] * 4]),
         "part_highest": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3]),
         "part_masses": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3]),
@@ -87,8 +85,6 @@ class CpuLibrary:
     route: Callable[..., None]
     experts: Callable[..., None]
     experts_scratch: Callable[..., int]
-    draft_chain: Callable[..., int]
-    draft_chain_scratch: Callable[..., int]
     sample_tokens: Callable[..., None]
     part_highest: Callable[..., None]
     part_masses: Callable[..., None]

@@ -67,15 +67,11 @@ class StackStructure(ctypes.Structure):
 
     _fields_ = (
         ("embedding", _POINTER),
-        ("join", MatrixStructure),
-        ("embedding_norm", _POINTER),
-        ("hidden_norm", _POINTER),
         ("cos_sin", _POINTER),
         ("final_norm", _POINTER),
         ("layers", _POINTER),
         ("tapped_layers", _POINTER),
         ("num_tapped", _INT32),
-        ("is_stream_normed", _INT32),
         ("num_layers", _INT32),
         ("vocab_size", _INT32),
         ("max_positions", _INT32),
@@ -122,27 +118,11 @@ class StepStructure(ctypes.Structure):
         ("block_tables", _POINTER),
         ("query_starts", _POINTER),
         ("context_lens", _POINTER),
-        ("tree_masks", _POINTER),
-        ("hidden", _POINTER),
         ("adapters", _POINTER),
         ("num_tokens", _INT32),
         ("num_seqs", _INT32),
         ("max_blocks", _INT32),
         ("block_size", _INT32),
-    )
-
-
-class ChainRequestStructure(ctypes.Structure):
-    """`ChainRequest`."""
-
-    _fields_ = (
-        ("head", MatrixStructure),
-        ("norm", _POINTER),
-        ("token_ids", _POINTER),
-        ("limits", _POINTER),
-        ("num_seqs", _INT32),
-        ("num_candidates", _INT32),
-        ("least_score", _FLOAT),
     )
 
 
@@ -189,7 +169,6 @@ class AttentionStructure(ctypes.Structure):
         ("block_tables", _POINTER),
         ("query_starts", _POINTER),
         ("context_lens", _POINTER),
-        ("tree_masks", _POINTER),
         ("sinks", _POINTER),
         ("query_stride", _INT64),
         ("key_strides", StridesStructure),
@@ -329,7 +308,6 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "Stack": StackStructure,
         "Exchange": ExchangeStructure,
         "Step": StepStructure,
-        "ChainRequest": ChainRequestStructure,
         "QuantizedLinear": QuantizedStructure,
         "AttentionArguments": AttentionStructure,
         "RotationArguments": RotationStructure,

@@ -10,7 +10,6 @@ from kernels.quantized_kv import SCALE_DTYPE, is_quantized, scales_shape
 
 # Keys that lie transposed are read as vectors of this many tokens, or of half as many.
 _VECTOR_TOKENS = 16
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +70,6 @@ class StackedCaches:
         scales = [None] * len(self.keys) if self.scales is None else self.scales
         parts = zip(self.keys, self.values, scales, strict=True)
         return [LayerCache(keys, values, scale, self.is_latent) for keys, values, scale in parts]
-
-    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy what tokens have left behind to other slots, `block * block_size + offset`, which may be sources too.
-
-        Shapes:
-            source, target: `[num_tokens]` int64; no slot is twice in `target`
-        """
-        block_size = self.keys.shape[2]
-        (blocks, offsets), (from_blocks, from_offsets) = (
-            (slots // block_size, slots % block_size) for slots in (target, source)
-        )
-        for tensor in (self.keys,) if self.is_latent else (self.keys, self.values):
-            # As integers: on CPUs torch does not copy every type by index.
-            numbers = tensor.view(_INTEGERS[tensor.itemsize])
-            numbers[:, blocks, offsets] = numbers[:, from_blocks, from_offsets]
-        if self.scales is not None:
-            self.scales[:, blocks, :, offsets] = self.scales[:, from_blocks, :, from_offsets]
 
 
 def can_transpose(block_size: int, key_dim: int) -> bool:

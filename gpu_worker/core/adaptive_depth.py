@@ -137,15 +137,15 @@ class AdaptiveDepth:
             self._num_backing_off, self._num_exploring = self._num_exploring, 0
         return [min(self._explored, max(0, limit)) for limit in limits]
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Move the sequence's acceptance rate, and that of all."""
         acceptance = self._acceptance_of(sequence)
-        self._num_accepted += len(accepted)
+        self._num_accepted += num_accepted
         for place, expected in enumerate(itertools.accumulate([acceptance] * min(num_drafted, self._max_depth), mul)):
             self._expected[place] += _ENGINE_WEIGHT * (expected - self._expected[place])
-            self._accepted[place] += _ENGINE_WEIGHT * ((place in accepted) - self._accepted[place])
+            self._accepted[place] += _ENGINE_WEIGHT * ((place < num_accepted) - self._accepted[place])
         # Those behind the first rejected one were not put to the test.
-        for is_accepted in [True] * len(accepted) + [False] * (len(accepted) < num_drafted):
+        for is_accepted in [True] * num_accepted + [False] * (num_accepted < num_drafted):
             acceptance += _SEQUENCE_WEIGHT * (is_accepted - acceptance)
             self._acceptance += _ENGINE_WEIGHT * (is_accepted - self._acceptance)
         sequence.acceptance = acceptance

@@ -76,9 +76,7 @@ class Landing:
             return self._apply_error(item, sampled, sampled.error)
         new = sampled.token_ids if item.samples else ()
         assert bool(new) == item.samples, "the runner sampled no token for a sequence that wants one"
-        assert len(sampled.accepted) <= min(item.num_draft_tokens, max(0, len(new) - 1)), (
-            "more was accepted than sampled"
-        )
+        assert sampled.num_accepted <= min(item.num_draft_tokens, max(0, len(new) - 1)), "more accepted than sampled"
         num_before = sequence.num_output_tokens
         num_computed = item.start + item.num_tokens
         assert len(new) <= 1 or num_computed == sequence.num_computed_tokens, (
@@ -86,10 +84,10 @@ class Landing:
         )
         count, finish = extend(sequence, new)
         if item.num_draft_tokens:
-            accepted = sampled.accepted[:count]
-            num_computed += min(len(accepted), max(0, count - 1))
+            num_accepted = min(sampled.num_accepted, count)
+            num_computed += min(num_accepted, max(0, count - 1))
             sequence.num_computed_tokens = num_computed
-            self._record_drafts(item, sampled, accepted)
+            self._record_drafts(item, sampled, num_accepted)
         if not item.samples and num_computed == len(sequence.token_ids):
             finish = finish_reason(sequence)
         self._blocks.publish([(sequence, num_computed)])
@@ -113,7 +111,7 @@ class Landing:
         """
         sequence, num_before = item.sequence, item.sequence.num_output_tokens
         count, finish = extend(sequence, sampled.token_ids)
-        self._record_drafts(item, sampled, sampled.accepted[:count])
+        self._record_drafts(item, sampled, min(sampled.num_accepted, count))
         if finish is None:
             self._blocks.hide(sequence)
         self._live.finish(sequence)
@@ -121,9 +119,9 @@ class Landing:
         reason = error if finish is None else refusal(sequence)
         return SequenceEvent(sequence, new, num_before, finish or "failed", logprobs, error=reason)
 
-    def _record_drafts(self, item: ScheduledSequence, sampled: SampledTokens, accepted: tuple[int, ...]) -> None:
+    def _record_drafts(self, item: ScheduledSequence, sampled: SampledTokens, num_accepted: int) -> None:
         if self._speculation is not None and not item.forced:
-            self._speculation.record(item.sequence, sampled.num_drafted, accepted)
+            self._speculation.record(item.sequence, sampled.num_drafted, num_accepted)
         self._blocks.trim(item.sequence)
 
 

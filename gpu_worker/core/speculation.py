@@ -37,8 +37,8 @@ class DraftPolicy(Protocol):
     def depths(self, sequences: list[Sequence], limits: list[int]) -> list[int]:
         """Return how many drafts each decoding sequence should verify in the next step, at most its limit."""
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        """Record how many draft tokens the sequence's last step verified, and the numbers of those accepted."""
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Record how many draft tokens the sequence's last step verified, and how many it accepted."""
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         """Record how long a step took that computed one token of each sequence and these drafts, nothing else."""
@@ -64,17 +64,16 @@ class Speculation:
         """Say whether the next step may draft, or the last one did: one cannot be planned behind the other."""
         return not self.policy.is_backing_off
 
-    def record(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+    def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Count what a step verified for a sequence."""
         if num_drafted == 0:
             return
-        num_accepted = len(accepted)
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         sequence.num_drafted_tokens += num_drafted
         sequence.num_accepted_tokens += num_accepted
-        self.policy.learn(sequence, num_drafted, accepted)
+        self.policy.learn(sequence, num_drafted, num_accepted)
 
 
 class DraftPlanner:

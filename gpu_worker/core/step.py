@@ -80,7 +80,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
             step names the sequence.
         logprobs: One entry per new token when the request asked for them, else empty.
         prompt_logprobs: When asked, entries for positions `start + 1 … start + num_tokens` as far as the prompt goes.
-        accepted: The numbers of those that are the first of `token_ids`; their KV is in the blocks, in its place.
+        num_accepted: Of those, which are the first of `token_ids`; their KV is in the blocks.
         error: Why no token follows `token_ids`, although the sequence samples: it ends with this.
         pooled: What the step contributes to the answer of a sequence with `pooling`: float64 numbers.
     """
@@ -89,7 +89,7 @@ class SampledTokens(Struct, frozen=True, gc=False):
     logprobs: tuple[LogprobEntry, ...] = ()
     prompt_logprobs: tuple[LogprobEntry, ...] = ()
     num_drafted: int = 0
-    accepted: tuple[int, ...] = ()
+    num_accepted: int = 0
     error: str | None = None
     pooled: bytes | None = None
 

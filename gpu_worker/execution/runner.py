@@ -39,7 +39,7 @@ from gpu_worker.execution.batch.transfers import Downloads, Upload
 from gpu_worker.execution.drafts.computed_steps import ComputedStep
 from gpu_worker.execution.drafts.drafting import Drafting, forced_drafts
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.drafts.verification import move_accepted, replay_accepted
+from gpu_worker.execution.drafts.verification import replay_accepted
 from gpu_worker.execution.encoder import ImageEncoder
 from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, state_bytes
 from gpu_worker.execution.memory.kv_cache import KVCache
@@ -174,14 +174,7 @@ class TorchModelRunner:
         if proposer is None:
             self._drafting = None
             return
-        windows = [window for window in self._model.config.layer_windows if window is not None]
-        self._drafting = Drafting(
-            proposer,
-            self._model.config.vocab_size,
-            min(windows, default=None),
-            draws_from_trees=self.is_asynchronous,
-            has_states=self._states is not None,
-        )
+        self._drafting = Drafting(proposer, self._model.config.vocab_size)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -333,18 +326,15 @@ class TorchModelRunner:
     def _land(
         self, drafting: Drafting | None, step: AssembledStep, hidden: torch.Tensor, sampled: list[SampledTokens]
     ) -> None:
-        """Let what is kept know accepted draft tokens, and the proposer what the step left behind."""
+        """Take states through accepted draft tokens, and let the proposer know what the step left behind."""
         if step in self._unlanded:
             self._unlanded.remove(step)
-        accepted = {}
-        if step.drafts is not None:
-            accepted = {place: tokens.accepted for place, tokens in enumerate(sampled)}
+        if step.drafts is not None and self._states is not None:
+            accepted = {place: tokens.num_accepted for place, tokens in enumerate(sampled)}
             with self._on_device(), torch.inference_mode():
-                move_accepted(self._cache, step.layout, step.drafts, accepted)
-                if self._states is not None:
-                    replay_accepted(self._model, self._states, step.layout, accepted)
+                replay_accepted(self._model, self._states, step.layout, accepted)
         if drafting is not None and drafting.wants_hidden:
-            drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, accepted, step.departed))
+            drafting.observe(ComputedStep(step.shares, step.layout, hidden, sampled, step.departed))
 
     def _compute(self, step: DeviceStep, shape: GraphShape) -> ComputedRows:
         hidden = self._forward(step, self.max_model_len, knows_tokens=False)

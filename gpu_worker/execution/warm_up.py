@@ -4,7 +4,7 @@ On a CPU, where nothing is compiled for a shape, two steps do.
 
 A kernel that is compiled while requests wait delays all of them by seconds. Which variants there are depends on the
 number of sequences, on the largest number of query tokens of one, on what is asked of the sampler, and on whether
-drafts are verified; these branch wherever they may.
+drafts are verified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec import structs
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.core.draft import MAX_DRAFT_TOKENS, ROOT, Draft
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS, Draft
 from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StateWork, StepPlan
@@ -65,13 +65,13 @@ class StepLimits:
 
 
 class WarmUpProposer:
-    """Proposes as many draft tokens as are asked for, all of which exclude each other."""
+    """Proposes as many draft tokens as are asked for."""
 
     wants_hidden = False
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return trees without depth."""
-        return [Draft((0,) * request.num_tokens, (ROOT,) * request.num_tokens) for request in requests]
+        """Return the same token again and again."""
+        return [Draft((0,) * request.num_tokens) for request in requests]
 
     def observe(self, computed: Iterable[ComputedTokens]) -> None:
         """Ignore it."""

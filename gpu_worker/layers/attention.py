@@ -310,7 +310,6 @@ class Attention:
             shape.sliding_window,
             shape.soft_cap,
             kv_scales=cache.scales,
-            tree_masks=context.tree_masks,
             sinks=weights.sinks,
             chunk_size=shape.chunk_size,
         )

@@ -42,8 +42,6 @@ class AttentionContext(Struct, frozen=True):
         context_lens: `[num_seqs]` int32, tokens whose KV is in the cache after this step's write.
         max_query_len: Largest number of query tokens of a sequence; 1 means a pure decode batch.
         max_context_len: Largest of `context_lens`, or a bound of it.
-        tree_masks: `[num_tokens]` int64: bit `i` says whether a token sees the one that lies `i` slots before it, bit 0
-            being itself; what lies further off than 63 is seen. None where every token sees all before it.
         windows: Of the groups of layers that keep the last tokens; empty where all layers keep all.
         group_of_layer: For each layer 0 where it keeps all tokens, `i + 1` where it belongs to `windows[i]`.
         states: Of the layers, in order; empty of a model without recurrent layers.
@@ -60,7 +58,6 @@ class AttentionContext(Struct, frozen=True):
     context_lens: torch.Tensor
     max_query_len: int
     max_context_len: int
-    tree_masks: torch.Tensor | None = None
     windows: Sequence[WindowContext] = ()
     group_of_layer: Sequence[int | None] = ()
     states: Sequence[LayerState | None] = ()

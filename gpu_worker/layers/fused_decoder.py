@@ -91,10 +91,8 @@ class FusedDecoder:
         return ExpertLoads(self._tokens_per_expert) if self._tokens_per_expert else None
 
 
-def stack_step(
-    token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, hidden: torch.Tensor | None = None
-) -> StackStep:
-    """Describe a step to the kernel; `hidden` is for stacks that join it with the tokens' embeddings."""
+def stack_step(token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> StackStep:
+    """Describe a step to the kernel."""
     return StackStep(
         token_ids,
         positions,
@@ -103,7 +101,5 @@ def stack_step(
         context.block_tables,
         context.query_starts,
         context.context_lens,
-        context.tree_masks,
-        hidden,
         context.adapters,
     )

@@ -232,7 +232,6 @@ class LatentAttention:
             context.max_context_len,
             shape.scale,
             kv_scales=cache.scales,
-            tree_masks=context.tree_masks,
         )
         return self._value_up(attended, attended.new_empty(len(query), shape.num_heads, shape.value_dim))
 
@@ -264,7 +263,6 @@ class LatentAttention:
             context.max_context_len,
             shape.scale,
             cache.scales,
-            context.tree_masks,
         )
 
     def _keep(

@@ -1,14 +1,9 @@
 """All layers of a decoder in one call, on a CPU. Its oracle is the same model computed operation by operation."""
 
-from kernels.decoder_stack.chain import MAX_CANDIDATES, ChainCandidates, ChainHead, CpuDraftChain
 from kernels.decoder_stack.cpu import CpuDecoderStack, LayerAdapters, StackInputs, StackLayer, StackShape, StackStep
 
 __all__ = [
-    "MAX_CANDIDATES",
-    "ChainCandidates",
-    "ChainHead",
     "CpuDecoderStack",
-    "CpuDraftChain",
     "LayerAdapters",
     "StackInputs",
     "StackLayer",

@@ -1,7 +1,7 @@
-// A step of the decoder stack, see stack.h, and a chain of steps, see chain.h.
+// A step of the decoder stack, see stack.h.
 
 #include "../abi.h"
-#include "chain.h"
+#include "stack.h"
 
 EXPORTED int64_t headrace_decoder_stack_scratch(const headrace::Stack* stack,
                                                                                        int64_t num_tokens) {
@@ -20,30 +20,8 @@ EXPORTED int32_t headrace_decoder_stack(const headrace::Stack* stack,
   return run_stack(*stack, *step, scratch, static_cast<float*>(result), num_threads);
 }
 
-EXPORTED int64_t headrace_draft_chain_scratch(
-    const headrace::Stack* stack, const headrace::ChainRequest* request, int64_t num_tokens, int64_t max_blocks) {
-  using namespace headrace;
-  if (stack->dtype == kBFloat16) return ChainScratch<bfloat16>(*stack, *request, num_tokens, max_blocks, nullptr).bytes;
-  return ChainScratch<float>(*stack, *request, num_tokens, max_blocks, nullptr).bytes;
-}
-
-EXPORTED int32_t headrace_draft_chain(
-    const headrace::Stack* stack, const headrace::ChainRequest* request, const headrace::Step* step, char* scratch,
-    int32_t* token_ids, float* scores, int32_t* num_places, int32_t num_threads) {
-  using namespace headrace;
-  if (const Fault fault = find_fault(*stack, *step)) return fault;
-  const Candidates candidates{token_ids, scores, num_places};
-  if (stack->dtype == kBFloat16)
-    run_chain<bfloat16>(*stack, *request, *step, scratch, candidates, num_threads);
-  else
-    run_chain<float>(*stack, *request, *step, scratch, candidates, num_threads);
-  return kNone;
-}
-
 EXPORT_SIGNATURE(decoder_stack_scratch)
 EXPORT_SIGNATURE(decoder_stack)
-EXPORT_SIGNATURE(draft_chain_scratch)
-EXPORT_SIGNATURE(draft_chain)
 
 EXPORT_STRUCTURE(Matrix, FIELD_AT(weight, dense.weight), FIELD_AT(bias, dense.bias),
                  FIELD_AT(num_inputs, dense.num_inputs), FIELD_AT(num_outputs, dense.num_outputs),
@@ -53,8 +31,8 @@ EXPORT_STRUCTURE(Layer, FIELD(attention_norm), FIELD(mlp_norm), FIELD(query_norm
                  FIELD(router), FIELD(routing), FIELD(mixture), FIELD(sliding_window), FIELD(num_qkv), FIELD(num_gate_up),
                  FIELD(qkv_adapters), FIELD(gate_up_adapters), FIELD(output_adapters), FIELD(down_adapters),
                  FIELD(router_adapters))
-EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FIELD(hidden_norm), FIELD(cos_sin),
-                 FIELD(final_norm), FIELD(layers), FIELD(tapped_layers), FIELD(num_tapped), FIELD(is_stream_normed),
+EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(cos_sin),
+                 FIELD(final_norm), FIELD(layers), FIELD(tapped_layers), FIELD(num_tapped),
                  FIELD(num_layers), FIELD(vocab_size), FIELD(max_positions), FIELD(hidden_size),
                  FIELD(intermediate_size), FIELD_AT(num_heads, heads.num_heads),
                  FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
@@ -62,7 +40,5 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(join), FIELD(embedding_norm), FI
                  FIELD(cache_dtype), FIELD(eps), FIELD(scale), FIELD(key_strides), FIELD(value_strides),
                  FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens), FIELD(embedding_adapters))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
-                 FIELD(context_lens), FIELD(tree_masks), FIELD(hidden), FIELD(adapters), FIELD(num_tokens),
+                 FIELD(context_lens), FIELD(adapters), FIELD(num_tokens),
                  FIELD(num_seqs), FIELD(max_blocks), FIELD(block_size))
-EXPORT_STRUCTURE(ChainRequest, FIELD(head), FIELD(norm), FIELD(token_ids), FIELD(limits), FIELD(num_seqs),
-                 FIELD(num_candidates), FIELD(least_score))

@@ -94,7 +94,6 @@ class StackStep(NamedTuple):
     A tuple, since one is made in every step: a frozen dataclass of so many fields takes four times as long.
 
     Attributes:
-        hidden: `[num_tokens, hidden_size]`, contiguous, for a stack whose inputs are embeddings and hidden vectors.
         adapters: Which tokens have an adapter.
     """
 
@@ -105,23 +104,16 @@ class StackStep(NamedTuple):
     block_tables: torch.Tensor
     query_starts: torch.Tensor
     context_lens: torch.Tensor
-    tree_masks: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
     adapters: AdapterRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StackInputs:
-    """How the residual stream begins: with the embedding, unless a token comes with a hidden vector.
+    """How the residual stream begins.
 
     Attributes:
-        embedding: `[vocab_size, hidden_size]`, of the type that the stack computes in; without hidden vectors also
-            float16 or bfloat16.
+        embedding: `[vocab_size, hidden_size]`, of the type that the stack computes in, float16 or bfloat16.
         dtype: What the stack computes in: float32 or bfloat16.
-        join: `[hidden_size, 2 * hidden_size]`, from the embedding and the hidden vector, side by side, to the stream.
-        pair_norms: `[2, hidden_size]` float32: the first layer's projections read the two side by side, normalised by
-            these, and the hidden vector is the stream.
-        is_stream_normed: The stream is the normalised one.
         exchange: By which processes sum that divide the layers and the vocabulary among them.
         adapters: Address of the table of adapters beside the embedding.
         vocab_size: Where they do, how many tokens there are; the embedding is that of as many on each process.
@@ -129,9 +121,6 @@ class StackInputs:
 
     embedding: torch.Tensor
     dtype: torch.dtype
-    join: PanelMatrix | None = None
-    pair_norms: torch.Tensor | None = None
-    is_stream_normed: bool = False
     exchange: Exchange | None = None
     vocab_size: int | None = None
     adapters: int | None = None
@@ -157,7 +146,6 @@ class CpuDecoderStack:
             cos_sin: `[max_positions, rotated_dim]` float32
         """
         self.library = library
-        assert inputs.embedding.dtype is inputs.dtype or (inputs.join is None and inputs.pair_norms is None)
         self.dtype = inputs.dtype
         self._taps = torch.tensor(tapped_layers, dtype=torch.int32)
         # The structures hold addresses only.
@@ -170,18 +158,14 @@ class CpuDecoderStack:
 
     def _structure(self) -> StackStructure:
         shape, inputs, layers, final_norm, cos_sin = self._parts
-        embedding, norms, exchange = inputs.embedding, inputs.pair_norms, inputs.exchange
+        embedding, exchange = inputs.embedding, inputs.exchange
         return StackStructure(
             embedding=embedding.data_ptr(),
-            join=MatrixStructure() if inputs.join is None else matrix_structure(inputs.join),
-            embedding_norm=None if norms is None else norms[0].data_ptr(),
-            hidden_norm=None if norms is None else norms[1].data_ptr(),
             cos_sin=cos_sin.data_ptr(),
             final_norm=address_of(final_norm),
             layers=ctypes.addressof(self._layers),
             tapped_layers=self._taps.data_ptr(),
             num_tapped=len(self._taps),
-            is_stream_normed=inputs.is_stream_normed,
             num_layers=len(layers),
             vocab_size=inputs.vocab_size or len(embedding),
             max_positions=len(cos_sin),
@@ -267,8 +251,6 @@ class CpuDecoderStack:
             step.block_tables.data_ptr(),
             step.query_starts.data_ptr(),
             step.context_lens.data_ptr(),
-            address_of(step.tree_masks),
-            address_of(step.hidden),
             None if step.adapters is None else step.adapters.cpu.address,
             step.token_ids.shape[0],
             step.context_lens.shape[0],

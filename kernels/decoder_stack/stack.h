@@ -46,20 +46,14 @@ struct Layer {
 
 struct Stack {
   const void* embedding;
-  // Where each token of a step brings an embedding and a hidden vector, either `join` makes the residual stream of both,
-  // or both are normalised by these weights for the first layer's projections, and the hidden vector is the stream.
-  Matrix join;
-  const float* embedding_norm;
-  const float* hidden_norm;
   const float* cos_sin;
   const float* final_norm;
   const Layer* layers;
   const int32_t* tapped_layers;  // The streams before them follow the result of each token, in the stack's type.
   int32_t num_tapped;
-  int32_t is_stream_normed;  // With hidden_norm: the stream is the normalised hidden vector.
   int32_t num_layers, vocab_size, max_positions, hidden_size, intermediate_size;
   HeadSizes heads;
-  int32_t dtype, embedding_dtype, cache_dtype;  // The embedding is in `dtype` where a hidden vector comes with it.
+  int32_t dtype, embedding_dtype, cache_dtype;
   float eps, scale;
   CacheStrides key_strides, value_strides;  // Of all layers.
   // Where processes divide heads, inner features and the vocabulary: what each adds to the stream is summed. Else null.
@@ -69,7 +63,6 @@ struct Stack {
 
   // Whether the stream that blocks add to is another process', so that the sum has it once.
   bool adds_to_nothing() const { return exchange && exchange->rank > 0; }
-  bool has_pairs() const { return hidden_norm != nullptr; }
   int num_operations() const { return kOperationsPerLayer * num_layers + kOtherOperations + num_tapped; }
   int64_t result_size() const { return int64_t{1 + num_tapped} * hidden_size; }
 };
@@ -81,8 +74,6 @@ struct Step {
   const int32_t* block_tables;
   const int32_t* query_starts;
   const int32_t* context_lens;
-  const int64_t* tree_masks;  // Null where every token sees all before it.
-  const void* hidden;         // A vector of each token, in the stack's type; null where steps have none.
   const AdapterRows* adapters;  // Null where no token has an adapter.
   int32_t num_tokens, num_seqs, max_blocks, block_size;
 };
@@ -94,7 +85,6 @@ template <typename T>
 int64_t prepared_bytes(const Stack& stack, int64_t num_tokens) {
   int64_t bytes = 0;
   const auto include = [&](const Matrix& matrix) { bytes = std::max(bytes, matrix.prepared_bytes<T>(num_tokens)); };
-  include(stack.join);
   for (int i = 0; i < stack.num_layers; ++i) {
     const Layer& layer = stack.layers[i];
     for (int part = 0; part < layer.num_qkv; ++part) include(layer.qkv[part]);
@@ -123,7 +113,7 @@ template <typename T>
 struct Scratch {
   Operation* operations;
   float* residual;
-  T *joined, *normed, *qkv, *attended, *gated;
+  T *normed, *qkv, *attended, *gated;
   float* gate_up;
   char *prepared, *experts;
   std::atomic<int32_t>* has_ended;  // The processes that sum have been told to do nothing together any more.
@@ -134,7 +124,6 @@ struct Scratch {
     Pieces pieces{memory};
     operations = pieces.take<Operation>(stack.num_operations());
     residual = pieces.take<float>(num_tokens * stack.hidden_size);
-    joined = pieces.take<T>(stack.join.is_given() || stack.has_pairs() ? num_tokens * 2 * stack.hidden_size : 0);
     normed = pieces.take<T>(num_tokens * stack.hidden_size);
     qkv = pieces.take<T>(num_tokens * heads * stack.heads.head_dim);
     attended = pieces.take<T>(num_tokens * stack.heads.num_heads * stack.heads.head_dim);
@@ -240,31 +229,6 @@ struct Walk {
     });
   }
 
-  // Multiplies the embedding and the hidden vector of each token, side by side, by `join`.
-  void join() {
-    const int size = stack.hidden_size;
-    each_token([&](int64_t token) {
-      T* both = scratch.joined + token * 2 * size;
-      std::memcpy(both, static_cast<const T*>(stack.embedding) + step.token_ids[token] * size, size * sizeof(T));
-      std::memcpy(both + size, static_cast<const T*>(step.hidden) + token * size, size * sizeof(T));
-    });
-    prepare(stack.join, scratch.joined);
-    multiply_rows<Finish::kStoreFloat>(stack.join, scratch.joined, scratch.residual, size);
-  }
-
-  // Puts the normalised embedding and hidden vector of each token side by side; the hidden vector is the stream.
-  void pair() {
-    const int size = stack.hidden_size;
-    each_token([&](int64_t token) {
-      T* both = scratch.joined + token * 2 * size;
-      const T* embedding = static_cast<const T*>(stack.embedding) + step.token_ids[token] * size;
-      const T* hidden = static_cast<const T*>(step.hidden) + token * size;
-      rms_norm_row(embedding, stack.embedding_norm, stack.eps, both, size);
-      rms_norm_row(hidden, stack.hidden_norm, stack.eps, both + size, size);
-      widen(stack.is_stream_normed ? both + size : hidden, scratch.residual + token * size, size, size);
-    });
-  }
-
   void normalise_token(int64_t token, const float* weight, T* target) {
     const float* stream = scratch.residual + token * stack.hidden_size;
     if (!weight) return narrow(stream, target, stack.hidden_size);
@@ -294,11 +258,10 @@ struct Walk {
     const HeadSizes& heads = stack.heads;
     const int64_t stride = int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim;
     T* target = scratch.qkv;
-    const T* x = stack.has_pairs() ? scratch.joined : scratch.normed;
-    if (!stack.has_pairs()) normalise_for(layer.qkv[0], layer.attention_norm);
+    normalise_for(layer.qkv[0], layer.attention_norm);
     for (int part = 0; part < layer.num_qkv; ++part) {
-      if (part > 0 || stack.has_pairs()) prepare(layer.qkv[part], x);
-      multiply_rows<Finish::kStore>(layer.qkv[part], x, target, stride, layer.qkv_adapters[part]);
+      if (part > 0) prepare(layer.qkv[part], scratch.normed);
+      multiply_rows<Finish::kStore>(layer.qkv[part], scratch.normed, target, stride, layer.qkv_adapters[part]);
       target += layer.qkv[part].num_outputs();
     }
   }
@@ -329,7 +292,6 @@ struct Walk {
         step.block_tables,
         step.query_starts,
         step.context_lens,
-        step.tree_masks,
         nullptr,
         int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
         stack.key_strides,
@@ -421,12 +383,7 @@ struct Walk {
   }
 
   void run_all(T* result) {
-    if (stack.join.is_given())
-      join();
-    else if (stack.has_pairs())
-      pair();
-    else
-      embed();
+    embed();
     adapt_embedding();
     if (!sum_stream()) return;
     for (int i = 0; i < stack.num_layers; ++i) {

@@ -16,7 +16,6 @@ struct AttentionArguments {
   const int32_t* block_tables;
   const int32_t* query_starts;
   const int32_t* context_lens;
-  const int64_t* tree_masks;  // Null where every query sees all before it.
   const float* sinks;  // Of each head a logit without a value; null where there are none.
   int64_t query_stride;  // Elements from one query token to the next.
   CacheStrides key_strides, value_strides;

@@ -65,27 +65,14 @@ inline Place place_of(int row, const Item& item, int group) {
   return {item.first_token + within / group, (item.kv_head + row / rows_per_head) * group + within % group};
 }
 
-// The first key that a row sees of its chunk. What a mask hides has no position: where the chunk begins among the keys
-// that the mask speaks of, those before its beginning are hidden too.
-inline int first_of_chunk(int position, int chunk_size, uint64_t& hidden) {
-  const int num_hidden = __builtin_popcountll(hidden), num_seen = (position - num_hidden) % chunk_size + 1;
-  if (!hidden || num_seen + num_hidden > 64) return position - num_hidden - num_seen + 1;
-  uint64_t seen = 0, left = ~hidden;
-  for (int i = 0; i < num_seen; ++i, left &= left - 1) seen |= left & -left;
-  hidden = ~seen;
-  return std::max(position - 63, 0);
-}
-
-// Which keys a row sees. Those that are hidden do not count in its window.
+// Which keys a row sees.
 template <typename Word>
-void begin_row(const AttentionArguments& a, QueryRows<Word>& rows, int row, int position, int64_t token) {
-  uint64_t hidden = a.tree_masks ? ~a.tree_masks[token] : 0;
+void begin_row(const AttentionArguments& a, QueryRows<Word>& rows, int row, int position) {
   int first = 0;
-  if (a.sliding_window) first = std::max(first, position - __builtin_popcountll(hidden) - a.sliding_window + 1);
-  if (a.chunk_size) first = std::max(first, first_of_chunk(position, a.chunk_size, hidden));
+  if (a.sliding_window) first = std::max(first, position - a.sliding_window + 1);
+  if (a.chunk_size) first = std::max(first, position - position % a.chunk_size);
   rows.first_position[row] = first;
   rows.last_position[row] = position;
-  rows.hidden[row] = hidden;
 }
 
 template <typename Query, typename Word>
@@ -99,7 +86,7 @@ void begin_rows(const AttentionArguments& a, const Division& division, const Ite
   for (int row = 0; row < rows.count; ++row) {
     const auto [token, head] = place_of(row, item, division.group);
     const int64_t query_row = a.query_starts[item.sequence] + token;
-    begin_row(a, rows, row, a.context_lens[item.sequence] - num_queries + token, query_row);
+    begin_row(a, rows, row, a.context_lens[item.sequence] - num_queries + token);
     // A sink is a key that was seen before all others, without a value.
     rows.maximum[row] = a.sinks ? a.sinks[head] : -INFINITY;
     rows.sum[row] = Floats{};
@@ -304,7 +291,7 @@ EXPORTED void headrace_paged_attention(const headrace::AttentionArguments* argum
 EXPORT_SIGNATURE(paged_attention)
 
 EXPORT_STRUCTURE(AttentionArguments, FIELD(query), FIELD(result), FIELD(key_cache), FIELD(value_cache),
-                 FIELD(kv_scales), FIELD(block_tables), FIELD(query_starts), FIELD(context_lens), FIELD(tree_masks),
+                 FIELD(kv_scales), FIELD(block_tables), FIELD(query_starts), FIELD(context_lens),
                  FIELD(sinks), FIELD(query_stride), FIELD(key_strides), FIELD(value_strides), FIELD(num_seqs),
                  FIELD(max_blocks), FIELD(num_heads), FIELD(num_kv_heads), FIELD(head_dim), FIELD(value_dim),
                  FIELD(block_size), FIELD(sliding_window), FIELD(chunk_size), FIELD(scale), FIELD(soft_cap))

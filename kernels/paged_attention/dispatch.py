@@ -10,8 +10,6 @@ from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary, 
 from kernels.cpu_structures import AttentionStructure, address_of, strides_of
 from kernels.gpu_config import gpu_of, is_triton_installed
 from kernels.layer_cache import can_transpose
-from kernels.paged_attention.flash_attention import can_run as can_run_flash
-from kernels.paged_attention.flash_attention import find_flash_attention, paged_attention_flash
 from kernels.paged_attention.reference import paged_attention_reference
 
 MAX_HEAD_DIM = 576
@@ -47,7 +45,6 @@ def paged_attention_cpu(
     scale: float,
     sliding_window: int | None,
     kv_scales: torch.Tensor | None = None,
-    tree_masks: torch.Tensor | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     chunk_size: int | None = None,
@@ -64,7 +61,7 @@ def paged_attention_cpu(
     arguments = AttentionStructure(
         *(query.data_ptr(), result.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), address_of(kv_scales)),
         *(block_tables.data_ptr(), query_starts.data_ptr(), context_lens.data_ptr()),
-        *(address_of(tree_masks), address_of(sinks)),
+        address_of(sinks),
         *(token_stride, strides_of(key_cache), strides_of(value_cache)),
         *(num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, value_dim, block_size),
         *(sliding_window or 0, chunk_size or 0, scale, soft_cap or 0.0),
@@ -87,11 +84,10 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
-    tree_masks: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     chunk_size: int | None = None,
 ) -> torch.Tensor:
-    """Attend from each query token to its sequence's cached tokens, causally, or to those that its mask lets it see.
+    """Attend from each query token to its sequence's cached tokens, causally.
 
     Sequence `s` owns query rows `query_starts[s] : query_starts[s + 1]`, which are its last tokens, ending at
     `context_lens[s]`; their keys and values must already be in the cache.
@@ -111,11 +107,6 @@ def paged_attention(
         sliding_window: A query sees this many tokens at most, itself included; None is unlimited.
         soft_cap: Scores `s` become `soft_cap * tanh(s / soft_cap)`; None leaves them.
         kv_scales: Of a cache in eight bits (`kernels.quantized_kv`); None of any other.
-        tree_masks: For each query, where the drafts of a sequence are computed as a tree, which tokens it
-            sees: bit `i` is the token that lies `i` before it, bit 0 itself. Tokens 64 and more before it are seen, as
-            is everything with a mask of -1. Those that it does not see do not count in its window either, which is
-            exact for windows of 64 and more. None means -1 for all. The last bits of a result may differ from those of
-            the same path without a tree, whose keys lie elsewhere.
         sinks: For each head a logit without a value that joins the softmax, not scaled and not capped; None is none.
             Source: Xiao et al., arXiv 2309.17453, section 3.3, as gpt-oss has it.
         chunk_size: A query sees only the tokens of its own chunk, where chunks of this many tokens follow one another
@@ -129,28 +120,21 @@ def paged_attention(
         query_starts: `[num_seqs + 1]` int32
         context_lens: `[num_seqs]` int32
         kv_scales: `[num_blocks, num_kv_heads, block_size, 2]` float16
-        tree_masks: `[num_tokens]` int64
         sinks: `[num_heads]` float32
         result: `[num_tokens, num_heads, value_dim]`
     """
     assert sinks is None or sinks.dtype is torch.float32
-    flash = find_flash_attention(query.device)
-    has_variant = sinks is not None or chunk_size is not None
-    if flash is not None and not has_variant and can_run_flash(query, key_cache, value_cache, kv_scales, tree_masks):
-        tables = (block_tables, query_starts, context_lens, max_query_len)
-        return paged_attention_flash(flash, query, key_cache, value_cache, *tables, scale, sliding_window, soft_cap)
     if query.is_cuda and is_triton_installed():
         from kernels.paged_attention import triton_attention
 
-        if triton_attention.can_run(query, value_cache, tree_masks, chunk_size):
-            tensors = (query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales, tree_masks)
+        if triton_attention.can_run(query, value_cache):
+            tensors = (query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales)
             batch = triton_attention.PagedAttentionBatch(*tensors, sinks)
             options = (scale, sliding_window, soft_cap, gpu_of(query.device))
             return triton_attention.paged_attention_triton(batch, max_query_len, *options, chunk_size=chunk_size)
     if can_run(query, key_cache, value_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
-        masks = (kv_scales, tree_masks)
-        return paged_attention_cpu(library, *arguments, scale, sliding_window, *masks, soft_cap, sinks, chunk_size)
+        return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales, soft_cap, sinks, chunk_size)
     return paged_attention_reference(
         query,
         key_cache,
@@ -164,7 +148,6 @@ def paged_attention(
         sliding_window,
         soft_cap,
         kv_scales,
-        tree_masks,
         sinks,
         chunk_size,
     )

@@ -42,7 +42,6 @@ def expanded_attention(
     max_context_len: int,
     scale: float,
     kv_scales: torch.Tensor | None = None,
-    tree_masks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Make the keys and values of all cached tokens of the step's sequences, and attend to them.
 
@@ -86,6 +85,5 @@ def expanded_attention(
             max_query_len,
             max_context_len,
             scale,
-            tree_masks=tree_masks,
         )
     return result

@@ -17,7 +17,6 @@ struct QueryRows {
   int width, value_width;        // Elements of a row's query and output: those of a head up to whole panels.
   int first_position[kMaxRows];  // First key each row sees,
   int last_position[kMaxRows];   // and the last: its own.
-  uint64_t hidden[kMaxRows];     // Those between that it does not see: bit i is the key i before its own.
   float maximum[kMaxRows];
   float scale, cap_scale;        // With a soft cap: the cap, and the scale of scores over the cap. Else 0 for the latter.
   alignas(64) Floats sum[kMaxRows];
@@ -42,14 +41,6 @@ inline Floats put_weights(bfloat16* target, Floats weights) {
 #endif
 }
 
-// Which of the keys from `distance` before a row's own on are hidden.
-inline Ints hidden_lanes(uint64_t hidden, int distance) {
-  constexpr Ints kBits = make_ints([](int lane) { return 1 << (kLanes - 1 - lane); });
-  const int last = distance - (kLanes - 1);
-  if (last <= -kLanes || last >= 64) return Ints{};
-  return (static_cast<int>(last < 0 ? hidden << -last : hidden >> last) & kBits) != 0;
-}
-
 // Apart from the code of scores without a cap, whose registers it would take.
 [[gnu::noinline]] inline void cap_scores(Floats* scores, float scale) {
   for (int t = 0; t < kSpanTiles; ++t) scores[t] = tangent(scores[t] * scale);
@@ -60,16 +51,14 @@ template <typename Word, typename Cache>
 inline Ints seen_keys(const QueryRows<Word>& rows, int row, const Tile<Cache>& tile) {
   const int begin = rows.first_position[row] - tile.start;
   const int end = std::min(rows.last_position[row] + 1 - tile.start, tile.count);
-  Ints seen = (kLaneNumbers >= begin) & (kLaneNumbers < end);
-  if (rows.hidden[row]) seen &= ~hidden_lanes(rows.hidden[row], rows.last_position[row] - tile.start);
-  return seen;
+  return (kLaneNumbers >= begin) & (kLaneNumbers < end);
 }
 
 // Says whether a row sees all keys of a span.
 template <typename Word, typename Cache>
 inline bool sees_all(const QueryRows<Word>& rows, int row, const Span<Cache>& span) {
   const Tile<Cache>& last = span.tiles[kSpanTiles - 1];
-  return span.is_whole && !rows.hidden[row] && rows.first_position[row] <= span.tiles[0].start &&
+  return span.is_whole && rows.first_position[row] <= span.tiles[0].start &&
          rows.last_position[row] >= last.start + kTile - 1;
 }
 

@@ -20,7 +20,6 @@ def paged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: torch.Tensor | None = None,
-    tree_masks: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     chunk_size: int | None = None,
 ) -> torch.Tensor:
@@ -40,8 +39,7 @@ def paged_attention_reference(
             keys, values = dequantize_heads(keys, key_scales), dequantize_heads(values, value_scales)
         keys, values = (cached.flatten(0, 1)[:context_len] for cached in (keys, values))
         if context_len > 0 and starts[sequence] < starts[sequence + 1]:
-            masks = None if tree_masks is None else tree_masks[rows]
-            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, chunk_size, masks, query.device)
+            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, chunk_size, query.device)
             result[rows] = attend(query[rows], keys, values, hidden, scale, soft_cap, sinks)
     return result
 
@@ -51,24 +49,15 @@ def _hidden(
     context_len: int,
     sliding_window: int | None,
     chunk_size: int | None,
-    masks: torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:
     slots = torch.arange(context_len - num_queries, context_len, device=device)[:, None]
     distance = slots - torch.arange(context_len, device=device)
     hidden = distance < 0
-    num_skipped = torch.zeros_like(slots)
-    if masks is not None:
-        is_skipped = masks[:, None] >> torch.arange(64, device=device) & 1 == 0
-        num_skipped = is_skipped.sum(1, keepdim=True)
-        hidden |= is_skipped.gather(1, distance.clamp(0, 63)) & (distance < 64)
     if sliding_window is not None:
-        hidden |= distance >= sliding_window + num_skipped
+        hidden |= distance >= sliding_window
     if chunk_size is not None:
-        # Tokens that are hidden have no position, so what a token sees of its chunk is counted back from itself.
-        num_in_chunk = (slots - num_skipped) % chunk_size + 1
-        num_seen = (~hidden).flip(1).cumsum(1).flip(1)
-        hidden |= num_seen > num_in_chunk
+        hidden |= distance > slots % chunk_size
     return hidden
 
 

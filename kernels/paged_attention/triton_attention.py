@@ -23,7 +23,7 @@ from kernels.paged_attention.triton_config import (
     split_config,
 )
 from kernels.paged_attention.triton_split import reduce_splits_kernel, split_attention_kernel
-from kernels.paged_attention.triton_tiles import MASK_BITS, AttentionShape
+from kernels.paged_attention.triton_tiles import AttentionShape
 
 MAX_HEAD_DIM = 576
 MAX_VALUE_DIM = 512
@@ -50,7 +50,6 @@ class PagedAttentionBatch:
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     kv_scales: torch.Tensor | None = None
-    tree_masks: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
 
     @property
@@ -98,12 +97,9 @@ def _padded(size: int) -> int:
     return 1 << max(size - 1, _MIN_ROWS - 1).bit_length()
 
 
-def can_run(
-    query: torch.Tensor, value_cache: torch.Tensor, tree_masks: torch.Tensor | None, chunk_size: int | None
-) -> bool:
-    """Return True where the kernels support these shapes and options: masks say nothing of where chunks begin."""
-    is_small = query.shape[2] <= MAX_HEAD_DIM and value_cache.shape[3] <= MAX_VALUE_DIM
-    return is_small and (tree_masks is None or chunk_size is None)
+def can_run(query: torch.Tensor, value_cache: torch.Tensor) -> bool:
+    """Return True where the kernels support these shapes."""
+    return query.shape[2] <= MAX_HEAD_DIM and value_cache.shape[3] <= MAX_VALUE_DIM
 
 
 def paged_attention_triton(
@@ -175,7 +171,6 @@ def _shape_of(
     keys, values = batch.key_cache, batch.value_cache
     assert keys.stride(3) == values.stride(3) == 1, "the numbers of a head must lie side by side"
     rest = keys.shape[3] - batch.block_d
-    num_hidden = 0 if batch.tree_masks is None else MASK_BITS.value - 1
     return AttentionShape(
         group=batch.group,
         num_kv_heads=batch.num_kv_heads,
@@ -191,7 +186,6 @@ def _shape_of(
         is_latent=batch.is_latent,
         block_size=keys.shape[1],
         sliding_window=sliding_window or 0,
-        reach=sliding_window + num_hidden if sliding_window else 0,
         chunk=chunk_size or 0,
         soft_cap=soft_cap or 0.0,
         # Full precision where fp32 was asked for; 16-bit products are exact either way.
@@ -231,7 +225,7 @@ def _launch_split(
     lengths = (batch.query_starts, batch.context_lens)
     split_attention_kernel[(num_kv_heads, num_seqs + (num_shares if max_splits > 1 else 0))](
         *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
-        *(batch.tree_masks, batch.sinks),
+        batch.sinks,
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),
@@ -291,7 +285,7 @@ def _launch_chunk(
     # Blocks on the first axis: the others end at 65,535.
     chunk_attention_kernel[(num_blocks, num_kv_heads, num_splits)](
         *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
-        *(batch.tree_masks, batch.sinks),
+        batch.sinks,
         score_scale,
         batch.query.stride(0),
         batch.block_tables.stride(0),

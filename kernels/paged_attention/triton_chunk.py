@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from kernels.paged_attention.triton_tiles import (
-    MASK_BITS,
     CachedHead,
     QueryRows,
     attend_tiles,
@@ -21,7 +20,6 @@ from kernels.paged_attention.triton_tiles import (
     combine_splits,
     finish_rows,
     first_visible,
-    load_hidden,
     load_query,
     log_sum,
     store_rows,
@@ -68,7 +66,7 @@ def block_tiles(
     SHAPE: tl.constexpr,
 ):
     """Return the first tile that a block's rows see, the end of their tiles, and how many each split takes."""
-    first_tile = first_visible(first_position, SHAPE.reach, SHAPE.chunk) // BLOCK_N
+    first_tile = first_visible(first_position, SHAPE.sliding_window, SHAPE.chunk) // BLOCK_N
     last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
     end_tile = last_position // BLOCK_N + 1
     tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
@@ -87,7 +85,6 @@ def chunk_attention_kernel(
     block_tables_ptr,
     query_starts_ptr,
     context_lens_ptr,
-    tree_masks_ptr,
     sinks_ptr,
     score_scale,
     query_stride,
@@ -137,7 +134,6 @@ def chunk_attention_kernel(
         load_query(query_ptr, query_offsets, is_row, SHAPE.key_dim, 0, SHAPE.block_d),
         load_query(query_ptr, query_offsets, is_row, SHAPE.key_dim, SHAPE.block_d, SHAPE.block_r),
         tl.where(is_row, context_len - query_len + tokens, -1),
-        load_hidden(tree_masks_ptr, token_rows, is_row),
     )
     key_ptr += kv_head // SHAPE.num_parts * SHAPE.key_head
     value_ptr += kv_head // SHAPE.num_parts * SHAPE.value_head
@@ -150,7 +146,7 @@ def chunk_attention_kernel(
     row_max, row_sum = begin_rows(sinks_ptr, heads, is_row, split)
 
     # Tiles in three runs: those that the window or the chunk cuts, those that every row sees in full, those on the
-    # diagonal and those before it that masks speak of.
+    # diagonal.
     full_tile = first_tile
     if SHAPE.sliding_window + SHAPE.chunk > 0:
         last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
@@ -159,10 +155,7 @@ def chunk_attention_kernel(
         accumulator, row_max, row_sum = attend_tiles(
             rows, accumulator, row_max, row_sum, head, first_tile, full_tile, score_scale, True, BLOCK_N, SHAPE
         )
-    first_hidden = first_position + 1
-    if rows.hidden is not None:
-        first_hidden = tl.maximum(first_hidden - MASK_BITS, 0)
-    diagonal_tile = tl.minimum(tl.maximum(first_hidden // BLOCK_N, full_tile), end_tile)
+    diagonal_tile = tl.minimum(tl.maximum((first_position + 1) // BLOCK_N, full_tile), end_tile)
     accumulator, row_max, row_sum = attend_tiles(
         rows, accumulator, row_max, row_sum, head, full_tile, diagonal_tile, score_scale, False, BLOCK_N, SHAPE
     )

@@ -20,7 +20,6 @@ from kernels.paged_attention.triton_tiles import (
     combine_splits,
     finish_rows,
     first_visible,
-    load_hidden,
     load_query,
     log_sum,
     store_rows,
@@ -55,7 +54,7 @@ def divide_sequences(
     query_lens = tl.load(query_starts_ptr + sequences + 1, mask=is_sequence, other=0) - first_rows
     context_lens = tl.load(context_lens_ptr + sequences, mask=is_sequence, other=0)
     is_attended = (query_lens > 0) & (query_lens <= MAX_QUERY_LEN)
-    first_tiles = first_visible(context_lens - query_lens, SHAPE.reach, SHAPE.chunk) // BLOCK_N
+    first_tiles = first_visible(context_lens - query_lens, SHAPE.sliding_window, SHAPE.chunk) // BLOCK_N
     tiles = tl.where(is_attended, tl.cdiv(context_lens, BLOCK_N) - first_tiles, 0)
     share = tl.maximum(tl.cdiv(tl.sum(tiles, 0), num_shares), MIN_TILES)
     tiles_per_split = tl.maximum(tl.cdiv(tiles, MAX_SPLITS), share)
@@ -87,7 +86,6 @@ def split_attention_kernel(
     block_tables_ptr,
     query_starts_ptr,
     context_lens_ptr,
-    tree_masks_ptr,
     sinks_ptr,
     score_scale,
     query_stride,
@@ -134,7 +132,9 @@ def split_attention_kernel(
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
     context_len = tl.load(context_lens_ptr + sequence)
-    first_tile = first_visible(context_len - query_len, SHAPE.reach, SHAPE.chunk) // BLOCK_N + split * own_tiles
+    first_tile = (
+        first_visible(context_len - query_len, SHAPE.sliding_window, SHAPE.chunk) // BLOCK_N + split * own_tiles
+    )
     end_tile = tl.minimum(first_tile + own_tiles, tl.cdiv(context_len, BLOCK_N))
 
     local_rows = tl.arange(0, BLOCK_M)
@@ -148,7 +148,6 @@ def split_attention_kernel(
         as_operand(load_query(query_ptr, query_offsets, is_row, SHAPE.key_dim, 0, SHAPE.block_d), key_ptr),
         None if rest is None else as_operand(rest, key_ptr),
         tl.where(is_row, context_len - query_len + tokens, -1),
-        load_hidden(tree_masks_ptr, token_rows, is_row),
     )
     key_ptr += kv_head // SHAPE.num_parts * SHAPE.key_head
     value_ptr += kv_head // SHAPE.num_parts * SHAPE.value_head

@@ -36,7 +36,6 @@ class AttentionShape:
         is_latent: Values are the first elements of the keys, and are not read again; `block_v` is `block_d`.
         block_size: Tokens per block.
         sliding_window: Tokens that a row sees, its own included; 0 is unlimited.
-        reach: How far back rows see with a window whose tokens are not all hidden; 0 is unlimited.
         chunk: Tokens of the chunks that no row sees beyond; 0 is unlimited.
         soft_cap: Bound of the scores; 0 is none.
         precision: Of the products, as `tl.dot` names it.
@@ -59,7 +58,6 @@ class AttentionShape:
     is_latent: bool
     block_size: int
     sliding_window: int
-    reach: int
     chunk: int
     soft_cap: float
     precision: str
@@ -75,14 +73,11 @@ class QueryRows(NamedTuple):
         query: `[BLOCK_M, block_d]`, zero beyond the head, of the type to multiply in.
         rest: `[BLOCK_M, block_r]`, the numbers of the head behind those; None where there are none.
         positions: `[BLOCK_M]` int32, position of each row's token in its sequence; -1 for a row that is padding.
-        hidden: `[BLOCK_M]` int64, of each row the tokens that it does not see: bit `i` is the one `i` before its own;
-            None where rows see all before them.
     """
 
     query: Any
     rest: Any
     positions: Any
-    hidden: Any
 
 
 class CachedHead(NamedTuple):
@@ -114,29 +109,14 @@ def load_scales(head, blocks, positions, MASKED: tl.constexpr, SHAPE: tl.constex
     return key_scales.to(tl.float32), value_scales.to(tl.float32)
 
 
-# Tokens before its own that a row's mask speaks of, itself included: those before them are seen.
-MASK_BITS = tl.constexpr(64)
-
-
 @triton.jit
 def is_seen(rows, positions, SHAPE: tl.constexpr):
     """Return which positions `QueryRows` see, `[BLOCK_M, BLOCK_N]`."""
-    if rows.hidden is None:
-        seen = positions[None, :] <= rows.positions[:, None]
-        if SHAPE.sliding_window > 0:
-            seen = seen & (positions[None, :] > rows.positions[:, None] - SHAPE.sliding_window)
-        if SHAPE.chunk > 0:
-            seen = seen & (positions[None, :] >= (rows.positions // SHAPE.chunk * SHAPE.chunk)[:, None])
-    else:
-        tl.static_assert(SHAPE.chunk == 0, "masks say nothing of where chunks begin")
-        hidden = rows.hidden
-        distance = rows.positions[:, None] - positions[None, :]
-        word = tl.where(distance < 32, hidden.to(tl.int32)[:, None], (hidden >> 32).to(tl.int32)[:, None])
-        is_hidden = (word >> (distance & 31)) & 1
-        seen = (distance >= 0) & ((distance >= MASK_BITS) | (is_hidden == 0))
-        if SHAPE.sliding_window > 0:
-            num_hidden = tl.sum(((hidden[:, None] >> tl.arange(0, MASK_BITS)[None, :]) & 1).to(tl.int32), 1)
-            seen = seen & (distance < SHAPE.sliding_window + num_hidden[:, None])
+    seen = positions[None, :] <= rows.positions[:, None]
+    if SHAPE.sliding_window > 0:
+        seen = seen & (positions[None, :] > rows.positions[:, None] - SHAPE.sliding_window)
+    if SHAPE.chunk > 0:
+        seen = seen & (positions[None, :] >= (rows.positions // SHAPE.chunk * SHAPE.chunk)[:, None])
     return seen
 
 
@@ -272,15 +252,6 @@ def attend_tiles(
         accumulator = tl.dot(weights.to(dtype), value.to(dtype), accumulator, input_precision=SHAPE.precision)
         row_max = new_max
     return accumulator, row_max, row_sum
-
-
-@triton.jit
-def load_hidden(tree_masks_ptr, rows, is_row):
-    """Return `QueryRows.hidden`."""
-    hidden = None
-    if tree_masks_ptr is not None:
-        hidden = ~tl.load(tree_masks_ptr + rows, mask=is_row, other=-1)
-    return hidden
 
 
 @triton.jit

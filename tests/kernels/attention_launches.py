@@ -27,7 +27,6 @@ def launch(
     soft_cap: float | None = None,
     has_sinks: bool = False,
     chunk_size: int | None = None,
-    has_trees: bool = False,
     cache_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """Launch attention over caches that are never read; values are a part of the keys of one KV head.
@@ -45,7 +44,6 @@ def launch(
         torch.empty(num_seqs + 1, dtype=torch.int32),
         torch.empty(num_seqs, dtype=torch.int32),
         torch.empty(scales_shape(2, 16, num_kv_heads), dtype=torch.float16) if is_8bit else None,
-        torch.empty(num_seqs * query_len, dtype=torch.int64) if has_trees else None,
         torch.empty(num_heads) if has_sinks else None,
     )
     scale = head_dim**-0.5
@@ -74,17 +72,11 @@ def launches(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
         "decode_256": partial(plain, gpu, 64, 1, 256, 1024, 50.0),
         "decode_80": partial(plain, gpu, 256, 1, 80),
         "verify": partial(plain, gpu, 256, 5, 128),
-        "verify_trees": partial(plain, gpu, 256, 16, 128, has_trees=True),
-        "verify_trees_256": partial(plain, gpu, 64, 16, 256, 1024, 50.0, has_trees=True),
         "chunk_64": partial(plain, gpu, 1, chunk, 64),
         "chunk_128": partial(plain, gpu, 1, chunk, 128),
         "chunk_128_window": partial(plain, gpu, 1, chunk, 128, 4096),
         "chunk_256": partial(plain, gpu, 1, chunk, 256),
         "chunk_256_capped": partial(plain, gpu, 1, chunk, 256, 1024, 50.0),
-        "chunk_64_trees": partial(plain, gpu, 1, chunk, 64, has_trees=True),
-        "chunk_128_trees": partial(plain, gpu, 1, chunk, 128, has_trees=True),
-        "chunk_128_window_trees": partial(plain, gpu, 1, chunk, 128, 4096, has_trees=True),
-        "chunk_256_capped_trees": partial(plain, gpu, 1, chunk, 256, 1024, 50.0, has_trees=True),
     }
 
 
@@ -129,9 +121,6 @@ def eight_bits(gpu: Gpu) -> dict[str, Callable[[], torch.Tensor]]:
     found: dict[str, Callable[[], torch.Tensor]] = {}
     for name, dtype in dtypes.items():
         found |= {f"{label}_{name}": partial(plain, gpu, *shape, cache_dtype=dtype) for label, shape in shapes.items()}
-        found |= {
-            f"verify_trees_{name}": partial(plain, gpu, 256, 16, 128, cache_dtype=dtype, has_trees=True),
-            f"chunk_128_trees_{name}": partial(plain, gpu, 1, 64, 128, cache_dtype=dtype, has_trees=True),
-        }
+        found |= {}
         found[f"rope_{name}"] = partial(launch_rope, True, dtype)
     return found

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.paged_attention.reference import paged_attention_reference
-from tests.kernels.paged_batch import PagedBatch, PagedSequence, Shape
-from tests.kernels.token_trees import Tree, tree_batch
+from tests.kernels.paged_batch import PagedBatch, PagedSequence, Shape, make_batch, make_sequence
 
 
 @dataclass(frozen=True)
@@ -41,19 +40,18 @@ OPTIONS = {
 QUERIES = {"decodes": ([1, 130, 17], [1, 1, 1]), "mixed": ([70, 27, 1, 210], [3, 27, 1, 33])}
 
 
-def attend_by_definition(
-    sequence: PagedSequence, path: list[int], query: int, scale: float, options: Options
-) -> torch.Tensor:
-    """Attend from one token to those on its path, itself the last of them, `[num_heads, value_dim]` in float64."""
-    position = len(path) - 1
+def attend_by_definition(sequence: PagedSequence, position: int, scale: float, options: Options) -> torch.Tensor:
+    """Attend from one token to those up to itself, `[num_heads, value_dim]` in float64."""
     first = 0
     if options.sliding_window is not None:
         first = max(first, position - options.sliding_window + 1)
     if options.chunk_size is not None:
         first = max(first, position // options.chunk_size * options.chunk_size)
     group = sequence.query.shape[1] // sequence.key.shape[1]
-    keys, values = (part[path[first:]].double().repeat_interleave(group, 1) for part in (sequence.key, sequence.value))
-    scores = torch.einsum("hd,khd->hk", sequence.query[query].double(), keys) * scale
+    keys, values = (
+        part[first : position + 1].double().repeat_interleave(group, 1) for part in (sequence.key, sequence.value)
+    )
+    scores = torch.einsum("hd,khd->hk", sequence.query[position].double(), keys) * scale
     if options.soft_cap is not None:
         scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     sinks = options.sinks(len(scores))
@@ -61,25 +59,13 @@ def attend_by_definition(
     return torch.einsum("hk,khd->hd", scores.exp() / total[:, None], values)
 
 
-def attend_trees_by_definition(sequences: list[PagedSequence], trees: list[Tree], options: Options) -> torch.Tensor:
-    """Attend from the queries of a `tree_batch` of these sequences."""
-    scale = sequences[0].query.shape[2] ** -0.5
-    rows = [
-        attend_by_definition(sequence, tree.path(query), tree.length - tree.num_queries + query, scale, options)
-        for sequence, tree in zip(sequences, trees, strict=True)
-        for query in range(tree.num_queries)
-    ]
-    return torch.stack(rows)
-
-
-def run_reference(batch: PagedBatch, options: Options, tree_masks: torch.Tensor | None = None) -> torch.Tensor:
+def run_reference(batch: PagedBatch, options: Options) -> torch.Tensor:
     """Run the reference with these options."""
     return paged_attention_reference(
         *batch.arguments(),
         options.sliding_window,
         options.soft_cap,
         batch.kv_scales,
-        tree_masks,
         options.sinks(batch.query.shape[1]),
         options.chunk_size,
     )
@@ -87,4 +73,5 @@ def run_reference(batch: PagedBatch, options: Options, tree_masks: torch.Tensor 
 
 def batch_of(shape: Shape, queries: str) -> PagedBatch:
     """Lay the sequences of these names into a batch."""
-    return tree_batch([Tree(n, num_before=count) for n, count in zip(*QUERIES[queries], strict=True)], shape)[0]
+    lengths, query_lens = QUERIES[queries]
+    return make_batch([make_sequence(length, shape, seed=length) for length in lengths], query_lens, shape)

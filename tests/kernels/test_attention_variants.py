@@ -10,10 +10,9 @@ import torch
 from kernels.cpu_library import cpu_library
 from kernels.paged_attention import paged_attention
 from kernels.paged_attention.dispatch import can_run, paged_attention_cpu
-from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, attend_trees_by_definition, run_reference
-from tests.kernels.paged_batch import Shape, make_sequence
+from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, attend_by_definition, batch_of, run_reference
+from tests.kernels.paged_batch import Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.token_trees import Tree, random_tree, tree_batch
 
 FORMS = {
     "same": Shape(4, 2, 24, 5),
@@ -22,20 +21,19 @@ FORMS = {
     "latent": Shape(4, 1, 36, 4, value_dim=32, is_latent=True),
     "strided": Shape(4, 2, 24, 4, is_strided=True),
 }
-TREES = [random_tree(60, 20, seed=1, num_before=9), Tree(7), random_tree(90, 5, seed=3), Tree(33, num_before=17)]
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
 def test_reference_equals_definition(shape: Shape, options: Options) -> None:
-    for trees in (TREES, [Tree(n, num_before=count) for n, count in zip(*QUERIES["mixed"], strict=True)]):
-        batch, masks = tree_batch(trees, shape)
-        if trees is TREES and options.sliding_window is not None:
-            continue  # Windows over trees are exact from 64 tokens on.
-        sequences = [make_sequence(tree.length, shape, seed=tree.length) for tree in trees]
-        expected = attend_trees_by_definition(sequences, trees, options)
-        tree_masks = masks if trees is TREES else None
-        torch.testing.assert_close(run_reference(batch, options, tree_masks).double(), expected, atol=1e-5, rtol=1e-5)
+    lengths, query_lens = QUERIES["mixed"]
+    expected = [
+        attend_by_definition(make_sequence(length, shape, seed=length), position, shape.head_dim**-0.5, options)
+        for length, count in zip(lengths, query_lens, strict=True)
+        for position in range(length - count, length)
+    ]
+    actual = run_reference(batch_of(shape, "mixed"), options)
+    torch.testing.assert_close(actual.double(), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
 # What the kernels' tiles and panels make of sizes: large heads, more heads than an item has rows, caches in eight bits.
@@ -62,17 +60,14 @@ def mostly_slow(fast: set[tuple[str, str]]) -> list[Any]:
 
 
 def check_dispatched(shape: Shape, options: Options) -> None:
-    chunks = [Tree(n, num_before=count) for n, count in zip(*QUERIES["mixed"], strict=True)]
-    for trees in (chunks, TREES):
-        batch, masks = tree_batch(trees, shape)
-        tree_masks = masks if trees is TREES else None
-        variant = (options.sinks(shape.num_heads), options.chunk_size)
-        window_and_cap = (options.sliding_window, options.soft_cap)
-        with poisoned_memory():
-            actual = paged_attention(*batch.arguments(), *window_and_cap, batch.kv_scales, tree_masks, *variant)
-        tolerance = TOLERANCE[shape.dtype]
-        expected = run_reference(batch, options, tree_masks)
-        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+    batch = batch_of(shape, "mixed")
+    variant = (options.sinks(shape.num_heads), options.chunk_size)
+    with poisoned_memory():
+        actual = paged_attention(
+            *batch.arguments(), options.sliding_window, options.soft_cap, batch.kv_scales, *variant
+        )
+    tolerance = TOLERANCE[shape.dtype]
+    torch.testing.assert_close(actual, run_reference(batch, options), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -91,22 +86,20 @@ def test_row_of_a_variant_does_not_depend_on_its_chunk(shape: Shape, options: Op
     library = cpu_library()
     assert library is not None, "the tests need g++"
 
-    def run(num_before: int) -> torch.Tensor:
-        batch = tree_batch([Tree(60, num_before=num_before)], shape)[0]
+    def run(query_len: int) -> torch.Tensor:
+        batch = make_batch([make_sequence(60, shape, seed=60)], [query_len], shape)
         assert can_run(batch.query, batch.key_cache, batch.value_cache)
         tensors = (batch.query, batch.key_cache, batch.value_cache)
         integers = (batch.block_tables, batch.query_starts, batch.context_lens)
         variant = (options.soft_cap, options.sinks(shape.num_heads), options.chunk_size)
-        return paged_attention_cpu(
-            library, *tensors, *integers, batch.scale, options.sliding_window, None, None, *variant
-        )
+        return paged_attention_cpu(library, *tensors, *integers, batch.scale, options.sliding_window, None, *variant)
 
     together = run(60)
-    for num_before in (1, 2, 7):
-        assert torch.equal(run(num_before), together[-num_before:])
+    for query_len in (1, 2, 7):
+        assert torch.equal(run(query_len), together[-query_len:])
 
 
 def test_sink_of_no_weight_changes_nothing() -> None:
-    batch = tree_batch([Tree(40, num_before=20)], FORMS["same"])[0]
+    batch = make_batch([make_sequence(40, FORMS["same"], seed=40)], [20], FORMS["same"])
     none = torch.full((4,), float("-inf"))
     torch.testing.assert_close(paged_attention(*batch.arguments(), sinks=none), paged_attention(*batch.arguments()))

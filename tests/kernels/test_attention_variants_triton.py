@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton does not support this platform")
 
+
 from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 from kernels.paged_attention.triton_config import ChunkConfig, SplitConfig
 from tests.kernels.attention_variants import OPTIONS, Options, batch_of, run_reference
 from tests.kernels.paged_batch import PagedBatch, Shape
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.token_trees import Tree, random_tree, tree_batch
 from tests.kernels.tolerances import assert_close
 
 SPLITS = Gpu(GpuGeneration.HOPPER, 64)
@@ -73,14 +73,6 @@ def mostly_slow() -> list[Any]:
 def test_variant_equals_reference(shape: Shape, options: Options, queries: str, device: torch.device) -> None:
     batch = batch_of(shape, queries)
     assert_close(run(batch, options, device), run_reference(batch, options))
-
-
-@pytest.mark.parametrize("form", ["same", pytest.param("latent", marks=pytest.mark.slow)])
-def test_trees_with_sinks_equal_reference(form: str, device: torch.device) -> None:
-    trees = [random_tree(110, 20, seed=2), random_tree(90, 4, seed=3), Tree(33, num_before=12)]
-    batch, masks = tree_batch(trees, FORMS[form])
-    options = Options(soft_cap=2.0, has_sinks=True)
-    assert_close(run(batch, options, device, masks), run_reference(batch, options, masks))
 
 
 def test_heads_that_share_a_kv_head_are_taken_in_parts() -> None:

@@ -66,7 +66,7 @@ def test_both_forms_are_equal(lengths: list[tuple[int, int]], backend: str, monk
             pytest.skip("Triton does not support this platform")
         from kernels.paged_attention.triton_attention import PagedAttentionBatch, paged_attention_triton
 
-        def attend(*args: Any, tree_masks: Any) -> torch.Tensor:
+        def attend(*args: Any) -> torch.Tensor:
             tensors, (most, _, scale) = args[:6], args[6:]
             return paged_attention_triton(
                 PagedAttentionBatch(*tensors), most, scale, None, None, Gpu(GpuGeneration.HOPPER, 132)

@@ -8,7 +8,6 @@ from kernels.paged_attention.dispatch import can_run, paged_attention, paged_att
 from kernels.paged_attention.reference import paged_attention_reference
 from tests.kernels.layer_caches import transposed
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
-from tests.kernels.token_trees import Tree, attend_to_paths, random_tree, tree_batch
 
 SHAPES = [
     Shape(4, 2, 64, 16),
@@ -27,28 +26,16 @@ SHAPES = [
 ]
 # As many query heads as KV heads, and a block of several vectors of tokens.
 SQUARE = Shape(3, 3, 34, 48, torch.bfloat16)
-# Amid a chunk of a prompt and decodes: guesses behind a chunk, many, few, and all first ones.
-TREES = [
-    Tree(33, num_before=17),
-    random_tree(60, 20, seed=1, num_before=9),
-    Tree(7),
-    random_tree(140, 40, seed=2),
-    random_tree(90, 5, seed=3),
-    Tree(20, [None] * 6),
-    Tree(100),
-]
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-def run_kernel(
-    batch: PagedBatch, sliding_window: int | None = None, tree_masks: torch.Tensor | None = None
-) -> torch.Tensor:
+def run_kernel(batch: PagedBatch, sliding_window: int | None = None) -> torch.Tensor:
     library = cpu_library()
     assert library is not None, "the tests need g++"
     query, key_cache, value_cache, tables, starts, lengths, _, _, scale = batch.arguments()
     assert can_run(query, key_cache, value_cache)
     tensors = (query, key_cache, value_cache, tables, starts, lengths)
-    return paged_attention_cpu(library, *tensors, scale, sliding_window, batch.kv_scales, tree_masks)
+    return paged_attention_cpu(library, *tensors, scale, sliding_window, batch.kv_scales)
 
 
 def mixed_batch(shape: Shape) -> PagedBatch:
@@ -122,14 +109,6 @@ def test_transposed_keys_change_no_bit(shape: Shape, sliding_window: int | None)
         assert torch.equal(run_kernel(batch, sliding_window), expected)
 
 
-def test_paths_of_trees_over_transposed_keys_change_no_bit() -> None:
-    for shape in (SHAPES[0], SHAPES[6]):
-        batch, masks = tree_batch(TREES, shape)
-        expected = run_kernel(batch, None, masks)
-        batch.key_cache = transposed(batch.key_cache)
-        assert torch.equal(run_kernel(batch, None, masks), expected)
-
-
 def test_reference_reads_transposed_keys() -> None:
     batch = mixed_batch(SHAPES[0])
     expected = paged_attention_reference(*batch.arguments())
@@ -191,43 +170,3 @@ def test_padding_rows_yield_zeros(sliding_window: int | None) -> None:
     torch.testing.assert_close(actual, paged_attention_reference(*batch.arguments(), sliding_window))
     assert actual[0].any()
     assert not actual[1:].any()
-
-
-@pytest.mark.parametrize("sliding_window", [None, 70])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_paths_of_trees_equal_sequences_of_their_own(shape: Shape, sliding_window: int | None) -> None:
-    batch, masks = tree_batch(TREES, shape)
-    expected = attend_to_paths(TREES, shape, sliding_window)
-    reference = paged_attention_reference(
-        *batch.arguments(), sliding_window, kv_scales=batch.kv_scales, tree_masks=masks
-    )
-    tolerance = TOLERANCE[shape.dtype]
-    torch.testing.assert_close(reference, expected, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(run_kernel(batch, sliding_window, masks), expected, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_drafts_reach_over_many_blocks(block_size: int) -> None:
-    shape = Shape(4, 2, 24, block_size)
-    trees = [random_tree(length, 63, seed=length) for length in (64, 90)]
-    batch, masks = tree_batch(trees, shape)
-    torch.testing.assert_close(run_kernel(batch, None, masks), attend_to_paths(trees, shape), atol=1e-5, rtol=1e-5)
-
-
-def test_keys_that_a_mask_hides_do_not_matter() -> None:
-    # The first guess is followed by none, so nobody but itself sees its key.
-    tree = Tree(40, [None, None, 1, 2])
-    batch, masks = tree_batch([tree], SHAPES[0])
-    expected = run_kernel(batch, None, masks)
-    batch.key_cache[batch.block_tables[0, 36 // 16], 36 % 16] = float("nan")
-    rows = torch.tensor([0, 2, 3, 4])
-    assert torch.equal(run_kernel(batch, None, masks)[rows], expected[rows])
-    reference = paged_attention_reference(*batch.arguments(), tree_masks=masks)
-    torch.testing.assert_close(reference[rows], expected[rows])
-
-
-@pytest.mark.parametrize("sliding_window", [None, 8])
-def test_masks_that_hide_nothing_change_no_bit(sliding_window: int | None) -> None:
-    batch = mixed_batch(SHAPES[0])
-    masks = torch.full((len(batch.query),), -1)
-    assert torch.equal(run_kernel(batch, sliding_window, masks), run_kernel(batch, sliding_window))

@@ -28,7 +28,6 @@ from kernels.paged_attention.triton_config import (
 from kernels.paged_attention.triton_split import divide_sequences
 from tests.kernels.paged_batch import PagedBatch, Shape, make_batch, make_sequence
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.token_trees import AnyMasks, Tree, attend_to_paths, deep_tree, random_tree, tree_batch
 from tests.kernels.tolerances import assert_close
 
 # With one multiprocessor a sequence is not divided; with 64, as often as its shortest splits allow.
@@ -77,12 +76,11 @@ def mostly_slow(*fast: int) -> list[Any]:
 TREE_SHAPES = mostly_slow(0, 10)
 
 
-def on_device(batch: PagedBatch, device: torch.device, tree_masks: torch.Tensor | None = None) -> PagedAttentionBatch:
+def on_device(batch: PagedBatch, device: torch.device) -> PagedAttentionBatch:
     tensors = (batch.query, batch.key_cache, batch.value_cache)
     integers = (batch.block_tables, batch.query_starts, batch.context_lens)
     scales = None if batch.kv_scales is None else batch.kv_scales.to(device)
-    masks = None if tree_masks is None else tree_masks.to(device)
-    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)), scales, masks)
+    return PagedAttentionBatch(*(tensor.to(device) for tensor in (*tensors, *integers)), scales)
 
 
 def check(
@@ -155,77 +153,6 @@ def test_window_over_eight_bits_equals_reference(shape: Shape, query_lens: list[
     check(batch_of(shape, [90, 38], query_lens), device, 20, 2.0)
 
 
-def check_trees(
-    trees: list[Tree],
-    shape: Shape,
-    device: torch.device,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    gpu: Gpu = SPLITS,
-) -> None:
-    batch, masks = tree_batch(trees, shape)
-    options = (sliding_window, soft_cap)
-    with poisoned_memory():
-        actual = paged_attention_triton(
-            on_device(batch, device, masks), batch.max_query_len, batch.scale, *options, gpu, SPLIT, CHUNK
-        )
-    assert_close(actual, attend_to_paths(trees, shape, *options))
-
-
-# The first are few enough for the kernel of decodes; of the second some go to either kernel.
-TREES = [
-    [random_tree(130, 7, seed=1), Tree(80), Tree(20, [None] * 7)],
-    [random_tree(110, 20, seed=2), random_tree(90, 4, seed=3), Tree(33, num_before=12), Tree(70, [None, None, 0], 5)],
-]
-
-
-@pytest.mark.parametrize("trees", TREES, ids=["few", "mixed"])
-@pytest.mark.parametrize("shape", TREE_SHAPES, ids=str)
-def test_paths_of_trees_equal_sequences_of_their_own(shape: Shape, trees: list[Tree], device: torch.device) -> None:
-    check_trees(trees, shape, device)
-
-
-@pytest.mark.parametrize("sliding_window", [pytest.param(64, marks=pytest.mark.slow), 75])
-@pytest.mark.parametrize("trees", [TREES[0], pytest.param(TREES[1], marks=pytest.mark.slow)], ids=["few", "mixed"])
-def test_windows_over_trees_equal_sequences_of_their_own(
-    trees: list[Tree], sliding_window: int, device: torch.device
-) -> None:
-    check_trees(trees, ONE_GROUP, device, sliding_window, 2.0)
-
-
-@pytest.mark.parametrize("length", [64, pytest.param(150, marks=pytest.mark.slow)])
-def test_one_large_tree_equals_sequences_of_its_own(length: int, device: torch.device) -> None:
-    check_trees([random_tree(length, 63, seed=5)], ONE_GROUP, device)
-
-
-# Hidden tokens at every distance that a mask speaks of, contexts shorter than that, and paths longer than 31; ends of
-# contexts before, at and behind the edges of blocks, tiles and splits, beside sequences without a tree.
-MASKED = [AnyMasks(129, num_before=3), Tree(64), AnyMasks(96, num_before=2), AnyMasks(31, num_before=2)]
-MASKED_CHUNKS = [AnyMasks(98, num_before=20), Tree(40, num_before=2), deep_tree(81, 40, 3)]
-
-
-@pytest.mark.parametrize("gpu", [ONE_SPLIT, SPLITS], ids=["one-split", "splits"])
-@pytest.mark.parametrize("shape", [SMALL, INT8, FP8], ids=["float32", "int8", "fp8"])
-def test_masks_of_any_bits_equal_sequences_of_their_own(shape: Shape, gpu: Gpu, device: torch.device) -> None:
-    check_trees(MASKED, shape, device, gpu=gpu)
-
-
-def test_deep_trees_equal_sequences_of_their_own(device: torch.device) -> None:
-    check_trees([deep_tree(97, 40), Tree(33), deep_tree(70, 60)], ONE_HEAD, device)
-
-
-@pytest.mark.parametrize("shape", [ONE_HEAD, pytest.param(INT8, marks=pytest.mark.slow)], ids=["float32", "int8"])
-def test_chunks_with_masks_of_any_bits_equal_sequences_of_their_own(shape: Shape, device: torch.device) -> None:
-    check_trees(MASKED_CHUNKS, shape, device)
-
-
-@pytest.mark.parametrize(
-    "trees", [MASKED, pytest.param(MASKED_CHUNKS, marks=pytest.mark.slow)], ids=["decodes", "chunks"]
-)
-def test_windows_over_masks_of_any_bits_equal_sequences_of_their_own(trees: list[Tree], device: torch.device) -> None:
-    check_trees(trees, ONE_GROUP, device, 64)
-
-
 @pytest.mark.parametrize(
     ("shape", "gpu"),
     [
@@ -249,11 +176,6 @@ def test_few_new_tokens_on_a_long_context_equal_reference(shape: Shape, gpu: Gpu
     batch.query_starts = torch.cat((batch.query_starts, batch.query_starts[-1:]))
     batch.block_tables = torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables[:1])))
     check(batch, device, gpu=gpu)
-
-
-def test_trees_of_split_chunks_equal_sequences_of_their_own(device: torch.device) -> None:
-    check_trees([random_tree(200, 20, seed=6), AnyMasks(150, num_before=20)], ONE_HEAD, device)
-    check_trees([random_tree(200, 20, seed=7), AnyMasks(150, num_before=20)], ONE_HEAD, device, 64)
 
 
 @pytest.mark.parametrize("magnitude", [0.05, 1.0, 6e4])
@@ -399,10 +321,9 @@ def check_dispatched(
     device: torch.device,
     sliding_window: int | None,
     soft_cap: float | None,
-    tree_masks: torch.Tensor | None = None,
 ) -> None:
     """Compare with the tiles of the launch tables."""
-    moved = on_device(batch, device, tree_masks)
+    moved = on_device(batch, device)
     arguments = (batch.max_query_len, batch.max_context_len, batch.scale, sliding_window, soft_cap)
     with poisoned_memory():
         actual = paged_attention(
@@ -414,9 +335,8 @@ def check_dispatched(
             moved.context_lens,
             *arguments,
             moved.kv_scales,
-            moved.tree_masks,
         )
-    expected = paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales, tree_masks)
+    expected = paged_attention_reference(*batch.arguments(), sliding_window, soft_cap, batch.kv_scales)
     assert_close(actual, expected)
 
 
@@ -430,18 +350,6 @@ def test_bfloat16_batch_equals_reference(
     shape: Shape, query_lens: list[int], sliding_window: int | None, soft_cap: float | None, device: torch.device
 ) -> None:
     check_dispatched(batch_of(shape, [2500, 700, 17, 1333], query_lens), device, sliding_window, soft_cap)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (100, None), (1000, 30.0)])
-@pytest.mark.parametrize("num_guesses", [7, 63])
-@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
-def test_bfloat16_trees_equal_reference(
-    shape: Shape, num_guesses: int, sliding_window: int | None, soft_cap: float | None, device: torch.device
-) -> None:
-    trees = [random_tree(length, num_guesses, seed=length) for length in (2500, 700, 1333)]
-    batch, masks = tree_batch([*trees, Tree(17)], shape)
-    check_dispatched(batch, device, sliding_window, soft_cap, masks)
 
 
 @pytest.mark.gpu

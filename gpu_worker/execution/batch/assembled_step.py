@@ -44,7 +44,7 @@ class SampledRows(Struct, frozen=True, gc=False):
 
 def rows_behind_drafts(last: Int64s, rows: Int64s, positions: Int64s, drafts: Values[Draft]) -> SampledRows:
     """Return the rows of sequences that verify drafts: one behind the last known token, then one behind each draft."""
-    depths = [depth for draft in drafts for depth in (0, *draft.depths())]
+    depths = [depth for draft in drafts for depth in range(len(draft) + 1)]
     paths = [path for draft in drafts for path in draft.paths()]
     counts = np.array([len(draft) + 1 for draft in drafts], dtype=np.int64)
     ends = counts.cumsum()

@@ -39,7 +39,7 @@ class GraphShape:
 
     Attributes:
         query_len: Tokens of one sequence at most.
-        has_masks: Whether sequences may verify trees of drafts.
+        has_drafts: Whether sequences may verify drafts.
         has_logits: Whether all tokens are sampled behind. Else the graph ends with hidden vectors: what becomes of them
             depends on which sequences sample.
     """
@@ -47,27 +47,22 @@ class GraphShape:
     num_tokens: int
     num_seqs: int
     query_len: int
-    has_masks: bool
+    has_drafts: bool
     has_logits: bool
 
-    def holds(self, num_tokens: int, num_seqs: int, query_len: int, *, has_trees: bool) -> bool:
+    def holds(self, num_tokens: int, num_seqs: int, query_len: int) -> bool:
         """Say whether a step fits, padded."""
-        return (
-            num_tokens <= self.num_tokens
-            and num_seqs <= self.num_seqs
-            and query_len <= self.query_len
-            and (self.has_masks or not has_trees)
-        )
+        return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and query_len <= self.query_len
 
 
 def decode_shape(num_seqs: int, query_len: int = 1) -> GraphShape:
     """Return the shape of decodes of `query_len` tokens each, drafts included."""
-    return GraphShape(num_seqs * query_len, num_seqs, query_len, has_masks=query_len > 1, has_logits=True)
+    return GraphShape(num_seqs * query_len, num_seqs, query_len, has_drafts=query_len > 1, has_logits=True)
 
 
-def mixed_shape(num_tokens: int, num_seqs: int, *, has_masks: bool) -> GraphShape:
+def mixed_shape(num_tokens: int, num_seqs: int, *, has_drafts: bool) -> GraphShape:
     """Return the shape of whatever chunks and decodes."""
-    return GraphShape(num_tokens, num_seqs, num_tokens, has_masks, has_logits=False)
+    return GraphShape(num_tokens, num_seqs, num_tokens, has_drafts, has_logits=False)
 
 
 def graph_shapes(
@@ -90,7 +85,7 @@ def graph_shapes(
         for num_tokens in _up_to(sizes, max_num_batched_tokens):
             batches: Sequence[int] = _MIXED_SEQS if num_tokens <= _MIXED_TOKENS[-1] else _LARGE_MIXED_SEQS
             for num_seqs in _up_to(batches, min(max_num_seqs, num_tokens)):
-                shapes.append(mixed_shape(num_tokens, num_seqs, has_masks=max_draft_tokens > 0))
+                shapes.append(mixed_shape(num_tokens, num_seqs, has_drafts=max_draft_tokens > 0))
     return shapes
 
 

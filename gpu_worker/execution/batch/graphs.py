@@ -75,8 +75,7 @@ class StepGraphs:
         """Return the smallest shape that a step fits into, None where there is none."""
         first = bisect_left(self._sizes, len(layout.token_ids))
         size = (len(layout.token_ids), len(layout.rows), layout.max_query_len)
-        has_trees = layout.tree_masks is not None
-        fitting = (shape for shape in self._shapes[first:] if shape.holds(*size, has_trees=has_trees))
+        fitting = (shape for shape in self._shapes[first:] if shape.holds(*size))
         return next((shape for shape in fitting if is_decode or not shape.has_logits), None)
 
     def run(self, shape: GraphShape, layout: HostStep) -> ComputedRows:

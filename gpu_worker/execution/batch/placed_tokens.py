@@ -7,7 +7,7 @@ from collections.abc import Sequence as Values
 import numpy as np
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.core.draft import SEES_ALL, Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan
 from gpu_worker.execution.batch.media_positions import text_positions
 from gpu_worker.execution.batch.transfers import Int32s, Int64s
@@ -21,7 +21,6 @@ class Placed:
         lengths: `[num_seqs]`, their tokens, drafts included.
         query_starts: `[num_seqs + 1]`, of these.
         token_rows, places: `[num_tokens]`, the row of each token, and its place in its sequence.
-        branches: Positions and masks where drafts branch.
         saves: Copies of states to make, with the places of their sequences.
     """
 
@@ -40,7 +39,6 @@ class Placed:
             # One token a sequence, which is the usual step, in fewer operations.
             self.query_starts: Int32s = np.arange(len(self.rows) + 1, dtype=np.int32)
             self.token_rows, self.places, self.max_query_len = self.rows, self.starts, 1
-            self.branches: tuple[Int64s, Int64s | None] = (self.starts, None)
             self.context_lens: Int32s = (self.starts + 1).astype(np.int32)
             self.max_context_len = max(plan.starts) + 1
             return
@@ -52,7 +50,6 @@ class Placed:
         self.query_starts[1:] = ends
         self.token_rows = np.repeat(self.rows, lengths)
         self.places = np.arange(len(self.token_rows)) + np.repeat(self.starts - ends + lengths, lengths)
-        self.branches = _branch(self.places, self.query_starts, drafts)
         self.context_lens = (self.starts + lengths).astype(np.int32)
         self.max_query_len, self.max_context_len = int(lengths.max()), int(self.context_lens.max())
 
@@ -83,7 +80,7 @@ class Placed:
 
     def positions(self, *, has_axes: bool) -> Int64s:
         """Return positions; on the first axis, where there are several."""
-        positions = self.branches[0]
+        positions = self.places
         if not has_axes:
             return positions
         seeing = [place for place, sequence in enumerate(self.sequences) if sequence.media]
@@ -93,8 +90,7 @@ class Placed:
         for place in seeing:
             part = slice(self.query_starts[place], self.query_starts[place + 1])
             places = self.places[part]
-            # Drafts that exclude each other share a position; no image is behind them.
-            positions[part] += text_positions(self.sequences[place].media, places) - places
+            positions[part] = text_positions(self.sequences[place].media, places)
         return positions
 
     def slots(self, tables: Int32s, block_size: int) -> Int64s:
@@ -114,16 +110,3 @@ class Placed:
         for place, saves in self.saves:
             counts[place + 1] = len(saves)
         return counts.cumsum(dtype=np.int32)
-
-
-def _branch(places: Int64s, query_starts: Int32s, drafts: Values[Draft] | None) -> tuple[Int64s, Int64s | None]:
-    """Return the positions and masks of tokens that lie at `places` of their sequences."""
-    if drafts is None or all(draft.parents is None for draft in drafts):
-        return places, None
-    positions, masks = places.copy(), np.full(len(places), SEES_ALL, dtype=np.int64)
-    for draft, end in zip(drafts, query_starts[1:], strict=True):
-        if draft.parents is not None:
-            last = end - len(draft) - 1
-            positions[last + 1 : end] = places[last] + np.array(draft.depths(), dtype=np.int64)
-            masks[last:end] = draft.masks()
-    return positions, masks

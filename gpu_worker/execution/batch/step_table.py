@@ -17,7 +17,7 @@ import torch
 from msgspec import Struct
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.core.draft import SEES_ALL, Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.placed_tokens import Placed
@@ -39,11 +39,10 @@ class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
     Attributes:
         token_ids: `[num_tokens]`, `UNKNOWN_TOKEN` where only the device has it, as the last one of its row.
         token_rows: `[num_tokens]`, the row of each token's sequence.
-        positions: `[num_tokens]`, in the sequence; draft tokens that exclude each other share one.
+        positions: `[num_tokens]`, in the sequence.
         slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
         query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
         context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
-        tree_masks: `[num_tokens]`, as those of `AttentionContext`; None where all drafts are chains.
         num_kept: `[num_seqs]`, tokens of each sequence that are no drafts; None where there are no drafts.
         state_slots: `[num_seqs]`, where states are; None in a model without recurrent layers.
         save_starts: `[num_seqs + 1]`, first copy of each sequence's state, then how many there are. None without any.
@@ -59,7 +58,6 @@ class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
     rows: Array
     query_starts: Array
     context_lens: Array
-    tree_masks: Array | None = None
     num_kept: Array | None = None
     state_slots: Array | None = None
     save_starts: Array | None = None
@@ -122,7 +120,6 @@ FIELDS = (
     Field("rows", np.int64, "sequences", "spare_row", lambda step, _: step.rows),
     Field("query_starts", np.int32, "ends", 1, lambda step, _: step.query_starts),
     Field("context_lens", np.int32, "sequences", 0, lambda step, _: step.context_lens),
-    Field("tree_masks", np.int64, "tokens", SEES_ALL, lambda step, _: step.branches[1], "drafts"),
     Field("num_kept", np.int32, "sequences", 0, lambda step, _: step.num_kept if step.drafts else None, "drafts"),
     Field(
         "state_slots",
@@ -196,7 +193,7 @@ def padded(step: HostStep, shape: GraphShape, spare_row: int, spare_slot: int | 
         spare_slot: Where the states of padding are; None in a model without recurrent layers.
     """
     spare = {"spare_row": spare_row, "spare_slot": 0 if spare_slot is None else spare_slot}
-    is_there = {"all": True, "drafts": shape.has_masks, "states": spare_slot is not None}
+    is_there = {"all": True, "drafts": shape.has_drafts, "states": spare_slot is not None}
     arrays: list[npt.NDArray[Any] | None] = []
     for field, array in zip(FIELDS, _arrays_of(step), strict=True):
         if not is_there[field.shapes]:
@@ -278,7 +275,6 @@ def step_context(
         context_lens=step.context_lens,
         max_query_len=step.max_query_len,
         max_context_len=max_context_len,
-        tree_masks=step.tree_masks,
         windows=[
             WindowContext(slots, tables.of(step.rows))
             for slots, tables in zip(step.window_slots, rows.windows, strict=True)

@@ -18,7 +18,6 @@ from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import uploaded
 from gpu_worker.execution.drafts.proposer import ComputedTokens
-from gpu_worker.execution.drafts.verification import Accepted
 
 MAX_KEPT_TOKENS = 512
 """When more tokens are kept, the proposer is shown them even if it is not asked: their vectors take memory."""
@@ -36,7 +35,7 @@ class ComputedStep:
         is_whole_decode: The step was a decode of all its sequences, without drafts, and all of them go on.
     """
 
-    __slots__ = ("_accepted", "_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "shares")
+    __slots__ = ("_layout", "_places", "departed", "hidden", "is_whole_decode", "sampled", "shares")
 
     def __init__(
         self,
@@ -44,7 +43,6 @@ class ComputedStep:
         layout: HostStep,
         hidden: torch.Tensor,
         sampled: Values[SampledTokens],
-        accepted: Accepted,
         departed: set[BatchSequence],
     ) -> None:
         """Keep references to these, and find out which sequences failed; that cannot be told later."""
@@ -53,7 +51,6 @@ class ComputedStep:
         self.sampled = sampled
         self.departed = departed
         self._layout = layout
-        self._accepted = accepted
         for item, tokens in zip(shares, sampled, strict=True):
             item.sequence.has_failed = item.sequence.has_failed or tokens.error is not None
         # Where a step before failed for a sequence, the token that this step computed is not known.
@@ -78,9 +75,7 @@ class ComputedStep:
             first, end = int(self._layout.query_starts[place]), item.start + item.num_tokens
             following = self.sampled[place].token_ids or tuple(item.sequence.token_ids[end : end + 1])
             token_ids.append((*item.sequence.token_ids[item.start : end], *following))
-            path = self._accepted.get(place, ())
-            num_known = len(token_ids[-1]) - 1 - len(path)
-            rows.append([*range(first, first + num_known), *(first + item.num_tokens + draft for draft in path)])
+            rows.append(range(first, first + len(token_ids[-1]) - 1))
         vectors = _apart(self.hidden, rows)
         items = [self.shares[place] for place in places]
         columns = zip(items, token_ids, vectors, strict=True)
@@ -149,7 +144,7 @@ class KeptSteps:
         return [DecodeRun(run) if run[0].is_whole_decode else run[0] for run in runs]
 
 
-def _apart(hidden: torch.Tensor, places: list[list[int]]) -> list[torch.Tensor]:
+def _apart(hidden: torch.Tensor, places: list[range]) -> list[torch.Tensor]:
     """Return the rows at these places, one tensor a sequence.
 
     Chunks of prompts are views. A view keeps the vectors of the whole step in memory, so the few rows of other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence as Values
 
@@ -17,31 +18,11 @@ logger = logging.getLogger(__name__)
 class Drafting:
     """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before."""
 
-    def __init__(
-        self,
-        proposer: Proposer,
-        vocab_size: int,
-        sliding_window: int | None = None,
-        *,
-        draws_from_trees: bool = True,
-        has_states: bool = False,
-    ) -> None:
-        """Ask `proposer` for tokens below `vocab_size`.
-
-        Args:
-            proposer: Makes the drafts.
-            vocab_size: Of the model that verifies.
-            sliding_window: A short one gets chains.
-            draws_from_trees: Sequences whose tokens are drawn may get trees; else they get chains. A chain is computed
-                to the very bits of plain decoding where the kernels see to that; behind a branch sums are rounded
-                otherwise, which turns one in ten thousand drawn tokens.
-            has_states: The model has recurrent layers, which take tokens in one order: all sequences get chains.
-        """
+    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
+        """Ask `proposer` for tokens below `vocab_size`, that of the model that verifies."""
         self._proposer: Proposer | None = proposer
         self._kept = KeptSteps()
-        self._draws_from_trees = draws_from_trees
         self._vocab_size = vocab_size
-        self._can_branch = not has_states and (sliding_window is None or sliding_window > MAX_DRAFT_TOKENS)
         self.wants_hidden = proposer.wants_hidden
 
     def drafts(
@@ -98,12 +79,8 @@ class Drafting:
         drafts = []
         for request, draft in zip(requests, proposer.propose(requests), strict=True):
             usable = draft.first(request.num_tokens).valid(self._vocab_size)
-            usable = usable if self._may_branch(request.sequence) else usable.chain()
             drafts.append(_allowed(usable, request.sequence.constraint))
         return drafts
-
-    def _may_branch(self, sequence: BatchSequence) -> bool:
-        return self._can_branch and (self._draws_from_trees or sequence.sampling.temperature == 0.0)
 
     def _give_up(self) -> None:
         """Call it while an exception is handled."""
@@ -114,7 +91,8 @@ class Drafting:
 def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:
     if constraint is None or not draft:
         return draft
-    return draft.only([constraint.allows(path) for path in draft.paths()[1:]])
+    allowed = itertools.takewhile(constraint.allows, draft.paths()[1:])
+    return draft.first(sum(1 for _ in allowed))
 
 
 def forced_drafts(shares: Values[Share], most: int) -> list[Draft]:

@@ -1,4 +1,4 @@
-"""What remains of a step's drafts: the tokens that they brought, the KV of accepted ones, and states behind them.
+"""What remains of a step's drafts: the tokens that they brought, and states behind them.
 
 A step leaves a recurrent state behind the last token that is no draft: what a wrong draft did to it could not be taken
 back. What layers computed of the drafts is kept, a few numbers a token, and accepted ones are taken from there.
@@ -15,14 +15,13 @@ from msgspec import Struct
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import LogprobEntry, SampledTokens
 from gpu_worker.execution.batch.step_table import HostStep
-from gpu_worker.execution.batch.transfers import Int32s, Int64s, Upload, uploaded
-from gpu_worker.execution.memory.kv_cache import KVCache
+from gpu_worker.execution.batch.transfers import Int32s, Int64s, Upload
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.models.decoder import CausalLM
 from kernels.state_rows import StateRows
 
-Accepted = Mapping[int, tuple[int, ...]]
-"""The numbers of the accepted draft tokens, by the sequence's place in the step."""
+Accepted = Mapping[int, int]
+"""How many draft tokens were accepted, by the sequence's place in the step."""
 
 Entries = dict[int, tuple[LogprobEntry, ...]]
 """The log probabilities of a row's token, for the rows that report them."""
@@ -32,29 +31,12 @@ def accepted_tokens(drafts: Values[Draft], token_ids: Values[int], entries: Entr
     """Return the tokens of each sequence: those sampled behind accepted draft tokens, and at the end one more."""
     sampled, first = [], 0
     for draft in drafts:
-        path = draft.accepted(token_ids[first : first + len(draft) + 1])
-        rows = (first, *(first + number + 1 for number in path))
+        num_accepted = draft.num_accepted(token_ids[first : first + len(draft) + 1])
+        rows = range(first, first + num_accepted + 1)
         reported = tuple(entry for row in rows for entry in entries.get(row, ()))
-        sampled.append(SampledTokens(tuple(token_ids[row] for row in rows), reported, (), len(draft), path))
+        sampled.append(SampledTokens(tuple(token_ids[first : rows.stop]), reported, (), len(draft), num_accepted))
         first += len(draft) + 1
     return sampled
-
-
-def move_accepted(cache: KVCache, layout: HostStep, drafts: Values[Draft], accepted: Accepted) -> None:
-    """Move the KV of accepted draft tokens to where that of the sequence's next tokens belongs."""
-    source: list[int] = []
-    target: list[int] = []
-    for place, path in accepted.items():
-        if path == tuple(range(len(path))):
-            continue
-        first = int(layout.query_starts[place + 1]) - len(drafts[place])
-        source += [first + number for number in path]
-        target += range(first, first + len(path))
-    if not source:
-        return
-    for group, slots in zip(cache.groups, (layout.slots, *layout.window_slots), strict=True):
-        moved = uploaded(slots[np.array([source, target])], cache.device)
-        group.move(moved[0], moved[1])
 
 
 class AcceptedRows(Struct, frozen=True, gc=False):
@@ -62,7 +44,7 @@ class AcceptedRows(Struct, frozen=True, gc=False):
 
     Attributes:
         slots: `[num_seqs]`, where their states are.
-        lengths: `[num_seqs]`, the drafts that each accepted, its first ones.
+        lengths: `[num_seqs]`, how many drafts each accepted.
     """
 
     slots: Int64s
@@ -99,10 +81,10 @@ def replay_accepted(model: CausalLM, states: StatePool, layout: HostStep, accept
 
 
 def accepted_rows(layout: HostStep, accepted: Accepted) -> AcceptedRows | None:
-    """Return the sequences that accepted drafts, which are chains; None where there are none."""
-    places = [place for place, path in accepted.items() if path]
+    """Return the sequences that accepted drafts; None where there are none."""
+    places = [place for place, count in accepted.items() if count]
     if not places:
         return None
-    lengths = np.array([len(accepted[place]) for place in places], dtype=np.int32)
+    lengths = np.array([accepted[place] for place in places], dtype=np.int32)
     assert layout.state_slots is not None, "the model has recurrent layers"
     return AcceptedRows(layout.state_slots[places], lengths)

@@ -26,15 +26,6 @@ class GroupCache:
     num_blocks: int
     stacks: tuple[StackedCaches, ...]
 
-    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy what tokens have left behind in all layers to other slots, which may be sources too.
-
-        Shapes:
-            source, target: `[num_tokens]` int64; no slot is twice in `target`
-        """
-        for stack in self.stacks:
-            stack.move(source, target)
-
 
 @dataclass(frozen=True, slots=True)
 class KVCache:

@@ -16,7 +16,6 @@ import torch
 
 from gpu_worker.layers.attention import AttentionWeights
 from gpu_worker.layers.embedding import Embedding
-from gpu_worker.layers.fused_decoder import fusing_library
 from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
 from gpu_worker.layers.linear import Projection
@@ -25,13 +24,12 @@ from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.vocabulary import LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.decoder import CausalLM, stack_shape
+from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.speculative.draft_files import open_draft_weights
 from gpu_worker.speculative.eagle.config import REMEDY, EagleConfig, read_eagle_config
-from gpu_worker.speculative.eagle.fused import FusedEagle, can_fuse
-from gpu_worker.speculative.hidden_vectors.form import DraftLayer, DraftLayerWeights, LayerForm, LayerHead, PairNorms
-from gpu_worker.speculative.hidden_vectors.layered import LayeredForm
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.weights import DraftLayerWeights, LayerHead, PairNorms
 from kernels.linear import Linear
 from kernels.linear.forms import DenseWeight
 
@@ -59,23 +57,13 @@ def _take_layer(config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dt
     if num_tapped := len(config.tapped_layers):
         projection = _take_projection(checkpoint, ["fc"], [size], num_tapped * size)
         reduce = model.linears.make(projection.weight, projection.bias)
-    form = _form(config.layer, _take_weights(config, checkpoint, model, dtype), model)
-    return DraftLayer(config.layer, form, dtype, model.device, relative_cost, reduce)
+    weights = _take_weights(config, checkpoint, model, dtype)
+    return DraftLayer(config.layer, weights, model.linears, relative_cost, reduce)
 
 
 def _num_weights(config: ModelConfig) -> int:
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     return config.hidden_size * (heads + 3 * config.intermediate_size)
-
-
-def _form(config: ModelConfig, weights: DraftLayerWeights, model: CausalLM) -> LayerForm:
-    """Choose the form: fused into one call where that can be had, else operation by operation."""
-    shape = stack_shape(config)
-    dtype = weights.embedding.dtype
-    library = fusing_library(shape, dtype, model.device)
-    if library is None or not can_fuse(weights.head, dtype):
-        return LayeredForm(weights, model.linears)
-    return FusedEagle(library, shape, weights)
 
 
 def _take_weights(

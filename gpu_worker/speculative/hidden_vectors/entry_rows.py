@@ -22,7 +22,7 @@ from gpu_worker.execution.batch.transfers import Upload
 from gpu_worker.execution.drafts.proposer import ComputedTokens
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.speculative.hidden_vectors.form import EntryStep
+from gpu_worker.speculative.hidden_vectors.weights import EntryStep
 
 
 class PendingEntries:

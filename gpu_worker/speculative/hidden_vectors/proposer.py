@@ -7,10 +7,9 @@ more. Entries of a step's hidden vectors are computed when drafts are next asked
 Some entries are wrong: those that were never computed are what the zeroed memory held, and the last entry of a shared
 block depends on the next token, which differs between sequences. They make drafts worse, never answers.
 
-A draft is the likeliest chain of tokens with other candidates beside each, and ends where another pass no longer pays.
+A draft is the likeliest chain of tokens, and ends where another pass no longer pays.
 
-Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1; "EAGLE-2" (arXiv 2406.16858), section 4.2, whose trees
-grow behind several tokens of a depth, ours behind the likeliest.
+Source: Li et al., "EAGLE" (arXiv 2401.15077), section 4.1.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
-from typing import Protocol
-
-import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.draft import NO_DRAFT, Draft
@@ -28,37 +24,12 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
-from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows, PendingEntries
-from gpu_worker.speculative.hidden_vectors.form import Candidates, DraftLayer, EntryStep
-from gpu_worker.speculative.likeliest_tree import BranchingChain
-
-MAX_CANDIDATES = 8
-"""Of a depth of a draft."""
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.weights import EntryStep
 
 MAX_NUM_KEPT = 8192
 """Hidden vectors. Above this limit, entries of prompts are computed at once, and the vectors of decodes are dropped."""
-
-
-class Layer(Protocol):
-    """Predicts hidden vectors."""
-
-    @property
-    def relative_cost(self) -> float:
-        """What a pass takes, with the scores, as a share of a step of the model."""
-        ...
-
-    def forward(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: AttentionContext
-    ) -> torch.Tensor:
-        """Write entries into the cache, and return the next hidden vectors, `[num_tokens, hidden_size]`."""
-        ...
-
-    def draft(
-        self, step: EntryStep, limits: Values[int], num_candidates: int, least_score: float
-    ) -> list[list[Candidates]]:
-        """Do what `LayerForm` promises."""
-        ...
 
 
 class HiddenVectorProposer:
@@ -66,7 +37,7 @@ class HiddenVectorProposer:
 
     wants_hidden = True
 
-    def __init__(self, layer: Layer, rows: EntryRows, *, max_num_batched_tokens: int) -> None:
+    def __init__(self, layer: DraftLayer, rows: EntryRows, *, max_num_batched_tokens: int) -> None:
         """Draft by `layer`, over the cache of `rows`, computing at most `max_num_batched_tokens` entries at once."""
         self._layer = layer
         # A pass pays if its token is accepted with a probability above the cost of the pass. At temperature 1 the
@@ -97,7 +68,7 @@ class HiddenVectorProposer:
             self._rows.release(pending.shifted)
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        """Return the likeliest chains of the layer's tokens, with branches beside them."""
+        """Return the likeliest chains of the layer's tokens."""
         drafts = [NO_DRAFT] * len(requests)
         indices = [index for index, request in enumerate(requests) if self._reaches_end(request.sequence)]
         if not indices:
@@ -114,16 +85,8 @@ class HiddenVectorProposer:
         """Compute the pending entries of these and of all other sequences, and draft behind these."""
         limits = [request.num_tokens for request in requests]
         step = self._pending_entries([request.sequence for request in requests], limits)
-        num_candidates = min(max(limits), MAX_CANDIDATES)
-        by_sequence = self._layer.draft(step, limits, num_candidates, math.log(self._least_chance))
-        return [self._draft(limit, candidates) for limit, candidates in zip(limits, by_sequence, strict=True)]
-
-    def _draft(self, limit: int, candidates: list[Candidates]) -> Draft:
-        chain = BranchingChain(limit, self._least_chance)
-        for token_ids, scores in candidates:
-            if not chain.grow(token_ids, scores):
-                break
-        return chain.draft()
+        chains = self._layer.draft(step, limits, math.log(self._least_chance))
+        return [Draft(tuple(chain)) for chain in chains]
 
     def _pending_entries(self, asked: list[BatchSequence], limits: list[int]) -> EntryStep:
         """Return a step of all pending entries, those of `asked` first; if too many, all but the last run before."""
@@ -154,7 +117,7 @@ class HiddenVectorProposer:
             if not shares:
                 return
             step = self._taken(shares)
-            self._layer.forward(step.token_ids, step.hidden, step.positions, step.context)
+            self._layer.forward(step)
 
     def _taken(self, shares: list[tuple[BatchSequence, int]], limits: Values[int] = ()) -> EntryStep:
         """Take the first pending entries of sequences, as a step."""

@@ -28,8 +28,8 @@ from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.draft_head import DraftHead, draft_layer
 from gpu_worker.models.loader import CACHE_SCALES
 from gpu_worker.models.stored_weights import StoredWeights, open_weights
-from gpu_worker.speculative.hidden_vectors.form import DraftLayer, DraftLayerWeights, LayerHead, NormedJoin
-from gpu_worker.speculative.hidden_vectors.layered import LayeredForm
+from gpu_worker.speculative.hidden_vectors.layer import DraftLayer
+from gpu_worker.speculative.hidden_vectors.weights import DraftLayerWeights, LayerHead, NormedJoin
 from kernels.linear.dense import keeps_half
 
 
@@ -61,8 +61,7 @@ def load_head(directory: Path, model: CausalLM, dtype: torch.dtype | None = None
         weights = _take_head(config, config.layer_source(checkpoint, quantized), model, dtype)
         checkpoint.discard(rf".*\.{CACHE_SCALES}")
         checkpoint.check_all_taken()
-    form = LayeredForm(weights, model.linears)
-    return DraftLayer(config, form, dtype, model.device, _relative_cost(config.layer(0), model.config))
+    return DraftLayer(config, weights, model.linears, _relative_cost(config.layer(0), model.config))
 
 
 def _take_head(config: ModelConfig, source: LayerSource, model: CausalLM, dtype: torch.dtype) -> DraftLayerWeights:

@@ -8,7 +8,7 @@ The table is printed, and appended to `results/spec.jsonl`.
 
 Source of the formula: Leviathan et al. (arXiv 2211.17192), theorem 3.8: a depth of k with acceptance a makes
 (1 - a^(k+1)) / (1 - a) tokens in the time of 1 + k r plain steps, r being what a draft adds to a step, the drafting of
-it included. For a tree of k draft tokens, the tokens are those that its drafts brought.
+it included.
 """
 
 from __future__ import annotations
@@ -57,12 +57,10 @@ class Way:
     Attributes:
         proposer: Drafts in all runs: what it drafts by is loaded only once.
         prompts: Returns the given number of prompts to measure it on.
-        is_tree: It drafts trees.
     """
 
     proposer: Proposer
     prompts: Callable[[int], Prompts]
-    is_tree: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,6 @@ class Comparison:
     fixed: list[Run]
     adaptive: list[Run]
     depth: int
-    is_tree: bool = False
 
     def row(self) -> dict[str, object]:
         """Return the figures: medians over the rounds, of ratios within a round."""
@@ -83,7 +80,7 @@ class Comparison:
         # Where nothing can be drafted, a step makes one token.
         share = statistics.median(run.drafting_share for run in self.fixed)
         accepted = statistics.median(run.num_accepted_tokens / max(1, run.num_drafts) for run in self.fixed)
-        predicted = accepted if self.is_tree else sum(acceptance**count for count in range(1, self.depth + 1))
+        predicted = sum(acceptance**count for count in range(1, self.depth + 1))
         num_tokens = 1 + share * predicted
         return {
             "plain_tokens_per_s": round(statistics.median(run.tokens_per_s for run in self.plain), 1),
@@ -140,7 +137,7 @@ def compare(
             if count := sum(a != b for a, b in zip(answers, plain, strict=True)):
                 print(f"{count} of {len(plain)} answers differ from those of plain decoding", file=sys.stderr)
     plain_runs, fixed, adapted = (list(column) for column in zip(*runs, strict=True))
-    return Comparison(plain_runs, fixed, adapted, depth, way.is_tree)
+    return Comparison(plain_runs, fixed, adapted, depth)
 
 
 def _runner_config(model: Path, options: argparse.Namespace) -> RunnerConfig:
@@ -186,7 +183,7 @@ def _ways(model: Path, runner: TorchModelRunner, options: argparse.Namespace) ->
         prompts = partial(beginning_prompts, model)
         if name == "ngram":
             prompts = partial(copied_prompts, runner, model, options.new)
-        yield name, Way(proposer, prompts, is_tree=name == "eagle")
+        yield name, Way(proposer, prompts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

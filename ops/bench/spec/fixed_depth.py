@@ -26,7 +26,7 @@ class FixedDepth:
         """Return the depth, or the limit where that is less."""
         return [min(self.depth, limit) for limit in limits]
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Learn nothing."""
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:

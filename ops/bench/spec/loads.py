@@ -76,9 +76,9 @@ class _Counted(Speculation):
 
     num_all_right = 0
 
-    def record(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        super().record(sequence, num_drafted, accepted)
-        self.num_all_right += 0 < num_drafted == len(accepted)
+    def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        super().record(sequence, num_drafted, num_accepted)
+        self.num_all_right += 0 < num_drafted == num_accepted
 
     def counts(self) -> tuple[int, int, int, int]:
         """Return the last fields of a run."""

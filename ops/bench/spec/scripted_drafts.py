@@ -15,13 +15,13 @@ from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 
 
 class ScriptedDraft(Draft, frozen=True, gc=False):
-    """A chain whose first `num_accepted` tokens count as accepted; the answer has the tokens that were sampled."""
+    """A chain whose first `num_scripted` tokens count as accepted; the answer has the tokens that were sampled."""
 
-    num_accepted: int = 0
+    num_scripted: int = 0
 
-    def accepted(self, sampled: Values[int]) -> tuple[int, ...]:
+    def num_accepted(self, sampled: Values[int]) -> int:
         """Return what the script says."""
-        return tuple(range(self.num_accepted))
+        return self.num_scripted
 
 
 class ScriptedProposer:
@@ -49,4 +49,4 @@ class ScriptedProposer:
         while num_accepted < count and self._random.random() < self._acceptance:
             num_accepted += 1
         token_ids = tuple(self._random.randrange(self._vocab_size) for _ in range(count))
-        return ScriptedDraft(token_ids, num_accepted=num_accepted)
+        return ScriptedDraft(token_ids, num_scripted=num_accepted)

@@ -308,5 +308,5 @@ class OracleRunner:
             tuple(drawn[: num_accepted + 1]),
             prompt_logprobs=prompt_logprobs,
             num_drafted=len(work.drafts),
-            accepted=tuple(range(num_accepted)),
+            num_accepted=num_accepted,
         )

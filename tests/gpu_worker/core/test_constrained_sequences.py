@@ -175,7 +175,7 @@ def test_forced_tokens_are_neither_learned_nor_counted_as_drafts() -> None:
     harness.settle(harness.schedule())
     plan, _ = harness.in_flight[0] if harness.in_flight else (harness.schedule(), None)
     harness.in_flight.popleft()
-    sampled = SampledTokens((7, 8, 9, 10), num_drafted=3, accepted=(0, 1, 2))
+    sampled = SampledTokens((7, 8, 9, 10), num_drafted=3, num_accepted=3)
     harness.collect(harness.scheduler.settle(plan, StepResult(plan.step, [sampled])))
     assert mine.token_ids[-4:] == [7, 8, 9, 10]
     assert mine.num_computed_tokens == len(mine.token_ids) - 1

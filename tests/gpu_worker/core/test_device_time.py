@@ -33,7 +33,7 @@ def share(duration_s: float, *items: tuple[Sequence, int, SampledTokens], num_de
 
 def test_shares_are_as_the_scheduler_expects_tokens_to_cost() -> None:
     people, job, prompt = make_sequence(5), make_sequence(5, lane="batch"), make_sequence(9)
-    drafts = SampledTokens((1, 2), num_drafted=4, accepted=(0,))
+    drafts = SampledTokens((1, 2), num_drafted=4, num_accepted=1)
     share(66.0, (people, 1, drafts), (job, 1, SampledTokens((1,))), (prompt, 9, SampledTokens((1,))), num_decodes=2)
     # A third of 10, of each its lane's 2 or 4, and 1 for each token beyond the first: 33 in all, and the step took 66.
     weights = [10 / 3 + 2 + 4, 10 / 3 + 4, 10 / 3 + 2 + 8]

@@ -19,8 +19,8 @@ class Learner:
 
     learned: list[tuple[int, tuple[int, ...]]]
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        self.learned.append((num_drafted, accepted))
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        self.learned.append((num_drafted, num_accepted))
 
 
 class Landed:
@@ -58,5 +58,5 @@ def test_tokens_that_end_a_sequence_before_an_error_count_and_the_error_does_not
     sequence = landed.parts.run(4, max_tokens=9)
     plan = landed.parts.decode(sequence, drafts=2)
     landed.parts.blocks.cover(sequence, 6)
-    (event,) = landed.land(plan, SampledTokens((11, EOS), num_drafted=2, accepted=(0,), error="broken"))
+    (event,) = landed.land(plan, SampledTokens((11, EOS), num_drafted=2, num_accepted=1, error="broken"))
     assert (event.token_ids, event.finish, event.error) == ((11, EOS), "stop", None)

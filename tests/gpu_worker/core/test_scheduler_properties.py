@@ -66,9 +66,9 @@ class RandomDrafts:
         drafts = [t if self._random.random() < self._share_right else self._random.randrange(50) for t in right]
         return drafts[: self._random.randint(0, len(drafts))]
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
-        assert 0 <= len(accepted) <= num_drafted
-        self.num_accepted += len(accepted)
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafted
+        self.num_accepted += num_accepted
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:
         raise AssertionError

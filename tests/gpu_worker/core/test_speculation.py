@@ -187,7 +187,7 @@ class BackingOff:
             return [0] * len(sequences)
         return [min(self.depth, limit) for limit in limits]
 
-    def learn(self, sequence: Sequence, num_drafted: int, accepted: tuple[int, ...]) -> None:
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         pass
 
     def time(self, num_sequences: int, num_drafted: int, duration_s: float) -> None:

@@ -18,7 +18,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.drafts.scripted_proposers import TreeProposer
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import BLOCK, Outcome, make_runner, make_sequence, random_prompt, run
 from tests.gpu_worker.models.families.dense_cases import CASES
 from tests.gpu_worker.models.families.random_models import save_case
@@ -108,7 +108,7 @@ def test_accepted_branches_are_moved_in_the_blocks_of_windows_too(tmp_path: Path
         return [make_sequence(str(seed), random_prompt(length, seed), sampling) for seed, length in enumerate((90, 40))]
 
     right = run(make_runner(tmp_path, **settings, keeps_all_tokens=True), several(), token_budget=64).tokens
-    runner = make_runner(tmp_path, **settings, proposer=TreeProposer(right, 0.8))
+    runner = make_runner(tmp_path, **settings, proposer=ChainProposer(right, 0.8))
     assert [group.window for group in runner.windows] == [64]
     outcome = run(runner, several(), token_budget=64, policy=FixedDepth(12))
     assert outcome.speculation is not None

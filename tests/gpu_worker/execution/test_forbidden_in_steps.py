@@ -11,7 +11,7 @@ from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.device_runs import make_device_runner
-from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import VOCAB, make_sequence, random_prompt, run
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -19,7 +19,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "two-in-flight": {"is_graphed": False},
     "graphed": {"is_graphed": True},
 }
-PROPOSERS = {"chains": ChainProposer, "trees": TreeProposer}
+PROPOSERS = {"chains": ChainProposer}
 ENDS = frozenset({3, 50})
 NUM_TOKENS = 24
 # So few that runs of two come often.

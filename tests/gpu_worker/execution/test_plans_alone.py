@@ -115,7 +115,7 @@ def test_process_that_gets_only_encoded_plans_computes_the_same(kind: str, tmp_p
     assert any(plan.departed for plan in plans)
     if kind != "simulated":
         assert any(plan.forced for plan in plans)
-        assert any(len(result.accepted) for _, _, step in recorder.steps for result in step.sampled)
+        assert any(result.num_accepted for _, _, step in recorder.steps for result in step.sampled)
         assert any(plan.num_drafts for plan in plans)
     if kind == "recurrent":
         assert any(work.source is not None for plan in plans for _, work in plan.states)

@@ -13,7 +13,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import (
     VOCAB,
     greedy_by_transformers,
@@ -75,7 +75,7 @@ def test_resumed_sequences_go_on_as_they_would_have(runner: TorchModelRunner, ex
     assert outcome.tokens == {name: tokens[int(name) + 1 :] for name, tokens in expected.items()}
 
 
-@pytest.mark.parametrize("proposer", [ChainProposer, TreeProposer])
+@pytest.mark.parametrize("proposer", [ChainProposer])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_drafts_of_any_quality_leave_tokens_as_they_are(
     runner: TorchModelRunner, proposer: type[ChainProposer], temperature: float

@@ -117,7 +117,7 @@ def test_gpu_is_not_waited_for_by_steps_that_verify_drafts(directory: Path, samp
             step = runner.submit(each)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        # One step at a time: what was accepted decides where KV is moved to.
+        # One step at a time: what was accepted decides where the next step starts.
         step.result()
 
 
@@ -210,7 +210,7 @@ def test_wrong_logits_behind_a_wrong_draft_harm_nobody(model: CausalLM, monkeypa
 
     monkeypatch.setattr(runner._sampler, "sample", broken)
     results = runner.submit(decodes).result().sampled
-    assert [(len(tokens.token_ids), tokens.num_drafted, tokens.accepted) for tokens in results] == [(1, 3, ())] * 2
+    assert [(len(tokens.token_ids), tokens.num_drafted, tokens.num_accepted) for tokens in results] == [(1, 3, 0)] * 2
 
 
 def test_tokens_in_flight_are_those_of_the_result(model: CausalLM) -> None:

@@ -9,9 +9,7 @@ import pytest
 
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.runner import TorchModelRunner
-from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.execution.drafts.scripted_proposers import TreeProposer
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, run
 
 BLOCK = 16
@@ -71,13 +69,3 @@ def test_resumed_sequences_continue_exactly(runner: TorchModelRunner, plain: Any
     ]
     outcome = run(runner, resumed)
     assert all(outcome.tokens[name] == tokens[5 + int(name) :] for name, tokens in plain.tokens.items())
-
-
-def test_accepted_drafts_of_trees_are_moved_to_their_places(
-    directory: Path, settings: dict[str, Any], plain: Any
-) -> None:
-    runner = make_runner(directory, proposer=TreeProposer(plain.tokens, 0.8), **settings)
-    outcome = run(runner, sequences(), policy=FixedDepth(6), token_budget=200)
-    assert outcome.tokens == plain.tokens
-    assert outcome.speculation is not None
-    assert outcome.speculation.num_accepted_tokens > 50

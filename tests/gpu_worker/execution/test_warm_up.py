@@ -111,10 +111,10 @@ def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
     for name, kernel in kernels.items():
         monkeypatch.setattr(module, name, kernel)
 
-    def variants(shapes: Iterable[tuple[int, int, bool]]) -> dict[str, set[frozenset[tuple[str, object]]]]:
+    def variants(shapes: Iterable[tuple[int, int]]) -> dict[str, set[frozenset[tuple[str, object]]]]:
         for kernel in kernels.values():
             kernel.variants = set()
-        for num_seqs, max_query_len, has_trees in shapes:
+        for num_seqs, max_query_len in shapes:
             num_tokens = num_seqs + max_query_len - 1
             cache = torch.empty(9, 16, num_kv_heads, 128, dtype=dtype, device="meta")
             batch = module.PagedAttentionBatch(
@@ -124,29 +124,14 @@ def test_no_step_needs_an_attention_kernel_that_the_warm_up_does_not_compile(
                 torch.empty(num_seqs, 38, dtype=torch.int32, device="meta"),
                 torch.empty(num_seqs + 1, dtype=torch.int32, device="meta"),
                 torch.empty(num_seqs, dtype=torch.int32, device="meta"),
-                tree_masks=torch.empty(num_tokens, dtype=torch.int64, device="meta") if has_trees else None,
             )
             module.paged_attention_triton(batch, max_query_len, 1.0, None, None, Gpu(GpuGeneration.HOPPER, 132))
         return {name: kernel.variants for name, kernel in kernels.items()}
 
     plans = shares_of(warm_up_plans(limits))
-    compiled = variants(
-        (
-            len(items),
-            max(item.num_tokens + item.num_draft_tokens for item in items),
-            any(item.num_draft_tokens for item in items),
-        )
-        for items in plans
-    )
+    compiled = variants((len(items), max(item.num_tokens + item.num_draft_tokens for item in items)) for items in plans)
     query_lens = [*range(1, 140), 200, 599, 600]
-    steps = [(count, query_len) for count in range(1, 71) for query_len in query_lens]
-    needed = variants(
-        (count, query_len, has_trees)
-        for count, query_len in steps
-        for has_trees in (False, True)
-        # With drafts there are two tokens of a sequence at least, and as many as it may verify unless others have more.
-        if not has_trees or (query_len > 1 and (query_len <= 6 or count > 1))
-    )
+    needed = variants((count, query_len) for count in range(1, 71) for query_len in query_lens)
     for name in kernels:
         assert needed[name] <= compiled[name]
 

@@ -237,21 +237,6 @@ def one_prompt(length: int, cache_dtype: torch.dtype) -> tuple[torch.Tensor, Att
     )
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, *EIGHT_BITS], ids=str)
-def test_drafts_of_a_tree_equal_their_paths_alone(cache_dtype: torch.dtype) -> None:
-    tokens, positions, context = two_prompts(cache_dtype)
-    # The first prompt's last tokens are guesses: one, another in its place, and two ways on from that.
-    masks = torch.full((14,), -1)
-    masks[6:9] = torch.tensor([~0b10, ~0b100, ~0b1010])
-    positions[5:9] = torch.tensor([5, 5, 6, 6])
-    for decoder in make_decoders(Variant(), torch.float32):
-        result = decoder(tokens, positions, structs.replace(context, tree_masks=masks))
-        for path in ([], [5], [6], [6, 7], [6, 8]):
-            places = [0, 1, 2, 3, 4, *path]
-            expected = decoder(tokens[places], *one_prompt(len(places), cache_dtype))
-            torch.testing.assert_close(result[places], expected, atol=1e-5, rtol=1e-5)
-
-
 def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
     fused, _ = make_decoders(Variant(), torch.float32)
     tokens, positions, context = two_prompts(torch.float32)

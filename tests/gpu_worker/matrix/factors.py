@@ -45,7 +45,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 ENGINE_FACTORS: dict[str, tuple[str, ...]] = {
-    "proposer": ("ngram", "draft", "eagle", "eagle3", "chains", "trees", "hostile"),
+    "proposer": ("ngram", "draft", "eagle", "eagle3", "chains", "hostile"),
     "runner": ("host", "device", "graphed"),
     "kv_cache": ("auto", "int8", "fp8"),
     "blocks": ("ample", "scarce"),

@@ -31,7 +31,7 @@ from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from tests.gpu_worker.execution.device_runs import load, make_device_runner, poisoned_cache
-from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer, TreeProposer
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, HostileProposer
 from tests.gpu_worker.execution.engine_run import BLOCK, VOCAB, save_tiny_model
 from tests.gpu_worker.matrix.factors import PLAIN, EngineCell
 from tests.gpu_worker.speculative.draft_files import (
@@ -54,7 +54,7 @@ NUM_SHARP_TOKENS = 10
 Runner = TorchModelRunner
 Answers = Mapping[str, list[int]]
 
-SCRIPTED: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "trees": TreeProposer, "hostile": HostileProposer}
+SCRIPTED: dict[str, type[ChainProposer]] = {"chains": ChainProposer, "hostile": HostileProposer}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from gpu_worker.execution.batch.transfers import Download, Upload
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
 from gpu_worker.execution.runner import TorchModelRunner
-from gpu_worker.speculative.eagle import layer as eagle_layer
 from gpu_worker.speculative.eagle.layer import load_eagle_layer
 from gpu_worker.speculative.hidden_vectors.entry_rows import EntryRows
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
@@ -152,9 +151,7 @@ class Batch:
 
 
 @pytest.fixture
-def eagle(pair_of: Callable[[str], Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HiddenVectorProposer:
-    """A layer in the form that GPUs run, operation by operation."""
-    monkeypatch.setattr(eagle_layer, "fusing_library", lambda *_: None)
+def eagle(pair_of: Callable[[str], Pair], tmp_path: Path) -> HiddenVectorProposer:
     save_draft(tmp_path, eagle_config(SIZE, VOCAB), eagle_tensors(SIZE))
     layer = load_eagle_layer(tmp_path, pair_of("llama").model)
     layer.relative_cost = 1e-9

@@ -40,7 +40,7 @@ def test_proposer_that_loads_nothing_takes_nothing_of_a_gpu() -> None:
     assert (config.max_draft_tokens, config.proposer_bytes, config.proposer_block_bytes) == (7, 0, 0)
 
 
-def test_drafts_are_no_more_than_a_tree_has() -> None:
+def test_drafts_are_no_more_than_a_step_verifies() -> None:
     assert room(speculative="ngram", num_speculative_tokens=64).max_draft_tokens == 63
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.paged_attention import expanded_attention, flash_attention
+from kernels.paged_attention import expanded_attention
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, OpSuite, Shapes, relative_error, sets_for
 from ops.bench.gpu.cases.attention_batch import BLOCK_SIZE, AttentionShape, Batch, Lengths, make_batch
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_06B, QWEN3_32B
@@ -157,12 +157,18 @@ def _paged_peers(
 
 
 def _load_flash_attention() -> Callable[[Batch], object]:
-    attend = importlib.import_module(flash_attention.MODULE).flash_attn_with_kvcache
+    attend = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
 
     def call(batch: Batch) -> object:
-        caches = (batch.key_cache, batch.value_cache, batch.block_tables)
-        lengths = (batch.query_starts, batch.context_lens, batch.max_query_len)
-        return flash_attention.paged_attention_flash(attend, batch.query, *caches, *lengths, batch.scale)
+        return attend(
+            *(batch.query, batch.key_cache, batch.value_cache),
+            cache_seqlens=batch.context_lens,
+            page_table=batch.block_tables,
+            cu_seqlens_q=batch.query_starts,
+            max_seqlen_q=batch.max_query_len,
+            softmax_scale=batch.scale,
+            causal=True,
+        )
 
     return call
 

@@ -64,7 +64,7 @@ def test_steps_of_2048_tokens_are_captured_where_launches_are_many(
         held = [
             shape
             for shape in all_shapes
-            if not shape.has_logits and shape.holds(num_tokens, min(most, 256), num_tokens, has_trees=False)
+            if not shape.has_logits and shape.holds(num_tokens, min(most, 256), num_tokens)
         ]
         # A third of a step is padding at most.
         assert min(shape.num_tokens for shape in held) <= 1.5 * num_tokens
@@ -84,7 +84,7 @@ def test_mixed_shapes_hold_every_small_step_and_are_few(most: int, most_tokens: 
     assert shapes == decodes + mixed
     assert len(mixed) == len(set(mixed)) <= 19
     for shape in mixed:
-        assert shape == mixed_shape(shape.num_tokens, shape.num_seqs, has_masks=num_drafts > 0)
+        assert shape == mixed_shape(shape.num_tokens, shape.num_seqs, has_drafts=num_drafts > 0)
         assert shape.num_seqs <= min(most, shape.num_tokens)
         assert shape.num_tokens <= min(most_tokens, 512)
     mixed.sort(key=lambda shape: (shape.num_tokens, shape.num_seqs))

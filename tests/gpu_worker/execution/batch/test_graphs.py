@@ -12,14 +12,13 @@ CPU = torch.device("cpu")
 SPARE = 11
 
 
-def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] | None = None) -> HostStep:
+def decode(rows: list[int], lengths: list[int] | None = None) -> HostStep:
     """Tokens of sequences, one each unless told; the numbers only have to be told apart."""
     lengths = lengths or [1] * len(rows)
     row_numbers = np.array(rows, dtype=np.int64)
     numbers = np.arange(sum(lengths), dtype=np.int64)
     starts = np.array([0, *np.cumsum(lengths)], dtype=np.int32)
     context_lens = np.arange(len(rows), dtype=np.int32) + 30
-    tree_masks = None if masks is None else np.array(masks, dtype=np.int64)
     return HostStep(
         numbers + 10,
         np.repeat(row_numbers, lengths),
@@ -28,7 +27,6 @@ def decode(rows: list[int], lengths: list[int] | None = None, masks: list[int] |
         row_numbers,
         starts,
         context_lens,
-        tree_masks,
         max_query_len=max(lengths),
     )
 
@@ -72,12 +70,11 @@ def test_batch_is_padded_with_sequences_that_have_no_tokens(count: int) -> None:
     assert step.context_lens.tolist() == [30 + place for place in range(count)] + [0] * padding
     assert step.query_starts.tolist() == list(range(size + 1))
     assert step.query_starts.dtype == step.context_lens.dtype == torch.int32
-    assert step.tree_masks is None
 
 
 def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
     graphs, seen = make_graphs([*PLAIN, decode_shape(4, 4)])
-    full = decode(list(range(4)), [4] * 4, [3] * 16)
+    full = decode(list(range(4)), [4] * 4)
     graphs.run(decode_shape(4, 4), full)
     step = decode([5, 2, 7], [3, 1, 4])
     assert graphs.shape_for(step, is_decode=True) == decode_shape(4, 4)
@@ -91,16 +88,6 @@ def test_sequences_with_drafts_are_padded_and_tokens_may_be_left_over() -> None:
     assert tensors.slots.tolist() == [*range(40, 48)] + [-1] * 8
     assert tensors.rows.tolist() == [5, 2, 7, SPARE]
     assert tensors.token_rows.tolist() == [5, 5, 5, 2, 7, 7, 7, 7] + [SPARE] * 8
-    assert tensors.tree_masks is not None
-    assert tensors.tree_masks.tolist() == [-1] * 16
-
-
-def test_masks_of_trees_come_with_the_step() -> None:
-    graphs, seen = make_graphs([decode_shape(2, 3)])
-    masks = [-1, -3, -5, -1]
-    graphs.run(decode_shape(2, 3), decode([1, 0], [3, 1], masks))
-    assert seen[-1].tree_masks is not None
-    assert seen[-1].tree_masks.tolist() == [*masks, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +109,7 @@ def test_smallest_shape_that_holds_a_step_is_taken(lengths: list[int], expected:
     assert graphs.shape_for(decode(list(range(len(lengths))), lengths), is_decode=True) == expected
 
 
-MIXED = [mixed_shape(8, 2, has_masks=False), mixed_shape(8, 5, has_masks=False), mixed_shape(16, 5, has_masks=False)]
+MIXED = [mixed_shape(8, 2, has_drafts=False), mixed_shape(8, 5, has_drafts=False), mixed_shape(16, 5, has_drafts=False)]
 
 
 @pytest.mark.parametrize(
@@ -143,15 +130,10 @@ def test_step_with_prompt_tokens_takes_a_shape_without_logits(lengths: list[int]
     assert graphs.shape_for(step, is_decode=False) == expected
 
 
-def test_decodes_take_the_smallest_shape_of_any_kind_and_trees_one_with_masks() -> None:
+def test_decodes_take_the_smallest_shape_of_any_kind() -> None:
     graphs, _ = make_graphs([*PLAIN, *MIXED, decode_shape(4, 4)])
     assert graphs.shape_for(decode([0, 1]), is_decode=True) == decode_shape(2)
     assert graphs.shape_for(decode([0, 1], [7, 1]), is_decode=True) == MIXED[0]
-    trees = decode([0, 1], [4, 1], [-1] * 5)
-    assert graphs.shape_for(trees, is_decode=True) == decode_shape(4, 4)
-    assert graphs.shape_for(trees, is_decode=False) is None
-    with_masks, _ = make_graphs([mixed_shape(8, 2, has_masks=True)])
-    assert with_masks.shape_for(trees, is_decode=False) == mixed_shape(8, 2, has_masks=True)
 
 
 def test_sequences_of_padding_have_no_tokens_when_none_are_left() -> None:
@@ -167,4 +149,3 @@ def test_sequences_of_padding_have_no_tokens_when_none_are_left() -> None:
     assert step.rows.tolist() == [5, 2, SPARE, SPARE, SPARE]
     assert step.slots.tolist() == [*range(40, 47), -1]
     assert step.token_rows.tolist() == [5] * 6 + [2, SPARE]
-    assert step.tree_masks is None

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence, Share
-from gpu_worker.core.draft import ROOT, Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.step_table import (
@@ -39,8 +39,8 @@ def in_rows(*items: tuple[int | None, StateWork | None]) -> tuple[list[BatchSequ
 
 def test_arrays_have_the_types_of_the_table_at_any_size() -> None:
     sequences, plan = in_rows((7, StateWork(False, saves=((1, 9),))), (8, None))
-    whole = lay_out(plan, sequences, Frame(TABLES, BLOCK, has_states=True), [Draft((5, 6), (ROOT, ROOT)), Draft()])
-    masks = GraphShape(9, 4, 9, has_masks=True, has_logits=False)
+    whole = lay_out(plan, sequences, Frame(TABLES, BLOCK, has_states=True), [Draft((5, 6)), Draft()])
+    masks = GraphShape(9, 4, 9, has_drafts=True, has_logits=False)
     for step in (whole, padded(whole, masks, 4, 12), padded(no_step(1), masks, 4, 12)):
         for field in FIELDS:
             array = getattr(step, field.name)

@@ -1,4 +1,4 @@
-"""Proposers that know how sequences go on, and mix right draft tokens with wrong ones, in chains or trees."""
+"""Proposers that know how sequences go on, and mix right draft tokens with wrong ones, ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence as Values
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.core.draft import ROOT, Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest
 from tests.gpu_worker.execution.engine_run import VOCAB
 
@@ -45,33 +45,15 @@ class ChainProposer:
         return Draft(tuple(self.token(token_id) for token_id in coming[: self.random.randint(0, count)]))
 
 
-class TreeProposer(ChainProposer):
-    """Grows trees at random, whose tokens are right, where their parents are, with a set probability."""
-
-    def draft(self, coming: list[int], count: int) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths: list[int] = []
-        for _ in range(self.random.randint(0, count)):
-            parent = self.random.choice([ROOT, *range(max(0, len(tokens) - 3), len(tokens))])
-            depth = 0 if parent == ROOT else depths[parent] + 1
-            if depth < len(coming):
-                tokens.append(self.token(coming[depth]))
-                parents.append(parent)
-                depths.append(depth)
-        return Draft(tuple(tokens), tuple(parents))
-
-
 class HostileProposer(ChainProposer):
-    """Proposes what is no token, no tree, or too much."""
+    """Proposes what is no token, or too much."""
 
     def draft(self, coming: list[int], count: int) -> Draft:
         token_ids = tuple(self.random.choice([0, VOCAB - 1, VOCAB, -1, 10**12, *coming[:1]]) for _ in range(count + 2))
-        parents = tuple(self.random.choice([ROOT, 0, number, number - 1, -7, 99]) for number in range(count + 2))
-        return Draft(token_ids, self.random.choice([None, parents, parents[:1]]))
+        return Draft(token_ids)
 
 
-class WatchingProposer(TreeProposer):
+class WatchingProposer(ChainProposer):
     """Keeps the hidden vectors that it was shown of each sequence, by position."""
 
     wants_hidden = True

@@ -20,7 +20,6 @@ from tests.gpu_worker.execution.device_runs import make_device_runner
 from tests.gpu_worker.execution.drafts.scripted_proposers import (
     ChainProposer,
     HostileProposer,
-    TreeProposer,
     WatchingProposer,
 )
 from tests.gpu_worker.execution.engine_run import (
@@ -56,7 +55,6 @@ FORMS: dict[str, dict[str, bool]] = {
 }
 PROPOSERS: dict[str, type[ChainProposer]] = {
     "chains": ChainProposer,
-    "trees": TreeProposer,
     "hostile": HostileProposer,
 }
 
@@ -196,5 +194,5 @@ def test_warm_up_with_drafts_leaves_generation_unchanged(model: CausalLM, plain:
     assert runner.max_steps_in_flight == 2
     if is_graphed:
         runner.capture_graphs()
-    runner.verify_drafts_of(TreeProposer(plain.tokens, 0.8))
+    runner.verify_drafts_of(ChainProposer(plain.tokens, 0.8))
     assert run(runner, sequences(), policy=FixedDepth(DEPTH), token_budget=200).tokens == plain.tokens

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence, Share
-from gpu_worker.core.draft import ROOT, Draft
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.step import SampledTokens
 from gpu_worker.execution.batch.step_table import Frame, lay_out
 from gpu_worker.execution.drafts.computed_steps import MAX_KEPT_TOKENS, ComputedStep, KeptSteps, _apart
@@ -37,7 +37,7 @@ def decode_step(sequences: list[BatchSequence], start: int) -> ComputedStep:
     tables = np.zeros((len(sequences), 16), dtype=np.int32)
     hidden = torch.randn(len(sequences), HIDDEN_SIZE)
     sampled = [SampledTokens((100 + start,)) for _ in sequences]
-    return ComputedStep(shares, lay_out(decodes_of(shares), sequences, Frame(tables, 4)), hidden, sampled, {}, set())
+    return ComputedStep(shares, lay_out(decodes_of(shares), sequences, Frame(tables, 4)), hidden, sampled, set())
 
 
 class FailingProposer:
@@ -79,31 +79,6 @@ def test_proposer_that_fails_is_never_called_again(failing: str) -> None:
     assert not drafting.wants_hidden
 
 
-class BranchingProposer:
-    """Guesses two tokens for the next place, and one behind the second of them."""
-
-    wants_hidden = False
-
-    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
-        return [Draft((5, 6, 7), (ROOT, ROOT, 1)) for _ in requests]
-
-    def observe(self, computed: Iterable[ComputedTokens]) -> None: ...
-
-    def forget(self, sequence: BatchSequence) -> None: ...
-
-
-def test_sequences_whose_tokens_are_drawn_get_chains_where_those_are_exact() -> None:
-    greedy, drawn = make_sequence(3), make_sequence(3)
-    greedy.sampling = Sampling(temperature=0.0)
-    drawn.sampling = Sampling(temperature=0.7)
-    scheduled = [Share(sequence, 2, 1, True, 3) for sequence in (greedy, drawn)]
-    tree, chain = Draft((5, 6, 7), (ROOT, ROOT, 1)), Draft((5,))
-    proposer = BranchingProposer()
-    assert Drafting(proposer, 50, draws_from_trees=False).drafts(scheduled) == [tree, chain]
-    assert Drafting(proposer, 50).drafts(scheduled) == [tree, tree]
-    assert Drafting(proposer, 50, sliding_window=8).drafts(scheduled) == [chain, chain]
-
-
 def test_only_sequences_that_go_on_are_shown() -> None:
     goes_on, failed, departed, unknown = (make_sequence(4) for _ in range(4))
     scheduled = [Share(sequence, 3, 1, True) for sequence in (goes_on, failed, departed)]
@@ -116,7 +91,7 @@ def test_only_sequences_that_go_on_are_shown() -> None:
     hidden = torch.randn(4, HIDDEN_SIZE)
     sequences = [share.sequence for share in scheduled]
     layout = lay_out(decodes_of(scheduled), sequences, Frame(tables, 4))
-    step = ComputedStep(scheduled, layout, hidden, sampled, {}, {departed})
+    step = ComputedStep(scheduled, layout, hidden, sampled, {departed})
     [computed] = step
     assert (computed.sequence, computed.start) == (goes_on, 3)
     assert computed.token_ids == (goes_on.token_ids[3], 0)
@@ -231,7 +206,6 @@ def test_what_a_proposer_makes_up_is_cut_to_tokens_of_the_vocabulary_and_to_what
     for made_up, usable in (
         (Draft((5, 49, 50, 6)), Draft((5, 49))),
         (Draft((5, -1, 6)), Draft((5,))),
-        (Draft((5, 6, 7), (ROOT, 1, 1)), Draft((5,), (ROOT,))),
         (Draft((5, 6, 7, 8)), Draft((5, 6, 7))),
     ):
         assert Drafting(FixedProposer(made_up), 50).drafts([item]) == [usable]
@@ -243,8 +217,6 @@ def test_drafts_that_the_grammar_forbids_are_cut() -> None:
     item = guided_decode("a+b?c", "a", 6)
     chain = Drafting(FixedProposer(Draft((a, b, x, c))), VOCAB).drafts([item])
     assert chain == [Draft((a, b))]
-    tree = Draft((a, x, b, c, c, c), (ROOT, ROOT, 0, 1, 2, 3))
-    assert Drafting(FixedProposer(tree), VOCAB).drafts([item]) == [Draft((a, b, c), (ROOT, 0, 1))]
     assert Drafting(FixedProposer(Draft((x,))), VOCAB).drafts([item]) is None
 
 

@@ -146,14 +146,3 @@ def test_groups_have_blocks_of_their_own_and_shapes_by_layer() -> None:
     assert block_bytes == [4 * 4 * (64 + 24 + 48), 4 * 4 * 2 * 48]
     by_group = [sum(own[place].block_bytes for place in places) for places in ((1, 3, 4), (0, 2))]
     assert by_group == block_bytes
-
-
-def test_blocks_are_moved_in_one_group_only() -> None:
-    layout = CacheLayout((KeepsTokens(CacheShape(1, 2, 2), 8), KeepsTokens(CacheShape(1, 2, 2))))
-    cache = allocate_groups(layout, [2, 2], 2, torch.float32, CPU)
-    for layer in cache.layers:
-        layer.keys.copy_(torch.arange(8.0).view(2, 2, 1, 2))
-        layer.values.copy_(layer.keys)
-    cache.groups[1].move(torch.tensor([3]), torch.tensor([0]))
-    assert cache.layers[0].keys[0, 0, 0].tolist() == cache.layers[0].values[0, 0, 0].tolist() == [6.0, 7.0]
-    assert cache.layers[1].keys[0, 0, 0].tolist() == [0.0, 1.0]

@@ -12,7 +12,7 @@ import torch
 
 from gpu_worker.core.sequence import Sequence
 from ops.bench.spec.fixed_depth import FixedDepth
-from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer, TreeProposer
+from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.models.vision.seeing_models import (
     SEEING_CASES,
@@ -149,7 +149,7 @@ def test_answers_survive_preemption_and_a_move(seeing: Seeing) -> None:
 
 
 @each_family
-@pytest.mark.parametrize("kind", [ChainProposer, TreeProposer])
+@pytest.mark.parametrize("kind", [ChainProposer])
 def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[ChainProposer]) -> None:
     def sequences() -> list[Sequence]:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution import runner_config
 from gpu_worker.execution.drafts.proposer import DraftRequest
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
-from gpu_worker.speculative.likeliest_tree import BranchingChain
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
@@ -68,16 +68,18 @@ class Oracle:
         streams = self.model.model(token_ids[None], output_hidden_states=True).hidden_states
         read = torch.cat([streams[layer][0, :-1] for layer in TAPPED], dim=1)
         hidden = read @ self.tensors["fc.weight"].T
-        chain, goes_on = BranchingChain(request.num_tokens, LEAST_CHANCE), True
-        while goes_on:
+        total = 0.0
+        for token_id in draft.token_ids:
+            assert total >= math.log(LEAST_CHANCE)
             embedded = self.model.model.embed_tokens(token_ids[1:])
             outputs = eagle3_outputs(self.tensors, embedded, hidden, is_stream_normed=self.is_stream_normed)
             hidden = torch.cat((hidden, outputs[-1:]))
-            scores, candidates = eagle3_scores(self.tensors, hidden[-1], VOCAB).topk(min(request.num_tokens, 8))
-            goes_on = chain.grow(candidates.tolist(), scores.tolist())
-            token_ids = torch.cat((token_ids, candidates[:1]))
-        assert draft == chain.draft()
-        self.num_deep += len(draft.chain()) > 2
+            score, likeliest = eagle3_scores(self.tensors, hidden[-1], VOCAB).max(-1)
+            assert likeliest == token_id
+            total += float(score)
+            token_ids = torch.cat((token_ids, likeliest[None]))
+        assert len(draft) == request.num_tokens or total < math.log(LEAST_CHANCE)
+        self.num_deep += len(draft) > 2
         self.num_checked += 1
 
 

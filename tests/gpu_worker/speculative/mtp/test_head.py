@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
-from gpu_worker.speculative.likeliest_tree import BranchingChain
+from gpu_worker.speculative.hidden_vectors.weights import EntryStep
 from gpu_worker.speculative.mtp.head import load_head
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import with_room_for_proposer
@@ -62,15 +63,17 @@ class Oracle:
             return
         token_ids = torch.tensor(request.sequence.token_ids)
         hidden = self.headed.hidden(token_ids)[:-1]
-        chain, goes_on = BranchingChain(request.num_tokens, LEAST_CHANCE), True
-        while goes_on:
+        total = 0.0
+        for token_id in draft.token_ids:
+            assert total >= math.log(LEAST_CHANCE)
             handed_on, log_probabilities = self.headed.head(token_ids[1:], hidden)
-            scores, candidates = log_probabilities.topk(min(request.num_tokens, 8))
-            goes_on = chain.grow(candidates.tolist(), scores.tolist())
+            score, likeliest = log_probabilities.max(-1)
+            assert likeliest == token_id
+            total += float(score)
             hidden = torch.cat((hidden, handed_on[None]))
-            token_ids = torch.cat((token_ids, candidates[:1]))
-        assert draft == chain.draft()
-        self.num_deep += len(draft.chain()) > 2
+            token_ids = torch.cat((token_ids, likeliest[None]))
+        assert len(draft) == request.num_tokens or total < math.log(LEAST_CHANCE)
+        self.num_deep += len(draft) > 2
 
 
 def sequences() -> list[Sequence]:
@@ -207,7 +210,7 @@ def yielded(directory: Path, hidden: torch.Tensor) -> torch.Tensor:
         max_context_len=LENGTH,
     )
     with torch.inference_mode():
-        return head.forward(positions + 7, hidden, positions, context)
+        return head.forward(EntryStep(positions + 7, hidden, positions, context))
 
 
 def test_head_with_scales_by_block_is_near_the_plain_one(tmp_path: Path) -> None:

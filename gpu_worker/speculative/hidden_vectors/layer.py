@@ -1,4 +1,4 @@
-"""A layer that predicts hidden vectors, operation by operation."""
+"""A layer that predicts hidden vectors, and drafts by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gpu_worker.layers.layer import DecoderLayer
 from gpu_worker.layers.linear import LayerParts
 from gpu_worker.layers.norms import Norm, RMSNorm, make_norm
 from gpu_worker.layers.vocabulary import LMHead
-from gpu_worker.speculative.hidden_vectors.form import Candidates, DraftLayerWeights, EntryStep, NormedJoin, PairNorms
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.speculative.hidden_vectors.weights import DraftLayerWeights, EntryStep, NormedJoin, PairNorms
 from kernels.linear import Linear, LinearFactory
 
 # Kernels are compiled anew for a pointer that is aligned otherwise: the numbers of each step begin on a multiple.
@@ -104,76 +105,106 @@ class _PairedInputs:
         return torch.cat((self._embedding_norm(embedded), normed), dim=1), stream
 
 
-class LayeredForm:
-    """Holds weights only: every call's state is in its arguments."""
+class DraftLayer:
+    """A layer that was trained for one model, and predicts its next hidden vector. Holds weights only.
 
-    def __init__(self, weights: DraftLayerWeights, linears: LinearFactory) -> None:
+    Attributes:
+        relative_cost: What a pass with scores takes, as a share of a step of the model, by their weights.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DraftLayerWeights,
+        linears: LinearFactory,
+        relative_cost: float,
+        reduce: Linear | None = None,
+    ) -> None:
+        """Hold the weights; `reduce` makes one vector of the tapped layers, None reads the head's input."""
+        self.config = config
+        self.dtype, self.device = weights.embedding.dtype, weights.embedding.weight.device
+        self.relative_cost = relative_cost
+        self._reduce = reduce
         self._rotations = weights.rotations
         parts = LayerParts.made_by(linears, self._rotations)
-        inputs, head, eps, dtype = weights.inputs, weights.head, weights.eps, weights.embedding.dtype
-        before = weights.layer.norms.before_mixer
-        norm = None if before is None else make_norm(before)
-        if isinstance(inputs, PairNorms):
-            self._inputs: _Inputs = _PairedInputs(inputs, eps)
-        elif isinstance(inputs, NormedJoin):
-            self._inputs = _NormedJoinedInputs(inputs, parts.product(inputs.projection), norm)
-        else:
-            self._inputs = _JoinedInputs(parts.product(inputs), norm)
+        head, eps = weights.head, weights.eps
+        self._inputs = _make_inputs(weights, parts)
         self._embedding = weights.embedding
         self._layer = DecoderLayer(0, weights.layer, parts)
-        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(parts.product(head.matrix), dtype)
+        self._head = head.matrix if isinstance(head.matrix, LMHead) else LMHead(parts.product(head.matrix), self.dtype)
         head_norm = None if head.norm is None else RMSNorm(head.norm, eps)
         self._yield_norm = head_norm if head.hands_on_normed else None
         self._head_norm = None if head.hands_on_normed else head_norm
         self._token_ids = head.token_ids
-        self._downloads = Downloads(weights.embedding.weight.device)
+        self._downloads = Downloads(self.device)
 
-    def __call__(self, step: EntryStep) -> torch.Tensor:
-        """Do what `LayerForm` promises."""
-        self._rotations.cover(step.positions)
-        embedded = self._embedding(step.token_ids)
-        x, stream = self._inputs(embedded, step.hidden.to(embedded.dtype))
-        added = self._layer.add_to(stream, x, step.positions, step.context)
-        return stream.add_(added) if self._yield_norm is None else self._yield_norm.add(added, stream)
+    def forward(self, step: EntryStep) -> torch.Tensor:
+        """Write the entries into the cache; return what they yield, `[num_tokens, hidden_size]`."""
+        return self._compute(step, self._read(step.hidden))
 
-    def draft(
-        self, step: EntryStep, limits: Sequence[int], num_candidates: int, least_score: float
-    ) -> list[list[Candidates]]:
-        """Do what `LayerForm` promises. Nothing waits for the device before all depths have been launched."""
+    def draft(self, step: EntryStep, limits: Sequence[int], least_score: float) -> list[list[int]]:
+        """Do the same, and draft behind the first sequences; return the likeliest chain of each.
+
+        Nothing waits for the device before all depths have been launched.
+
+        Args:
+            step: The entries of the first sequences, and of any others.
+            limits: The step's `limits`, on the host.
+            least_score: A chain ends with the token that makes its log probability less than this.
+        """
         assert step.limits is not None
         last = step.context.query_starts[1 : len(limits) + 1].long() - 1
-        hidden = self(step)[last]
+        hidden = self.forward(step)[last]
         steps = SingleSteps(step.context, step.limits, max(limits) - 1)
-        # The candidates of each depth, `[num_drafting, num_candidates]`.
+        # The likeliest tokens of each depth, `[num_drafting]`.
         found: list[torch.Tensor] = []
         found_scores: list[torch.Tensor] = []
         for depth in range(max(limits)):
-            token_ids, scores = self._candidates(hidden, num_candidates)
+            token_ids, scores = self._likeliest(hidden)
             found.append(token_ids)
             found_scores.append(scores)
             if depth + 1 < max(limits):
-                hidden = self(EntryStep(token_ids[:, 0].contiguous(), hidden, *steps.step(depth)))
-        token_ids, scores = self._downloads.start([torch.stack(found, 1), torch.stack(found_scores, 1)]).wait()
-        by_sequence = zip(token_ids.tolist(), scores.tolist(), limits, strict=True)
-        return [
-            _likely_part(ids[:limit], log_probabilities, least_score) for ids, log_probabilities, limit in by_sequence
-        ]
+                positions, context = steps.step(depth)
+                hidden = self._compute(EntryStep(token_ids, hidden, positions, context), hidden)
+        chains, totals = self._downloads.start(
+            [torch.stack(found, 1), torch.stack(found_scores, 1).cumsum(dim=1)]
+        ).wait()
+        by_sequence = zip(chains.tolist(), totals.tolist(), limits, strict=True)
+        return [_likely_part(chain[:limit], total, least_score) for chain, total, limit in by_sequence]
 
-    def _candidates(self, hidden: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return likely tokens and their log probabilities, `[num_rows, num_candidates]`."""
+    def _compute(self, step: EntryStep, hidden: torch.Tensor) -> torch.Tensor:
+        self._rotations.cover(step.positions)
+        embedded = self._embedding(step.token_ids)
+        x, stream = self._inputs(embedded, hidden.to(embedded.dtype))
+        added = self._layer.add_to(stream, x, step.positions, step.context)
+        return stream.add_(added) if self._yield_norm is None else self._yield_norm.add(added, stream)
+
+    def _read(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._reduce is None:
+            return hidden
+        return self._reduce(hidden[:, self.config.hidden_size :].to(self.dtype))
+
+    def _likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the likeliest token of each row and its log probability."""
         logits = self._head(hidden if self._head_norm is None else self._head_norm(hidden))
-        scores, features = logits.topk(min(num_candidates, logits.shape[1]))
+        scores, features = logits.max(dim=1)
         token_ids = features if self._token_ids is None else self._token_ids[features].long()
-        return token_ids, scores - logits.logsumexp(dim=-1, keepdim=True)
+        return token_ids, scores - logits.logsumexp(dim=-1)
 
 
-def _likely_part(token_ids: list[list[int]], scores: list[list[float]], least_score: float) -> list[Candidates]:
-    """Return the candidates of a sequence up to the depth where its chain is no longer likely enough to go on."""
-    part: list[Candidates] = []
-    total = 0.0
-    for candidates in zip(token_ids, scores, strict=False):
-        part.append(candidates)
-        total += candidates[1][0]
+def _make_inputs(weights: DraftLayerWeights, parts: LayerParts) -> _Inputs:
+    inputs, before = weights.inputs, weights.layer.norms.before_mixer
+    norm = None if before is None else make_norm(before)
+    if isinstance(inputs, PairNorms):
+        return _PairedInputs(inputs, weights.eps)
+    if isinstance(inputs, NormedJoin):
+        return _NormedJoinedInputs(inputs, parts.product(inputs.projection), norm)
+    return _JoinedInputs(parts.product(inputs), norm)
+
+
+def _likely_part(chain: list[int], totals: list[float], least_score: float) -> list[int]:
+    """Return the tokens up to the one behind which the chain is no longer likely enough to go on."""
+    for place, total in enumerate(totals[: len(chain)]):
         if total < least_score:
-            break
-    return part
+            return chain[: place + 1]
+    return chain
