@@ -45,9 +45,9 @@ FAST = {
 }
 
 
-def run(batch: PagedBatch, options: Options, device: torch.device, masks: torch.Tensor | None = None) -> torch.Tensor:
+def run(batch: PagedBatch, options: Options, device: torch.device) -> torch.Tensor:
     tensors = (batch.query, batch.key_cache, batch.value_cache, batch.block_tables, batch.query_starts)
-    more = (batch.context_lens, batch.kv_scales, masks, options.sinks(batch.query.shape[1]))
+    more = (batch.context_lens, batch.kv_scales, options.sinks(batch.query.shape[1]))
     moved = PagedAttentionBatch(*(None if part is None else part.to(device) for part in (*tensors, *more)))
     if batch.key_cache.data_ptr() == batch.value_cache.data_ptr():
         moved = replace(moved, value_cache=moved.key_cache[..., : batch.value_cache.shape[3]])

@@ -288,7 +288,7 @@ def test_sequences_are_divided_by_their_share_of_all_tokens(
     division = torch.zeros(2, size, dtype=torch.int32, device=device)
     starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
     lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
-    shape = SimpleNamespace(reach=0, chunk=0)
+    shape = SimpleNamespace(sliding_window=0, chunk=0)
     write_division[(1,)](division, starts, lens, num_seqs, 66, size, shape)
     splits, tiles_per_split = (row[:num_seqs].tolist() for row in division)
     tiles = [-(-length // 64) for length in context_lens]
@@ -308,12 +308,10 @@ def test_chunks_are_split_where_programs_are_too_few() -> None:
 
 
 def test_unsupported_shapes_are_refused() -> None:
-    values, masks = torch.empty(1, 16, 1, 512), torch.empty(1, dtype=torch.int64)
-    assert can_run(torch.empty(1, 128, 576), values, None, 8192)
-    assert can_run(torch.empty(1, 128, 576), values, masks, None)
-    assert not can_run(torch.empty(1, 128, 576), values, masks, 8192)
-    assert not can_run(torch.empty(1, 1, 584), values, None, None)
-    assert not can_run(torch.empty(1, 1, 576), torch.empty(1, 16, 1, 520), None, None)
+    values = torch.empty(1, 16, 1, 512)
+    assert can_run(torch.empty(1, 128, 576), values)
+    assert not can_run(torch.empty(1, 1, 584), values)
+    assert not can_run(torch.empty(1, 1, 576), torch.empty(1, 16, 1, 520))
 
 
 def check_dispatched(
