@@ -52,3 +52,10 @@ def test_spread_has_the_quantiles_of_measured_over_predicted() -> None:
     ratios = spread(gaps, LinearTimes(0.01))
     assert (ratios[0], ratios[50], ratios[-1]) == (1.0, 1.5, 2.0)
     assert list(ratios) == sorted(ratios)
+
+
+def test_parts_that_no_measurement_has_are_zero() -> None:
+    gaps = [Gap(0.01 + 0.001 * batch, batch, 100 * batch) for batch in (1, 2, 4)]
+    found = fit(gaps)
+    assert (found.latency_s, found.times.token_s, found.times.pair_s) == (0.0, 0.0, 0.0)
+    assert found.times.fixed_s == pytest.approx(0.01)
