@@ -19,7 +19,7 @@ from tests.gateway.wire_worker import WireWorker, expected_text, until
 MAX_CONNECTIONS = 24
 HEAD_TIMEOUT_S = 1.0
 # An attack below sends at least this many bytes, and may cost the gateway at most that many.
-ATTACK_BYTES = 24 << 20
+ATTACK_BYTES = 48 << 20
 MAX_GROWTH_BYTES = 6 << 20
 
 CHUNKED_POST = (
