@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from shared.bounds import Counter, NumBlocks, NumRequests
+from shared.golden import GoldenReading
 from shared.histogram import Histogram
 
 STEP_TOKENS_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -128,6 +129,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         evicted_blocks: Blocks of the prefix cache that were overwritten, because blocks were needed.
         ranks: Those that the model is divided among; none where one process has it all.
         kv_tiers: Where contents of the KV cache are kept besides; none if nowhere.
+        golden: What golden probes have found; None without a baseline.
     """
 
     prompt_tokens: Counter = 0
@@ -155,6 +157,7 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     evicted_blocks: Counter = 0
     ranks: Annotated[tuple[RankReading, ...], Meta(max_length=MAX_RANKS)] = ()
     kv_tiers: Annotated[tuple[KvTierReading, ...], Meta(max_length=MAX_KV_TIERS)] = ()
+    golden: GoldenReading | None = None
 
 
 class StepCounts:

@@ -99,5 +99,6 @@ def _worker(beat: Heartbeat) -> dict[str, Any]:
     told["max_num_seqs"] = beat.max_num_seqs
     told["draining"] = beat.draining
     told["started"] = beat.started
+    told["golden"] = None if metrics.golden is None else asdict(metrics.golden)
     told["gpus"] = [asdict(gpu) for gpu in metrics.gpus]
     return told

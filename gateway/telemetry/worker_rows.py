@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gateway.telemetry.row import Kind, MetricRow
+from shared.golden import GoldenReading
 from shared.messages import Heartbeat
 from shared.worker_metrics import GpuReading, KvTierReading, RankReading, WorkerMetrics
 
+_NOTHING = GoldenReading()
 ENGINE = ("model_name", "engine")
 WORKER = ("model", "worker")
 
@@ -31,6 +33,10 @@ def _usage(beat: Heartbeat) -> float:
 
 def _fill(beat: Heartbeat) -> float:
     return beat.running / beat.max_num_seqs if beat.max_num_seqs else 0.0
+
+
+def _golden(metrics: WorkerMetrics) -> GoldenReading:
+    return metrics.golden or _NOTHING
 
 
 def _vllm(name: str, kind: Kind, text: str, read: Callable[[Heartbeat, WorkerMetrics], float]) -> WorkerRow:
@@ -100,6 +106,14 @@ WORKER_ROWS = (
         lambda b, m: m.expert_imbalance,
     ),
     _own("unused_experts", "gauge", "Experts that no token went to, over all layers.", lambda b, m: m.unused_experts),
+    _own("golden_probes_total", "counter", "Golden probes that ended.", lambda b, m: _golden(m).probes),
+    _own("golden_failures_total", "counter", "Those that differed from the baseline.", lambda b, m: _golden(m).failed),
+    _own("golden_given_up_total", "counter", "Those that did not end in time.", lambda b, m: _golden(m).given_up),
+    _own("golden_deviation", "gauge", "Of the last golden probe.", lambda b, m: _golden(m).deviation),
+    _own("golden_limit", "gauge", "Deviation from which a golden probe fails.", lambda b, m: _golden(m).limit),
+    _own("golden_failures_in_a_row", "gauge", "Since a golden probe passed.", lambda b, m: _golden(m).in_a_row),
+    _own("golden_device_seconds_total", "counter", "What golden probes took.", lambda b, m: _golden(m).device_s),
+    _own("golden_withdrawn", "gauge", "1: it takes nothing because of them.", lambda b, m: _golden(m).has_withdrawn),
     _own("process_resident_memory_bytes", "gauge", "Memory of its process.", lambda b, m: m.resident_bytes),
 )
 STEP_TOKENS_ROW = MetricRow("vllm:iteration_tokens_total", "histogram", ENGINE, "Tokens of each step.")

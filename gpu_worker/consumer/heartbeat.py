@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from gpu_worker.adapters.loaded import LoadedAdapters
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
@@ -18,6 +20,7 @@ from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.adapter_calls import AdapterBeat
+from shared.golden import GoldenReading
 from shared.messages import FEATURES, Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
@@ -42,6 +45,7 @@ class HeartbeatSource:
         num_reconnects: How often the connection to NATS was made again.
         started: When this worker began, or came back to life last, in Unix seconds.
         earlier_lives: The times of `started` before.
+        golden: Reads what golden probes have found; None without a baseline.
     """
 
     worker: str
@@ -63,6 +67,7 @@ class HeartbeatSource:
     num_reconnects: int = 0
     started: float = field(default_factory=time.time)
     earlier_lives: list[float] = field(default_factory=list)
+    golden: Callable[[], GoldenReading | None] = lambda: None
 
     def begin_life(self) -> None:
         """Count as another process from now on: what the worker held was lost."""
@@ -109,13 +114,17 @@ class HeartbeatSource:
             max_prompt_characters=self.max_prompt_characters,
             tasks=self.tasks,
             chat_format=self.chat_format,
-            metrics=metrics,
+            metrics=self._with_golden(metrics),
             sampling_defaults=self.sampling_defaults,
             num_reconnects=self.num_reconnects,
             features=self.features,
             prefixes=self.affinity.news(),
             adapters=tuple(AdapterBeat(each.name, each.digest) for each in self.adapters.all),
         )
+
+    def _with_golden(self, metrics: WorkerMetrics | None) -> WorkerMetrics | None:
+        golden = self.golden()
+        return metrics if metrics is None or golden is None else structs.replace(metrics, golden=golden)
 
 
 class MetricsSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,8 @@ from gpu_worker.consumer.batch_progress import ProgressRecords
 from gpu_worker.consumer.constraint_source import ConstraintSource
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
+from gpu_worker.consumer.golden.prober import ProbeSizes
+from gpu_worker.consumer.golden.watch import TICK_S, GoldenSettings, GoldenWatch
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.heartbeat import HeartbeatSource
 from gpu_worker.consumer.held_request import HeldRequests
@@ -64,11 +67,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the model's files say, apart from its weights."""
+    """What the model's files say, apart from its weights, and what its answers are compared with."""
 
     directory: ModelDirectory
     tokenizer: ModelTokenizer
     tasks: ModelTasks
+    golden: GoldenSettings | None = None
 
 
 class Worker:
@@ -119,7 +123,7 @@ class Worker:
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
-            source=self._heartbeat_source(identity, sizes, model, held, affinity, adapting.adapters),
+            source=(source := self._heartbeat_source(identity, sizes, model, held, affinity, adapting.adapters)),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled, receipts),
             subscribers=subscribers,
@@ -133,7 +137,7 @@ class Worker:
             tiers=tuple if setup.tiers is None else setup.tiers.readings,
             ranks=tuple if setup.group is None else setup.group.group.readings,
         )
-        self._relay = StepRelay(asyncio.get_running_loop(), self.consumer.accept, interactive.outbox.send_now)
+        self._relay = self._make_relay(interactive.outbox.send_now, model.golden, source, sizes)
 
     def _reader(
         self,
@@ -156,6 +160,31 @@ class Worker:
             sees=sees,
             watermark_tenants=self._watermark_tenants,
         )
+
+    def _make_relay(
+        self,
+        send: Callable[[], None],
+        golden: GoldenSettings | None,
+        source: HeartbeatSource,
+        sizes: SchedulerConfig,
+    ) -> StepRelay:
+        """Return what passes steps on: to golden probes first, where there are any."""
+        self._golden: GoldenWatch | None = None
+        accept = self.consumer.accept
+        if golden is not None:
+            # A prompt may fill half of the KV cache at most.
+            longest = min(sizes.max_model_len, sizes.num_blocks * sizes.block_size // 2)
+            fitting = ProbeSizes(longest, sizes.block_size)
+            self._golden = GoldenWatch(golden, self._nats, self._engine, self.consumer, source, fitting)
+            accept = self._golden.accept
+        return StepRelay(asyncio.get_running_loop(), accept, send)
+
+    @property
+    def withdrawn(self) -> str | None:
+        """Why the worker takes nothing at present, if it has withdrawn by itself."""
+        if self._golden is not None and self._golden.has_withdrawn:
+            return self._golden.reading().problem
+        return self.consumer.withdrawn
 
     def _follow_group(self) -> None:
         if self._group is None:
@@ -245,6 +274,9 @@ class Worker:
         await self._clock.synchronize(self._nats)
         self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self._clock.synchronize, self._nats), "time of NATS")
         await self.consumer.start()
+        if self._golden is not None:
+            await self._golden.start()
+            self._tasks.every(TICK_S, self._golden.tick, "golden probes")
 
     async def close(self) -> None:
         """Stop the engine and everything else; requests still held are left to the queue."""

@@ -231,6 +231,23 @@ class WorkerConfig(NatsFiles):
         minimum=0,
         maximum=65535,
     )
+    golden: Path | None = setting(
+        None,
+        "Baseline of golden prompts, as `headrace golden record` makes it: the worker replays them when it has nothing "
+        "better to do, and finds out if its answers are no longer the model's. Off if not given.",
+    )
+    golden_key_file: Path | None = setting(
+        None, "File with the key that the baseline was signed with. Required with --golden."
+    )
+    golden_share: float = setting(
+        0.001, "Share of the device's time that golden prompts may take.", minimum=0.00001, maximum=1
+    )
+    golden_withdraw: str = setting(
+        "unless-last",
+        "Whether a worker that fails two golden probes in a row takes no more requests: unless no other sound worker "
+        "of the model is there, always, or never: then it only says so.",
+        choices=("unless-last", "always", "never"),
+    )
     drain_timeout_s: float = setting(30.0, "Time running requests get to finish at shutdown.", minimum=0)
     audit_file: Path | None = setting(None, AUDIT_HELP)
     log_format: str = setting("text", LOG_FORMAT_HELP, choices=FORMATS)

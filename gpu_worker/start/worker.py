@@ -29,6 +29,7 @@ from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
+from gpu_worker.start.golden_setup import golden_settings
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.host_settings import check_hosts, with_launcher
 from gpu_worker.start.model_revision import served_revision
@@ -109,7 +110,7 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
     check_nats(config, identity)
     health_socket = bind_health_port(config.health_host, config.health_port)
     start_up = StartUp(ProgressBar(sys.stderr))
-    model = _served_model(config)
+    model = _served_model(config, identity.model)
     setup = build_engine(config, model.directory, model.tokenizer, start_up)
     _log.info(start_up.summary())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -119,7 +120,7 @@ def _serve(config: WorkerConfig, identity: Identity, observer: RequestObserver) 
         return runner.run(_run(config, identity, model, setup, health_socket, observer))
 
 
-def _served_model(config: WorkerConfig) -> ServedModel:
+def _served_model(config: WorkerConfig, name: str) -> ServedModel:
     assert config.model is not None
     directory = read_model_directory(config.model)
     if config.sampling_defaults != "model":
@@ -131,7 +132,7 @@ def _served_model(config: WorkerConfig) -> ServedModel:
         _log.info("task not served", extra={"task": task, "reason": reason})
     if tasks.generates:
         _prepare_grammars(tokenizer)
-    return ServedModel(directory, tokenizer, tasks)
+    return ServedModel(directory, tokenizer, tasks, golden_settings(config, name, tokenizer.vocab_size))
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
@@ -160,7 +161,7 @@ async def _run(
     own = (memory_bytes, config.prefix_wait_s, tenants)
     worker = Worker(identity, nats, setup, model, limits, observer, stopping, *own)
     events.consumer = worker.consumer
-    health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.consumer.withdrawn)
+    health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.withdrawn)
     if health_socket is not None:
         await health.start(health_socket)
     try:

@@ -34,6 +34,7 @@ _COMMANDS = (
     "worker-login",
     "quantize",
     "perplexity",
+    "golden",
     "plan",
     "simulate",
     "cache",

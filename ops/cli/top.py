@@ -80,8 +80,15 @@ def _worker(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tu
         f"{rate(each, last, 'prefill_tokens', passed_s):.0f}",
         f"{100 * min(1.0, rate(each, last, 'busy_s', passed_s)):.0f}%",
         cached,
-        "draining" if each["draining"] else "",
+        _state(each),
     )
+
+
+def _state(each: dict[str, Any]) -> str:
+    golden = each.get("golden") or {}
+    if problem := golden.get("problem"):
+        return printable_cell(f"{'withdrawn' if golden['has_withdrawn'] else 'goes on'}: {problem}")
+    return "draining" if each["draining"] else ""
 
 
 def _gateway(each: dict[str, Any], before: dict[str, Any], passed_s: float) -> tuple[str, ...]:

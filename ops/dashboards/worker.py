@@ -109,6 +109,15 @@ WORKER = Dashboard(
             Query(f"headrace_worker_process_resident_memory_bytes{{{_OWN}}}", "{{worker}}"),
             unit="bytes",
         ),
+        graph(
+            "Deviation of golden probes",
+            "Of log probabilities from the baseline, over the limit: two probes in a row above 1 withdraw a worker.",
+            Query(
+                f"headrace_worker_golden_deviation{{{_OWN}}} / (headrace_worker_golden_limit{{{_OWN}}} > 0)",
+                "{{worker}}",
+            ),
+            limit=1,
+        ),
         _gpu("GPU utilization", "headrace_gpu_utilization_ratio", "percentunit", "Time in which a kernel ran."),
         _gpu("GPU memory", "headrace_gpu_memory_used_bytes", "bytes", "In use."),
         _gpu("GPU temperature", "headrace_gpu_temperature_celsius", "celsius", "Most GPUs slow down at 85 to 90.", 85),

@@ -201,6 +201,8 @@ async def _fleet(client: Client, model: str | None, expected: Sequence[int]) -> 
     text = "; ".join(_described(heartbeat) for heartbeat in heard.values())
     if any(_missing_ranks(heartbeat) for heartbeat in heard.values()):
         return warning("workers", text, "the worker replaces a rank that is gone; its log says why it was")
+    if any(_golden_problem(heartbeat) for heartbeat in heard.values()):
+        return warning("workers", text, "see ops/docs/runbooks/wrong-answers.md")
     silent = sorted(set(expected) - {heartbeat.pid for heartbeat in heard.values()})
     if silent:
         text += f"; not heard: process {', '.join(map(str, silent))}"
@@ -213,12 +215,19 @@ def _missing_ranks(beat: Heartbeat) -> list[str]:
     return [] if beat.metrics is None else [str(rank.rank) for rank in beat.metrics.ranks if not rank.is_alive]
 
 
+def _golden_problem(beat: Heartbeat) -> str:
+    """Return what the golden probes of a worker found; empty while nothing is wrong."""
+    return "" if beat.metrics is None or beat.metrics.golden is None else beat.metrics.golden.problem
+
+
 def _described(beat: Heartbeat) -> str:
     draining = ", draining" if beat.draining else ""
     if beat.metrics is not None and beat.metrics.ranks:
         draining += f", {len(beat.metrics.ranks)} ranks"
         if missing := _missing_ranks(beat):
             draining += f" of which {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+    if problem := _golden_problem(beat):
+        draining += f", its answers are wrong ({problem})"
     blocks = f"{beat.free_blocks} of {beat.total_blocks} blocks free"
     return f"{beat.worker} serves {beat.model} (revision {beat.revision}), {beat.running} running, {blocks}{draining}"
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gateway.telemetry.worker_rows import EVERY_ROW, GPU_ROWS, RANK_ROWS, TIER_ROWS, WORKER_ROWS
+from shared.golden import GoldenReading
 from shared.messages import Heartbeat
 from shared.prefixes import PrefixNews
 from shared.worker_metrics import GpuReading, KvTierReading, RankReading, WorkerMetrics
@@ -27,6 +28,7 @@ METRICS = WorkerMetrics(
     expert_imbalance=1.13,
     unused_experts=114,
     evicted_blocks=115,
+    golden=GoldenReading(116, 117, 118, 1.19, 1.2, 121.0, 122, True),
 )
 BUSY = msgspec.structs.replace(
     BEAT,
@@ -72,6 +74,14 @@ EXPECTED = {
     "headrace_worker_evicted_blocks_total": 115,
     "headrace_worker_prefix_handovers_total": 209,
     "headrace_worker_prefix_waits_in_vain_total": 210,
+    "headrace_worker_golden_probes_total": 116,
+    "headrace_worker_golden_failures_total": 117,
+    "headrace_worker_golden_failures_in_a_row": 118,
+    "headrace_worker_golden_deviation": 1.19,
+    "headrace_worker_golden_limit": 1.2,
+    "headrace_worker_golden_device_seconds_total": 121.0,
+    "headrace_worker_golden_given_up_total": 122,
+    "headrace_worker_golden_withdrawn": 1,
     "headrace_worker_process_resident_memory_bytes": 111,
 }
 

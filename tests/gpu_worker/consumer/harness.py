@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 import ops
+from gpu_worker.consumer.golden.watch import GoldenSettings
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
@@ -208,6 +209,7 @@ async def start_worker(
     limits: StreamLimits | None = None,
     media: Any = None,
     tokenizer: ModelTokenizer = TOKENIZER,
+    golden: GoldenSettings | None = None,
     **settings: Any,
 ) -> RunningWorker:
     """Start a worker with a simulated engine, one millisecond a step unless told otherwise.
@@ -218,6 +220,7 @@ async def start_worker(
         limits: Of streams that it makes.
         media: Prepares images, for a model that sees.
         tokenizer: The demo model's, perhaps with another template.
+        golden: What its answers are compared with.
         settings: Of the worker.
     """
     config = WorkerConfig(**{"model": DEMO_MODEL, "simulate": 1.0, "max_num_seqs": 64, "num_blocks": 4096, **settings})
@@ -236,7 +239,7 @@ async def start_worker(
 
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
     identity = Identity(name, model, "revision")
-    served = ServedModel(directory, tokenizer, TASKS)
+    served = ServedModel(directory, tokenizer, TASKS, golden)
     own = {"prefix_wait_s": config.prefix_wait_s, "image_memory_bytes": config.image_memory_bytes}
     worker = Worker(identity, nats, setup, served, limits or StreamLimits(), **own)  # type: ignore[arg-type]
     running = RunningWorker(worker, nats, name)

@@ -1,0 +1,1 @@
+"""Golden prompts: which ones, and how a baseline is recorded from a system that is right."""

@@ -1,0 +1,149 @@
+"""Golden probes on a real model: what is wrong is found within two probes, and what is right is never blamed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.core.sequence import Sequence
+from ops.quantize.job import quantize
+from ops.quantize.job_settings import QuantizeJob
+from ops.stack.config import DEMO_MODEL
+from shared.golden import Baseline
+from shared.sampling import Sampling
+from tests.gpu_worker.consumer.golden.lab import BLOCK, Lab, changed_copy, record
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Baseline:
+    return record(DEMO_MODEL)
+
+
+def _block_of_noise(tensors: Weights) -> None:
+    matrix = tensors["model.layers.0.mlp.down_proj.weight"]
+    noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)) * matrix.float().std()
+    matrix[:64, :64] = noise.to(matrix.dtype)
+
+
+def _flipped_bit(tensors: Weights) -> None:
+    tensors["model.layers.1.mlp.up_proj.weight"].view(torch.int16)[5, 7] ^= 0x4000
+
+
+def _int4(target: Path) -> Path:
+    list(quantize(QuantizeJob(DEMO_MODEL, target, "rtn-int4", 64, None, 4, 64, "cpu")))
+    return target
+
+
+WRONG: dict[str, Callable[[Path], Path]] = {
+    "int4": _int4,
+    "rotation base": lambda target: changed_copy(target, config={"rope_theta": 20_000.0}),
+    "block of weights": lambda target: changed_copy(target, _block_of_noise),
+    "one bit": lambda target: changed_copy(target, _flipped_bit),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_model_that_is_not_the_recorded_one_fails_both_of_two_probes(
+    name: str, baseline: Baseline, tmp_path: Path
+) -> None:
+    lab = Lab(WRONG[name](tmp_path / "model"), baseline)
+    lab.probe()
+    lab.probe()
+    assert lab.prober.in_a_row == 2, lab.prober.deviation
+
+
+@pytest.mark.parametrize("place", [0, 3, 14, 25, 30])
+def test_stale_block_of_the_prefix_cache_fails_the_next_probe(place: int, baseline: Baseline) -> None:
+    lab = Lab(DEMO_MODEL, baseline)
+    lab.probe()
+    anchor = lab.prober._sequence(baseline.prompts[0].token_ids, Sampling(), 1)
+    blocks = lab.engine._scheduler._blocks._cache.match(anchor)  # type: ignore[union-attr]
+    slots = torch.arange(BLOCK)
+    other = blocks[(place + 9) % len(blocks)]
+    lab.runner._cache.groups[0].move(other * BLOCK + slots, blocks[place] * BLOCK + slots)
+    lab.probe()
+    lab.probe()
+    assert lab.prober.in_a_row == 2, lab.prober.deviation
+
+
+def _crowd(lab: Lab, rng: random.Random) -> Callable[[], None]:
+    """Let people and jobs come and go beside a probe, more than the blocks hold, so that probes are preempted too."""
+    names = iter(range(10**9))
+
+    def come() -> None:
+        stats = lab.stats
+        if stats.running + stats.waiting < 6 and rng.random() < 0.3:
+            length = rng.randrange(1, 300)
+            prompt = [rng.randrange(1, 4096) for _ in range(length)]
+            lane = rng.choice(("interactive", "batch"))
+            sampling = Sampling(temperature=rng.choice((0.0, 1.0)), seed=rng.randrange(1000), ignore_eos=True)
+            lab.engine.add(
+                Sequence(f"o{next(names)}", prompt, length, sampling, rng.randrange(1, 24), lane=lane, arrival=0.0)
+            )
+
+    return come
+
+
+def _probe_in_a_crowd(lab: Lab, number: int, rng: random.Random) -> None:
+    for _ in range(number):
+        lab.probe(_crowd(lab, rng))
+        assert lab.prober.in_a_row == 0, lab.prober.deviation
+        while lab.engine.has_work():
+            lab.step()
+        lab.others.clear()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_right_model_passes_whatever_runs_beside_the_probe(dtype: str, baseline: Baseline) -> None:
+    lab = Lab(DEMO_MODEL, baseline, dtype=dtype, num_blocks=64, token_budget=256)
+    _probe_in_a_crowd(lab, 2, random.Random(dtype))
+    assert lab.prober.num_failed == 0
+    assert lab.stats.num_preemptions > 0, "the crowd was to be more than the blocks hold"
+    assert lab.stats.num_prefix_hits > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_probes_raise_no_alarm(baseline: Baseline) -> None:
+    rng = random.Random(5)
+    for dtype, num_blocks, token_budget in (("bfloat16", 90, 256), ("bfloat16", 300, 512), ("float16", 120, 64)):
+        lab = Lab(DEMO_MODEL, baseline, dtype=dtype, num_blocks=num_blocks, token_budget=token_budget)
+        _probe_in_a_crowd(lab, 40, rng)
+
+
+def test_probes_take_their_share_of_the_time_at_most(baseline: Baseline) -> None:
+    lab = Lab(DEMO_MODEL, baseline, share=0.001)
+    spent_s, largest_s = 0.0, 0.0
+    while lab.prober.num_probes < 3:
+        lab.prober.tick(may_begin=True)
+        while lab.engine.has_work():
+            lab.step()
+        largest_s = max(largest_s, lab.prober.device_s - spent_s)
+        spent_s = lab.prober.device_s
+        assert spent_s <= 0.001 * lab.clock.now + largest_s
+        lab.clock.now += 10.0
+    assert lab.clock.now > 1000 * (spent_s - largest_s)
+
+
+def test_failure_is_confirmed_at_once_though_the_share_is_used_up(baseline: Baseline, tmp_path: Path) -> None:
+    lab = Lab(WRONG["rotation base"](tmp_path / "model"), baseline, share=0.001)
+    for _ in range(4):
+        lab.prober.tick(may_begin=True)
+        while lab.engine.has_work():
+            lab.step()
+        lab.clock.now += 1.0
+    assert lab.prober.num_probes == 2

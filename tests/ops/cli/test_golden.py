@@ -1,0 +1,46 @@
+"""`headrace golden record` and `check`, on a running system."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from shared.golden import read_baseline, read_key
+from tests.integration.system import System
+from tests.ops.cli.command import headrace
+
+
+def test_baseline_is_recorded_signed_and_replayed_prompts_are_the_operators(state_dir: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text("\n".join(json.dumps(text) for text in ("def f(x):\n    return x\n" * 30, "a river " * 20)))
+    files = ["--output", str(tmp_path / "out"), "--golden-key-file", str(tmp_path / "key")]
+    done = headrace(
+        "golden", "record", *files, "--prompts", str(prompts), "--label", "v1", "--state-dir", str(state_dir)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 prompts of headrace-demo" in done.stdout
+    baseline = read_baseline(tmp_path / "out", read_key(tmp_path / "key", ""), "")
+    assert (baseline.model, baseline.label, len(baseline.prompts)) == ("headrace-demo", "v1", 2)
+    assert len(baseline.prompts[0].token_ids) > len(baseline.prompts[1].token_ids)
+    # The simulated engine says the same of every token.
+    assert {round(each, 6) for prompt in baseline.prompts for each in prompt.logprobs} == {
+        round(baseline.prompts[0].logprobs[0], 6)
+    }
+    assert baseline.noise == 0.0
+    assert len(baseline.answer) == 8
+
+
+def test_prompts_that_are_none_are_refused(state_dir: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text('"fine"\n{"text": 1}\n')
+    files = ["--output", str(tmp_path / "out"), "--golden-key-file", str(tmp_path / "key")]
+    done = headrace("golden", "record", *files, "--prompts", str(prompts), "--state-dir", str(state_dir))
+    assert done.returncode != 0
+    assert "line 2" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_tells_of_workers_without_a_baseline(cli_system: System, state_dir: Path) -> None:
+    done = headrace("golden", "check", "--state-dir", str(state_dir))
+    assert done.returncode == 0, done.stderr
+    assert "no baseline" in done.stdout
