@@ -175,6 +175,28 @@ async def test_dispatcher_and_metrics_follow_the_connection_to_nats(
     assert not tasks._tasks
 
 
+async def test_login_and_files_of_the_settings_are_those_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    async def note(url: str, **options: Any) -> None:
+        asked.append((url, options))
+        raise Reached
+
+    monkeypatch.setattr(assembly, "connect", note)
+    config = GatewayConfig(nats_url="nats://n", nats_user="u", nats_password="p")
+    for _ in range(2):
+        with pytest.raises(Reached):
+            async with assembly._queue(config, GatewayMetrics(), TaskSupervisor()):
+                pass
+    (url, options), (_, others) = asked
+    assert url == "nats://n"
+    given = {name: options[name] for name in ("role", "user", "password", "files")}
+    assert given == {"role": "gateway", "user": "u", "password": "p", "files": config}
+    # No two processes share a name.
+    assert options["name"] != others["name"]
+    assert len(options["name"]) == len("gw-") + 12
+
+
 async def test_task_of_the_process_runs_until_its_block_ends() -> None:
     tasks = TaskSupervisor()
     async with assembly.running(tasks, asyncio.sleep(60), "sleeps"):
