@@ -10,7 +10,6 @@ import torch
 from kernels.linear.cpu import pack_quantized_weight, quantized_linear
 from kernels.linear.cpu.dequantized import CopyMemory, DequantizedLinear
 from kernels.linear.dense import make_dense_linear
-from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 from kernels.linear.forms import DenseWeight, QuantizedWeight, SplitWeight, WeightForm
 from kernels.linear.gpu_packed import pack_for_gpu, packed_linear
 from kernels.linear.gpu_scaled import ScaledLinear, scale_for_gpu
@@ -19,14 +18,10 @@ from kernels.linear.reference import form_linear_reference
 
 
 class LinearFactory:
-    """Makes the linear layers of a model. Owns what they share, for as long as it or one of them lives.
-
-    Shared are the memory for dequantized copies, and a workspace a GPU: its layers' products follow one another.
-    """
+    """Makes the linear layers of a model, which share the memory for dequantized copies."""
 
     def __init__(self, free_bytes: Callable[[], int]) -> None:
         self._copy_memory = CopyMemory(free_bytes)
-        self._workspaces: dict[torch.device, SmallGemmWorkspace] = {}
 
     def make(self, weight: torch.Tensor | WeightForm, bias: torch.Tensor | None = None) -> Linear:
         """Choose the fastest layer for the weight's form, device and dtype; a plain matrix is dense.
@@ -42,7 +37,7 @@ class LinearFactory:
         if isinstance(weight, DenseWeight):
             weight = weight.weight
         if isinstance(weight, torch.Tensor):
-            return make_dense_linear(weight, bias, self._workspace)
+            return make_dense_linear(weight, bias)
         return self._quantized(weight, bias)
 
     def _quantized(self, form: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
@@ -55,8 +50,3 @@ class LinearFactory:
         if form.values.device.type == "cpu":
             return DequantizedLinear(form, bias, self.make, self._copy_memory)
         return OperationLinear(partial(form_linear_reference, form=form, bias=bias))
-
-    def _workspace(self, device: torch.device) -> SmallGemmWorkspace:
-        if device not in self._workspaces:
-            self._workspaces[device] = SmallGemmWorkspace(device)
-        return self._workspaces[device]

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Product of rows with the plain matrices of their experts on a GPU.
 
-The operands are swapped, as in `kernels.linear.dense.small_gemm`: a program computes `weight[block_n] @ inputs.T` for
+The operands are swapped, as in `kernels.linear.gpu_scaled`: a program computes `weight[block_n] @ inputs.T` for
 rows of one expert, so that the wide side of the matrix instruction is full however few these are.
 """
 

@@ -34,7 +34,7 @@ def kernels_launched_early() -> Iterator[str]:
 
 def test_kernels_that_begin_early_wait_before_anything_else() -> None:
     names, defined = set(kernels_launched_early()), functions()
-    assert {"rms_norm_kernel", "split_attention_kernel", "small_gemm_kernel", "ssd_kernel"} <= names
+    assert {"rms_norm_kernel", "split_attention_kernel", "ssd_kernel"} <= names
     for name in names:
         first = next(node for node in defined[name].body if not isinstance(node.value, ast.Constant))
         assert ast.unparse(first) == "wait_for_inputs()", name

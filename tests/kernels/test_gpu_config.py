@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from kernels.gpu_config import Gpu, GpuGeneration, generation_of
-from kernels.linear.dense.small_gemm.config import is_preferred, small_gemm_launch
-from kernels.linear.product_launch import MIN_BLOCK_N
 from kernels.paged_attention.triton_attention import PagedAttentionBatch, _chunk_config
 from kernels.paged_attention.triton_config import LATENT_CHUNK, ChunkConfig, chunk_config, split_config
 
@@ -47,14 +45,6 @@ def test_every_size_of_heads_has_launches_and_larger_heads_have_no_larger_tiles(
 
 
 @pytest.mark.parametrize("generation", GpuGeneration)
-def test_every_number_of_rows_has_a_small_product(generation: GpuGeneration) -> None:
-    for num_rows, max_rows in ((1, 16), (16, 16), (17, 32), (64, 64)):
-        launch = small_gemm_launch(generation, num_rows)
-        assert launch.block_m == max_rows
-        assert launch.block_n >= MIN_BLOCK_N
-
-
-@pytest.mark.parametrize("generation", GpuGeneration)
 def test_latent_rows_have_a_launch_of_their_own_where_registers_hold_it(generation: GpuGeneration) -> None:
     rows = torch.empty(4, 16, 1, 576, dtype=torch.bfloat16)
     numbers = torch.zeros(2, dtype=torch.int32)
@@ -73,7 +63,3 @@ def test_latent_rows_have_a_launch_of_their_own_where_registers_hold_it(generati
     ]
     assert (launch() == LATENT_CHUNK) == (generation in (GpuGeneration.HOPPER, GpuGeneration.BLACKWELL))
     assert LATENT_CHUNK not in others
-
-
-def test_product_that_was_not_measured_is_left_to_cublas() -> None:
-    assert not is_preferred(GpuGeneration.ADA, 1, 7, 7)

@@ -7,14 +7,12 @@ are read once, at memory speed, either way: a single form serves all batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from kernels.linear.dense.cpu import linear, pack_weight
-from kernels.linear.dense.small_gemm import SmallGemmWorkspace, can_be_preferred, small_gemm
 from kernels.linear.linear import Linear, OperationLinear, WideningLinear
 
 # oneDNN chooses the packed layout for a number of rows. Packed for 32, it is as fast at every other number, whereas a
@@ -22,16 +20,12 @@ from kernels.linear.linear import Linear, OperationLinear, WideningLinear
 PACKED_FOR_ROWS = 32
 
 
-def make_dense_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, workspace: Callable[[torch.device], SmallGemmWorkspace]
-) -> Linear:
+def make_dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """Choose the fastest form of a linear layer for the weight's device and dtype."""
     if (packed := pack_weight(weight, bias)) is not None:
         return OperationLinear(partial(linear, packed=packed), packed)
     if _can_pack_for_onednn(weight):
         return WideningLinear(partial(onednn_linear, weight=pack_for_onednn(weight), bias=bias))
-    if can_be_preferred(weight):
-        return WideningLinear(partial(small_batch_linear, weight=weight, bias=bias, workspace=workspace(weight.device)))
     return WideningLinear(partial(F.linear, weight=weight, bias=bias))
 
 
@@ -53,11 +47,3 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     """Multiply rows by a matrix in oneDNN's packed layout, by the operator that `torch.compile` uses on CPUs."""
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return result
-
-
-def small_batch_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, workspace: SmallGemmWorkspace
-) -> torch.Tensor:
-    """Multiply rows by the kernel for few of them on a GPU; products that follow one another share the workspace."""
-    result = small_gemm(x, weight, workspace)
-    return result if bias is None else result.add_(bias)

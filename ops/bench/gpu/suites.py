@@ -7,13 +7,13 @@ import torch
 from ops.bench.gpu.case import OpSuite
 from ops.bench.gpu.cases import (
     attention,
+    dense_linear,
     elementwise,
     experts,
     logits,
     quantized_linear,
     recurrent,
     rotation,
-    small_gemm,
     steps,
 )
 from ops.bench.gpu.timer import CudaTimer, Timer
@@ -39,7 +39,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         steps.CODED_MIXTURE_STEPS,
         steps.DECODE_8B_LONG,
         steps.DECODE_8B_ROUNDED,
-        small_gemm.SMALL_GEMM,
+        dense_linear.DENSE_LINEAR,
         quantized_linear.Q4_K_LINEAR,
         quantized_linear.Q6_K_LINEAR,
         steps.DECODE_32B,

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from kernels.linear import LinearFactory, factory
-from kernels.linear.dense import layers
-from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 from kernels.linear.forms import (
     Activation,
     DenseWeight,
@@ -150,16 +148,6 @@ def test_weights_on_a_gpu_are_packed_for_its_kernels(monkeypatch: pytest.MonkeyP
         FACTORY.make(form)(torch.empty(0, COLUMNS))
     kinds = [type(weight) for weight in packed]
     assert kinds == [PackedMatrix] * (len(WEIGHT_ONLY) - 1) + [ScaledMatrix] * len(ROUNDED)
-
-
-def test_layers_of_a_device_share_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[SmallGemmWorkspace] = []
-    monkeypatch.setattr(layers, "can_be_preferred", lambda _: True)
-    monkeypatch.setattr(layers, "small_gemm", lambda x, weight, workspace: made.append(workspace) or x)
-    one, other = LinearFactory(lambda: 0), LinearFactory(lambda: 0)
-    for owner in (one, one, other):
-        owner.make(torch.zeros(2, 3, dtype=torch.float16))(torch.zeros(1, 3))
-    assert made[0] is made[1] is not made[2]
 
 
 @pytest.mark.gpu

@@ -19,7 +19,6 @@ from ops.bench.options import bench_parser
 
 TABLES: dict[str, tuple[Tuning, ...]] = {
     "split_attention": attention.SPLIT_ATTENTION,
-    "small_gemm": linear.SMALL_GEMM,
     "split_attention_8bit": attention.SPLIT_ATTENTION_8BIT,
     "chunk_attention": attention.CHUNK_ATTENTION,
     "sampling": (row_ops.SAMPLING,),
@@ -31,7 +30,6 @@ TABLES: dict[str, tuple[Tuning, ...]] = {
 }
 # What follows from the best entries of a table: up to how many rows our kernel is ahead of another way to multiply.
 _FOLLOWING: dict[str, Callable[[torch.device, Timer, Mapping[int, Entry]], dict[str, Any]]] = {
-    "small_gemm": linear.preferred,
     "packed_linear": linear.fused_rows,
     "scaled_linear": linear.kernel_rows,
 }

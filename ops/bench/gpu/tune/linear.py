@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.gpu_config import Rows, entry_of
-from kernels.linear.dense.small_gemm import launch_table as small_gemm_tables
 from kernels.linear.gpu_packed import PackedMatrix
 from kernels.linear.gpu_packed import launch_table as packed_tables
 from kernels.linear.gpu_scaled import ScaledMatrix
 from kernels.linear.gpu_scaled import launch_table as scaled_tables
-from ops.bench.gpu.case import OURS, Candidate, Entry, Op, sets_for, sizes
+from ops.bench.gpu.case import Candidate, Entry, Op, sets_for, sizes
 from ops.bench.gpu.cases.quantized_linear import (
     MakeWeight,
     fp8_weight,
@@ -25,37 +24,14 @@ from ops.bench.gpu.cases.quantized_linear import (
     on_device,
     random_inputs,
 )
-from ops.bench.gpu.cases.small_gemm import SMALL_GEMM_OP, product_case
-from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
+from ops.bench.gpu.shapes import LLAMA3_8B
 from ops.bench.gpu.timer import Timer
 from ops.bench.gpu.tune.choice import Tuning, ahead_until, present_entry
 
-_PREFERRED_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _LIMITS = (16, 64, 128, 256, 512, 1024)
 _LIMIT_PRODUCT = (6144, 4096)
 Product = tuple[int, int]
 Entries = Mapping[int, Entry]
-
-
-def preferred_products(
-    device: torch.device,
-    timer: Timer,
-    entries: Entries,
-    products: Iterable[Product],
-    rows: tuple[int, ...] = _PREFERRED_ROWS,
-) -> dict[Product, int]:
-    """Return for each product the largest number of rows up to which our kernel is ahead of cuBLAS, if at any."""
-
-    def calls(product: Product, num_rows: int) -> tuple[Candidate, Candidate]:
-        max_rows = _limit_of(entries, num_rows)
-        candidates = product_case(device, num_rows, *product, max_rows=max_rows).candidates
-        return partial(candidates[OURS], entry=entries[max_rows]), candidates["cuBLAS"]
-
-    found = {
-        product: ahead_until(timer, sets_for(2 * product[0] * product[1]), rows, partial(calls, product))
-        for product in sorted(set(products))
-    }
-    return {product: num_rows for product, num_rows in found.items() if num_rows}
 
 
 def quantized_ahead_until(
@@ -83,12 +59,6 @@ def quantized_ahead_until(
 
 def _limit_of(entries: Entries, num_rows: int) -> int:
     return next((limit for limit in sorted(entries) if num_rows <= limit), max(entries))
-
-
-def preferred(device: torch.device, timer: Timer, entries: Entries) -> dict[str, dict[Product, int]]:
-    """Return for the products of all models up to how many rows the kernel of small batches is ahead of cuBLAS."""
-    products = [product for model in DENSE_MODELS for product in model.projections.values()]
-    return {"PREFERRED": preferred_products(device, timer, entries, products)}
 
 
 def fused_rows(device: torch.device, timer: Timer, entries: Entries) -> dict[str, int]:
@@ -137,20 +107,6 @@ def _tunings(
     )
 
 
-SMALL_GEMM = _tunings(
-    "SMALL_GEMM",
-    small_gemm_tables.SMALL_GEMM,
-    small_gemm_tables.FIELDS,
-    (16, 32, 64),
-    (
-        (64, 128, 4, 3, 2), (64, 128, 4, 4, 2), (64, 128, 4, 5, 2), (64, 128, 4, 3, 3), (64, 128, 4, 4, 1),
-        (64, 64, 4, 4, 2), (64, 64, 4, 6, 2), (64, 64, 4, 6, 4), (64, 64, 4, 8, 2),
-        (64, 256, 4, 3, 1), (64, 256, 4, 3, 2),
-        (128, 64, 4, 4, 2), (128, 64, 4, 6, 1), (128, 128, 4, 3, 1), (128, 128, 8, 3, 1), (128, 128, 8, 4, 1),
-    ),
-    SMALL_GEMM_OP,
-    ((6144, 1032), (131, 203)),
-)  # fmt: skip
 PACKED_LINEAR = _tunings(
     "PACKED_LINEAR",
     packed_tables.PACKED_LINEAR,

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from kernels.linear import Linear
 from kernels.linear.dense import cpu, keeps_half, layers, make_dense_linear
 from kernels.linear.dense.heads import HeadLinear, KernelHeadLinear, PlainHeadLinear, make_head_linear
-from kernels.linear.dense.small_gemm import SmallGemmWorkspace
 from kernels.linear.linear import WideningLinear
 from tests.kernels.poisoned_memory import poisoned_memory
 
@@ -21,17 +20,12 @@ EPSILON = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return make_dense_linear(weight, bias, lambda device: SmallGemmWorkspace(device, 1, 64))
+    return make_dense_linear(weight, bias)
 
 
 def form_of(linear: Linear) -> object:
     """Return the function that a layer multiplies by."""
     return linear.multiply.func
-
-
-def small_batch(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    workspace = SmallGemmWorkspace(CPU, 1, 64)
-    return WideningLinear(partial(layers.small_batch_linear, weight=weight, bias=bias, workspace=workspace))
 
 
 def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -44,7 +38,7 @@ def onednn(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
 
 # oneDNN packs no float16.
 FORMS: list[tuple[Callable[..., Linear], torch.dtype]] = [
-    *((form, dtype) for form in (make_linear, plain, small_batch) for dtype in EPSILON),
+    *((form, dtype) for form in (make_linear, plain) for dtype in EPSILON),
     (onednn, torch.float32),
     (onednn, torch.bfloat16),
 ]
@@ -70,13 +64,6 @@ def test_any_shape_equals_exact_product(
     wide = linear.to_float32(x)
     assert wide.dtype is torch.float32
     assert ((wide.double() - exact).abs() <= EPSILON[dtype] * scale).all()
-
-
-def test_matrix_that_the_small_batch_kernel_is_ahead_for_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
-    monkeypatch.setattr(layers, "can_be_preferred", lambda weight: weight.shape == (32, 16))
-    assert form_of(make_linear(torch.zeros(32, 16, dtype=torch.float16))) is layers.small_batch_linear
-    assert form_of(make_linear(torch.zeros(16, 16, dtype=torch.float16))) is F.linear
 
 
 def test_strided_rows_equal_contiguous_rows() -> None:

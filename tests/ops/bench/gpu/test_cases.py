@@ -19,13 +19,13 @@ from ops.bench.gpu.case import OURS, Case
 from ops.bench.gpu.cases import (
     attention,
     attention_batch,
+    dense_linear,
     elementwise,
     experts,
     logits,
     quantized_linear,
     recurrent,
     rotation,
-    small_gemm,
 )
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import DENSE_MODELS
@@ -55,7 +55,7 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "latent": (partial(attention.attention_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "SSD": (partial(recurrent.recurrent_error, CPU, TINY_SSD, 3, 5), 1e-2),
     "gated delta": (partial(recurrent.recurrent_error, CPU, TINY_DELTA, 3, 5), 1e-2),
-    "product": (partial(small_gemm.product_error, CPU, 3, 40, 70), 4e-3),
+    "product": (partial(dense_linear.product_error, CPU, 3, 40, 70), 4e-3),
     "int4": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.int4_weight), 4e-3),
     "int8": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.int8_weight), 4e-3),
     "fp8": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.fp8_weight), 4e-3),
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "SSD decodes": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 3, 1)),
     "SSD prompts": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 2, 20)),
     "gated delta": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_DELTA, 2, 20)),
-    "product": (small_gemm, partial(small_gemm.product_case, CPU, 3, 40, 70, (1, 2))),
+    "product": (dense_linear, partial(dense_linear.product_case, CPU, 3, 40, 70)),
     "int4": (quantized_linear, partial(quantized_linear.INT4_OP.case, CPU, 3, 48, 160)),
     "int8": (quantized_linear, partial(quantized_linear.INT8_OP.case, CPU, 32, 48, 160)),
     "fp8": (quantized_linear, partial(quantized_linear.FP8_OP.case, CPU, 32, 48, 160)),

@@ -277,4 +277,4 @@ sys.exit(tune([]))
 """
     done = run_without(blocked, code)
     assert done.returncode == 2, done.stderr
-    assert "small_gemm: " in done.stdout
+    assert "dense_linear: " in done.stdout

@@ -18,7 +18,7 @@ from kernels.rms_norm.triton_kernel import RmsNormConfig
 from kernels.rope_kv_write import triton_kernel as rope
 from kernels.rope_kv_write.triton_kernel import RopeConfig
 from ops.bench.gpu.case import OURS, Case, Clock, Entry, Op, Shapes, sizes
-from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation, small_gemm
+from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import __main__ as command
 from ops.bench.gpu.tune import attention, linear, row_ops
@@ -145,7 +145,6 @@ REAL_TUNINGS: dict[str, Tuning] = {
     "split": small_attention(attention.SPLIT_ATTENTION[0], [(1, 40), (1, 3)]),
     "split_8bit": small_attention(attention.SPLIT_ATTENTION_8BIT[0], [(1, 40), (1, 3)]),
     "chunk": small_attention(attention.CHUNK_ATTENTION[0], [(9, 20)]),
-    "small_gemm": small_product(linear.SMALL_GEMM[0], 70),
     "int4": small_product(linear.PACKED_LINEAR[0], 256),
     "fp8": small_product(linear.SCALED_LINEAR[0], 128),
     "rms_norm": small(row_ops.RMS_NORM, sizes((3, 40), (1, 7)), sizes((3, 40))),
@@ -170,7 +169,6 @@ def test_checks_and_problems_of_each_op_run(name: str) -> None:
 def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
     product = quantized_linear.form_linear_reference
     monkeypatch.setattr(logits, "sample_tokens", lambda logits, *_, **__: logits.argmin(dim=-1))
-    monkeypatch.setattr(small_gemm, "small_gemm", lambda inputs, weight, _: inputs @ weight.T * 1.1)
     monkeypatch.setattr(attention_batch, "paged_attention", lambda query, *_, **__: query * 0.5)
     monkeypatch.setattr(quantized_linear, "form_linear_reference", lambda x, matrix: product(x, matrix) * 1.1)
     monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
@@ -179,24 +177,6 @@ def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch:
     for tuning in REAL_TUNINGS.values():
         with pytest.raises(RuntimeError, match="no entry is right; the present one: wrong at"):
             choose(tuning, tuning.candidates[0], CPU, ToldTimer())
-
-
-def test_product_is_preferred_up_to_the_rows_at_which_it_stays_ahead() -> None:
-    class RowsTimer(ToldTimer):
-        """Ours, timed first, is ahead up to 4 rows, and behind at 8."""
-
-        def __init__(self) -> None:
-            self.is_ours = False
-
-        def measure(self, call: Callable[[int], object], num_sets: int, clock: Clock = Clock.GRAPH) -> Timing:
-            self.is_ours = not self.is_ours
-            rows = len(call(0))
-            return Timing({True: 0.9, False: 1.0}[self.is_ours and rows <= 4], 0.0, is_graphed=True)
-
-    entries = {16: linear.SMALL_GEMM[0].candidates[0]}
-    preferred = linear.preferred_products(CPU, RowsTimer(), entries, [(40, 70), (40, 70)], rows=(1, 4, 8, 16))
-    assert preferred == {(40, 70): 4}
-    assert linear.preferred_products(CPU, ToldTimer(), entries, [(40, 70)], rows=(1,)) == {}
 
 
 def test_quantized_kernel_is_ahead_until_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
