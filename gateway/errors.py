@@ -70,3 +70,12 @@ def model_not_found(model: str) -> ApiError:
         "your key may use."
     )
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def cannot_start(model: str) -> ApiError:
+    """Return the error of a request for a model whose host cannot start it; the host tries again after a minute.
+
+    The cause names files of the host, so operators alone are told.
+    """
+    message = f"`{model}` cannot be started on its host; `headrace model ls` tells its operator why."
+    return ApiError(503, message, code="model_failed", retry_after_s=60.0)

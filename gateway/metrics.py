@@ -22,7 +22,7 @@ from shared.usage_ledger import UsageLedger
 ERROR_BUCKETS_S = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "shed": ("overloaded", "queue_full", "no_worker"),
+        "shed": ("overloaded", "queue_full", "no_worker", "waking"),
         "limited": ("requests", "tokens", "concurrency", "reads"),
         "promises": ("made", "kept", "broken", "unused"),
         "redispatches": (
@@ -121,7 +121,7 @@ _GAUGES = {
     "is_nats_connected": "1: the connection to NATS is up.",
 }
 _BY_REASON = {
-    "shed": "Requests refused for lack of capacity: `overloaded`, `queue_full`, `no_worker`.",
+    "shed": "Requests refused for lack of capacity: `overloaded`, `queue_full`, `no_worker`, `waking`.",
     "promises": "Places kept for refused requests (`made`), and what became of them: `kept`, `broken`, `unused`.",
     "limited": "Requests refused because a key exceeded a limit: `requests`, `tokens`, `concurrency`, `reads`.",
     "redispatches": "Sequences moved to another worker: `worker_dead`, `gap`, `handoff`, ...",

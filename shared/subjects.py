@@ -27,6 +27,8 @@ hr.probe.<worker>                   a gateway probes a worker whose heartbeats i
 hr.drain.<worker>                   an operator drains a worker
 hr.adapter.<worker>                 a gateway has a worker load or unload an adapter
 hr.gateway.<gateway>                gateway heartbeats
+hr.host.<host>                      what a host tells of its models
+hr.model.<host>                     a gateway has a host load, replace, unload, wake or put to sleep a model
 hr.timeline.<gateway>               what one gateway process keeps of requests, for another
 hr.cancel.<model>                   cancellations
 hr.tokenizer.<model>                tokenize and detokenize, request and reply
@@ -53,6 +55,7 @@ _REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}"
 
 ALL_WORKERS = "hr.worker.*.*"
 ALL_GATEWAYS = "hr.gateway.*"
+ALL_HOSTS = "hr.host.*"
 
 
 def encode_name(name: str) -> str:
@@ -157,6 +160,16 @@ def drain_subject(worker: str) -> str:
 def gateway_subject(gateway: str) -> str:
     """Subject of one gateway's heartbeats."""
     return f"hr.gateway.{encode_name(gateway)}"
+
+
+def host_subject(host: str) -> str:
+    """Subject on which one host tells of its models."""
+    return f"hr.host.{encode_name(host)}"
+
+
+def model_order_subject(host: str) -> str:
+    """Subject on which one host takes orders about its models, and answers what came of them."""
+    return f"hr.model.{encode_name(host)}"
 
 
 def timeline_subject(gateway: str) -> str:

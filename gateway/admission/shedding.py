@@ -21,11 +21,12 @@ from gateway.admission.forecast import Excess, Experience, Forecast, forecast, o
 from gateway.admission.reservations import Reservation, ReservationBook, RetryAdvice, Size
 from gateway.admission.shared_places import SharedPlaces
 from gateway.config import GatewayConfig
-from gateway.errors import ApiError, model_not_found, whole_seconds
+from gateway.errors import ApiError, cannot_start, model_not_found, whole_seconds
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.worker_needs import Outlook
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
+from shared.hosted_models import HostedModel
 
 JITTER = 0.25
 MAX_RETRY_S = 60.0
@@ -96,11 +97,13 @@ class Shedder:
         tenant waits; `num_own` counts the requests that the tenant has here already.
 
         Raises:
-            ApiError: 404 for an unknown model; 503 with `no_worker`, `queue_full` or `overloaded`; 400 when the
-                request's own timeout is too short for its prompt even on an idle fleet.
+            ApiError: 404 for an unknown model; 503 with `no_worker`, `waking`, `queue_full` or `overloaded`; 400 when
+                the request's own timeout is too short for its prompt even on an idle fleet.
         """
         if load is None:
             raise model_not_found(generation.model)
+        if load.num_workers == 0 and load.coming is not None:
+            return self._admit_coming(load, load.coming, generation)
         if load.num_workers == 0:
             message = f"No worker serves `{load.model}` at the moment."
             raise self._refusal("no_worker", message, self._jittered(UNKNOWN_RETRY_S))
@@ -120,6 +123,28 @@ class Shedder:
             expected = replace(expected, excess=own_excess)
         self._check_turn(load, _size(generation), caller, expected)
         return _prediction(load, generation, expected)
+
+    def _admit_coming(self, load: FleetLoad, coming: HostedModel, generation: Generation) -> Prediction:
+        """Let a request wait for a model that a host loads, unless its deadline is sooner, or the queue is full.
+
+        The wait is the measured time of the model's last start. Retry-After is as long, and a little more: whoever
+        comes back then finds the model awake.
+        """
+        later_s = coming.ready_in_s * (1 + JITTER * self._uniform())
+        if coming.state == "failed":
+            self._metrics.shed["no_worker"] += 1
+            raise cannot_start(load.model)
+        timeout_s = generation.timeout_s or self._config.default_timeout_s
+        if coming.ready_in_s >= timeout_s:
+            why = "nothing can give way to it yet" if coming.state == "no_room" else "it is being loaded"
+            message = f"`{load.model}` will serve in about {coming.ready_in_s:.1f} s: {why}."
+            raise self._refusal("waking", message, later_s)
+        if load.queued_requests + generation.num_at_once > self._config.max_queued_requests:
+            message = f"{load.queued_requests} requests are waiting for `{load.model}` already, which is being loaded."
+            raise self._refusal("queue_full", message, later_s)
+        self._experience.setdefault(load.model, Experience())
+        tokens, num = generation.estimated_prompt_tokens, generation.num_sequences
+        return Prediction(load.model, coming.ready_in_s, tokens, num, own_s=coming.ready_in_s)
 
     def outlook(self, load: FleetLoad) -> Outlook:
         """Predict the wait of a request that comes now."""

@@ -213,7 +213,13 @@ class GenerationStarter:
         model = generation.served_model
         await shedder.recall(dispatcher.fleet.reported_load(model), generation, caller)
         load, share = dispatcher.fleet.load(model), dispatcher.share(model, caller.tenant)
-        prediction = shedder.admit(load, generation, caller, share, dispatcher.num_of(model, caller.tenant))
+        try:
+            prediction = shedder.admit(load, generation, caller, share, dispatcher.num_of(model, caller.tenant))
+        except ApiError as error:
+            if error.code == "waking":
+                # Its client returns when the model is awake.
+                dispatcher.wake_soon(model)
+            raise
         expires_at = asyncio.get_running_loop().time() + timeout_s
         wire = self.requests(generation, caller) if requests is None else requests
 

@@ -12,6 +12,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from starlette.types import ASGIApp
 from gateway.admission.auth import Principal, bearer_token, may_be_web_page, unauthorized
 from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.door import Application, Port
+from gateway.api.model_orders import ACTIONS, ModelOrders
 from gateway.api.routes import PlainRoute, json_response
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError, model_not_found
@@ -33,6 +35,7 @@ from gateway.fleet.readiness import readiness
 from gateway.fleet.worker_needs import WorkerNeeds
 from gateway.metrics import GatewayMetrics
 from shared.direct_client import DirectClient
+from shared.hosted_models import Action
 from shared.log_limit import LogLimit
 
 # Names and paths of adapters.
@@ -86,6 +89,7 @@ class OperatorRoutes:
     def __init__(self, services: OperatorServices) -> None:
         self._services = services
         self._adapters = AdapterOrders(services.queue, services.fleet)
+        self._models = ModelOrders(services.queue, services.fleet.hosted)
         # A client of the port must not be able to fill the log.
         self._log_limit = LogLimit(_logger)
         self._key_hash = None if services.key is None else _hash(services.key)
@@ -100,6 +104,8 @@ class OperatorRoutes:
             self._route("/v1/scaling/{model:path}", self._scaling),
             self._route("/v1/load_lora_adapter", self._load, "POST"),
             self._route("/v1/unload_lora_adapter", self._unload, "POST"),
+            self._route("/v1/hosted_models", self._hosted),
+            *(self._route(f"/v1/hosted_models/{each}", partial(self._order, each), "POST") for each in ACTIONS),
             *(self._route(each.path, each.handler, is_open=each.is_open) for each in self._services.more),
         ]
 
@@ -158,6 +164,12 @@ class OperatorRoutes:
 
     async def _unload(self, request: Request) -> Response:
         return PlainTextResponse(await self._adapters.unload(await request.body()))
+
+    async def _hosted(self, request: Request) -> Response:
+        return json_response({"hosts": self._services.fleet.hosted.shown()})
+
+    async def _order(self, action: Action, request: Request) -> Response:
+        return json_response(await self._models.order(action, await request.body()))
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._services.registry), media_type=CONTENT_TYPE_LATEST)

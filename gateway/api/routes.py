@@ -164,7 +164,7 @@ class RouteServices:
 
     def only_model(self, principal: Principal) -> str | None:
         """Return the one model that a key may use and a worker serves; None where there are several, or none."""
-        models = [name for name in self.fleet.models() if principal.can_use(name)]
+        models = [name for name in self.fleet.served_models() if principal.can_use(name)]
         return models[0] if len(models) == 1 else None
 
     def model_or_only_one(self, principal: Principal, model: str | None) -> str:
@@ -305,7 +305,7 @@ class Routes:
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         fleet = self._services.fleet
-        names = [model for model in (*fleet.models(), *fleet.adapters()) if principal.can_use(model)]
+        names = [model for model in (*fleet.served_models(), *fleet.adapters()) if principal.can_use(model)]
         first, last = (names[0], names[-1]) if names else (None, None)
         return json_response(ModelList("list", [self._model(name) for name in names], False, first, last))
 
@@ -313,14 +313,14 @@ class Routes:
         assert principal is not None
         name: str = request.path_params["model"]
         fleet = self._services.fleet
-        if not principal.can_use(name) or name not in {*fleet.models(), *fleet.adapters()}:
+        if not principal.can_use(name) or name not in {*fleet.served_models(), *fleet.adapters()}:
             raise model_not_found(name)
         return json_response(self._model(name))
 
     def _model(self, name: str) -> ModelAnswer:
         parent = self._services.fleet.adapters().get(name)
         load = self._services.fleet.load(parent or name)
-        max_model_len = load.max_model_len if load is not None and load.num_workers else None
+        max_model_len = load.max_model_len or None if load is not None else None
         return ModelAnswer(
             id=name,
             object="model",

@@ -86,6 +86,7 @@ class NowView:
             "queues": queues,
             "workers": [_worker(beat) for beat in beats[:MAX_WORKERS]],
             "num_workers": len(beats),
+            "hosts": fleet.hosted.shown(),
             "gateways": [asdict(each) for each in counts],
         }
 

@@ -8,6 +8,7 @@ It owns the flights and sees to it that each ends exactly once: complete, failed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from functools import partial
@@ -37,11 +38,12 @@ from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import GatewayMetrics
 from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
+from shared.hosted_models import ModelOrder
 from shared.messages import GATEWAY_FEATURES, Delta, Finish, GatewayHeartbeat, Request, encode
-from shared.nats_connection import is_clustered
+from shared.nats_connection import SEND_ERRORS, is_clustered
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
-from shared.subjects import frame_subject, gateway_subject
+from shared.subjects import frame_subject, gateway_subject, model_order_subject
 from shared.task_supervisor import TaskSupervisor
 
 Ending = Literal["completed", "failed", "cancelled"]
@@ -296,6 +298,13 @@ class Dispatcher:
     def num_unclaimed(self) -> dict[str, int]:
         """Return how many requests of each model no worker has claimed."""
         return self._flights.num_unclaimed()
+
+    def wake_soon(self, model: str) -> None:
+        """Have the hosts of a model load it although nothing waits in its queue."""
+        order = encode(ModelOrder(action="wake", name=model))
+        for host in self.fleet.hosted.hosts_of(model):
+            with contextlib.suppress(*SEND_ERRORS):
+                self._nats.send(model_order_subject(host), order)
 
     async def reconnected(self) -> None:
         """Take note that NATS is back, perhaps with an empty memory; unclaimed requests are published again."""

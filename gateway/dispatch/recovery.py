@@ -23,7 +23,7 @@ from gateway.dispatch.poison import KnownPoison, ProbationQueue, Quarantine, kin
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.timeouts import RecoveryLimits, Timeouts
-from gateway.errors import ApiError
+from gateway.errors import ApiError, cannot_start
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
 from shared.background_tasks import BackgroundTasks
@@ -167,6 +167,7 @@ class Recovery:
         is_disturbed = self._fleet.liveness.is_disturbed(now)
         pulled: dict[tuple[str, bool], tuple[int, int]] = {}
         waiting: dict[str, frozenset[int]] = {}
+        failed: dict[str, bool] = {}
         self._move_from_queue_without_takers()
         for flight in self._flights:
             if flight.worker is not None:
@@ -176,6 +177,10 @@ class Recovery:
                 model = flight.request.model
                 if model not in waiting:
                     waiting[model] = self._fleet.waiting_for_prefix(model)
+                    failed[model] = self._fleet.has_failed(model)
+                if failed[model]:
+                    self._fail(flight, cannot_start(model))
+                    continue
                 if self._timeouts.is_unclaimed(flight, now, is_disturbed, waiting[model]):
                     self._move_unclaimed(flight, now, is_disturbed)
         self._publish_soon(self._probation.take_ready())

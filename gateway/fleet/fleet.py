@@ -15,7 +15,9 @@ import msgspec
 
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests, credible_waiting, fingerprint_of
+from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.liveness import FleetLimits, Liveness
+from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
 
@@ -68,6 +70,7 @@ class Fleet:
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.liveness = Liveness(limits, on_dead, on_reconnected)
+        self.hosted = HostedModels()
         self.started = time.time()
 
     @property
@@ -109,6 +112,12 @@ class Fleet:
             self._loads.clear()
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
+    def note_host_beat(self, beat: HostBeat, now: float) -> None:
+        """Take in what a host tells of its models: they are known although no worker may serve them."""
+        self._loads.clear()
+        self.hosted.note_beat(beat, now)
+        self._known_models |= dict.fromkeys((model.name for model in beat.models), now)
+
     @property
     def gateways(self) -> frozenset[str]:
         """The other gateways that are alive."""
@@ -132,6 +141,7 @@ class Fleet:
     def _discount_gateways(self, lost_s: float, now: float) -> None:
         for name, (heartbeat, last_seen_at) in self._gateways.items():
             self._gateways[name] = (heartbeat, min(now, last_seen_at + lost_s))
+        self.hosted.discount_silence(lost_s, now)
 
     def sweep(self, now: float) -> None:
         """Find the dead. Called several times in a heartbeat."""
@@ -141,7 +151,7 @@ class Fleet:
         # As long as those that die now are there.
         self._note_traits()
         has_deaths = self.liveness.sweep(now)
-        if has_deaths or silent:
+        if self.hosted.sweep(now) or has_deaths or silent:
             self._loads.clear()
         if has_deaths:
             self._changed_models.update(self._traits)
@@ -153,6 +163,19 @@ class Fleet:
     def models(self) -> list[str]:
         """Return the models that live workers serve, sorted."""
         return sorted({heartbeat.model for heartbeat in self.liveness.live()})
+
+    def served_models(self) -> list[str]:
+        """Return the models that requests may name: those of live workers, and those that hosts load on demand."""
+        return sorted({*self.models(), *self.hosted.names()})
+
+    def is_coming(self, model: str) -> bool:
+        """Whether a host loads a model when requests wait for it."""
+        return model in self.hosted.names()
+
+    def has_failed(self, model: str) -> bool:
+        """Whether the host of a model cannot start a worker of it, and none serves it."""
+        coming = self.hosted.find(model)
+        return coming is not None and coming.state == "failed" and not self.num_workers(model)
 
     def adapters(self) -> dict[str, str]:
         """Return the models of adapters that all their takers have with equal content, by the adapters' names."""
@@ -252,8 +275,12 @@ class Fleet:
         waiting = credible_waiting(model, workers, gateways, self._own.awaited())
         if not workers:
             self._note_traits()
-        traits = _answer_traits(workers) if workers else self._traits.get(model, _AnswerTraits())
+        coming = None if workers else self.hosted.find(model)
+        told = workers if coming is None or coming.last is None else [coming.last]
+        traits = _answer_traits(told) if told else self._traits.get(model, _AnswerTraits())
         load = _fleet_load(model, workers, gateways, waiting, traits)
+        if coming is not None:
+            load = _coming_load(load, coming)
         # While no worker is heard, clients may name any number of models.
         if model in self._known_models:
             self._loads[model] = load
@@ -321,6 +348,26 @@ def _fleet_load(
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
+    )
+
+
+def _coming_load(load: FleetLoad, coming: HostedModel) -> FleetLoad:
+    """Return the load of a model without workers that a host can load, whose last worker tells what it can do."""
+    last = coming.last
+    if last is None:
+        return msgspec.structs.replace(load, coming=coming)
+    revisions = (last.revision,)
+    return msgspec.structs.replace(
+        load,
+        coming=coming,
+        max_model_len=last.max_model_len,
+        longest_model_len=last.max_model_len,
+        max_prompt_characters=last.max_prompt_characters,
+        revisions=revisions,
+        fingerprint=fingerprint_of(revisions),
+        tasks=frozenset(last.tasks),
+        features=frozenset(last.features),
+        some_features=frozenset(last.features),
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shared.hosted_models import HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults
@@ -44,6 +45,7 @@ class FleetLoad(Struct, frozen=True):
             heard while it has none; "" while unknown.
         sampling_defaults: What the model's files advise for requests that do not say, told as `chat_format` is.
         fingerprint: What answers of the same files of the model have in common; None where no worker has told.
+        coming: How a host is about to serve the model, while no worker does.
         spec_decode_num_drafts: Times that sequences verified drafts, since these workers started.
         spec_decode_num_draft_tokens: Draft tokens verified.
         spec_decode_num_accepted_tokens: Those of them that were accepted.
@@ -74,6 +76,7 @@ class FleetLoad(Struct, frozen=True):
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     fingerprint: str | None = None
+    coming: HostedModel | None = None
 
     @property
     def num_slots(self) -> int:

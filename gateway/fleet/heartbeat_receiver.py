@@ -1,4 +1,4 @@
-"""Takes in the heartbeats of workers and of other gateways, and drops other messages.
+"""Takes in the heartbeats of workers, of other gateways and of hosts, and drops other messages.
 
 NATS may let each process publish on its own subject only, so the subject is the identity: a heartbeat that names
 another process is dropped, because it would keep a dead worker alive or hide a live one.
@@ -16,9 +16,10 @@ from nats.aio.msg import Msg
 from gateway.fleet.fleet import MAX_WORKERS, Fleet
 from shared.direct_client import DirectClient
 from shared.errors import InvalidNameError
+from shared.hosted_models import HostBeat
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, GatewayHeartbeat, Heartbeat
-from shared.subjects import ALL_GATEWAYS, ALL_WORKERS, gateway_subject, worker_subject
+from shared.subjects import ALL_GATEWAYS, ALL_HOSTS, ALL_WORKERS, gateway_subject, host_subject, worker_subject
 
 MAX_NAMES = 10_000
 
@@ -36,12 +37,14 @@ class HeartbeatReceiver:
         # Names by the subject that they belong to: encoding them for each heartbeat would be most of its cost.
         self._names: dict[str, tuple[str, str]] = {}
         self._decode_worker = msgspec.msgpack.Decoder(Heartbeat).decode
+        self._decode_host = msgspec.msgpack.Decoder(HostBeat).decode
         self._decode_gateway = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
 
     async def start(self, nats: DirectClient) -> None:
         """Begin to listen."""
         await nats.subscribe_direct(ALL_WORKERS, self._receive_worker)
         await nats.subscribe_direct(ALL_GATEWAYS, self._receive_gateway)
+        await nats.subscribe_direct(ALL_HOSTS, self._receive_host)
 
     def _receive_worker(self, message: Msg) -> None:
         try:
@@ -77,6 +80,18 @@ class HeartbeatReceiver:
             self._drop(message, f"it names gateway {heartbeat.gateway!r}")
             return
         self._fleet.note_gateway_heartbeat(heartbeat, self._loop.time())
+
+    def _receive_host(self, message: Msg) -> None:
+        try:
+            beat = self._decode_host(message.data)
+            subject = host_subject(beat.host)
+        except (*UNDECODABLE, InvalidNameError) as error:
+            self._drop(message, error)
+            return
+        if subject != message.subject:
+            self._drop(message, f"it names host {beat.host!r}")
+            return
+        self._fleet.note_host_beat(beat, self._loop.time())
 
     def _drop(self, message: Msg, reason: object) -> None:
         if not message.data:

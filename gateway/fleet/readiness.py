@@ -29,8 +29,11 @@ class Readiness:
 
 
 def readiness(fleet: Fleet, *, is_connected: bool) -> Readiness:
-    """Judge from the heartbeats: a worker is there when it is heard and its steps advance while it has work."""
-    models = tuple(model for model in fleet.models() if fleet.is_ready(model))
+    """Judge from the heartbeats: a worker is there when it is heard and its steps advance while it has work.
+
+    A model that sleeps counts: requests wake it.
+    """
+    models = tuple(model for model in fleet.served_models() if fleet.is_ready(model) or fleet.is_coming(model))
     status: Status = "no_queue" if not is_connected else "ready" if models else "no_worker"
     return Readiness(status, models)
 

@@ -16,6 +16,8 @@ _COMMANDS = (
     "up",
     "gateway",
     "worker",
+    "host",
+    "model",
     "setup",
     "doctor",
     "chat",

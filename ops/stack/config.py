@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.stack.hosting.config import HostSettings
 from shared.config import setting
-from shared.nats_files import NatsFiles
 
 DEFAULT_STATE_DIR = Path(".headrace")
 AUDIT_FILE_NAME = "audit.jsonl"
@@ -23,7 +23,7 @@ DEMO_MODEL = Path(__file__).parents[1] / "demo_model" / "model"
 
 
 @dataclass(frozen=True, slots=True)
-class UpConfig(NatsFiles):
+class UpConfig(HostSettings):
     """What to start, and where. Every other setting of gateways and workers comes to them through variables."""
 
     port: int = setting(8000, "Port of the HTTP API on loopback; 0 takes a free one.", minimum=0, maximum=65535)

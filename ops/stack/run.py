@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.console import Console
+from ops.stack.hosting.host import Host, without_model
 from ops.stack.plan import DEMO_MODEL_NAME, ModelChoice, Plan, make_plan
 from ops.stack.preconditions import check_parts
 from ops.stack.state import StateDirectory
@@ -79,7 +80,11 @@ async def _run(
     named = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)
     served = simulated or named
     console.say("headrace", f"starting with {served}; logs in {state.logs}")
-    supervisor = Supervisor(plan, state, config.ready_file, console, config.hang_timeout_s)
+    environ_of_workers = without_model(plan.workers[0].environ)
+    audit_file = Path(environ_of_workers["HEADRACE_AUDIT_FILE"])
+    host_parts = (config, plan.worker, environ_of_workers, state.path, console)
+    host = Host(*host_parts, hang_timeout_s=config.hang_timeout_s, audit_file=audit_file)
+    supervisor = Supervisor(plan, state, config.ready_file, console, config.hang_timeout_s, host)
     try:
         if await supervisor.start():
             assert supervisor.model is not None

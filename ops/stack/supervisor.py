@@ -16,8 +16,9 @@ from pathlib import Path
 from ops.stack import probe
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.console import Console
+from ops.stack.hosting.host import Host
 from ops.stack.liveness import Watch
-from ops.stack.plan import Plan
+from ops.stack.plan import EXIT_S, WORKER_DRAIN_S, Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
@@ -47,6 +48,7 @@ class Supervisor:
         ready_file: Path | None,
         console: Console,
         hang_timeout_s: float,
+        host: Host,
     ) -> None:
         self.model: str | None = None
         self._plan = plan
@@ -56,6 +58,8 @@ class Supervisor:
         self._children: list[Child] = []
         self._roll_call = RollCall(plan.admin, partial(console.say, "nats"))
         self._hang_timeout_s = hang_timeout_s
+        self._host = host
+        self._hosting: asyncio.Task[None] | None = None
         self._storage = StorageWatch(state.path, self._replace_nats)
         self._watching: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -88,6 +92,9 @@ class Supervisor:
             for task in (starting, stopped):
                 task.cancel()
             await asyncio.gather(starting, stopped, return_exceptions=True)
+        # Models that sleep would answer the first question, too: they are told of once it is answered.
+        await self._host.start()
+        self._hosting = asyncio.create_task(self._host.run())
         self._write_ready_files()
         return True
 
@@ -96,8 +103,9 @@ class Supervisor:
         while not self._stop.is_set():
             # Gateway processes are restarted by their own parent, which does not tell us.
             self._write_ready_files()
-            if self._watching is not None and self._watching.done():
-                self._watching.result()
+            for task in (self._watching, self._hosting):
+                if task is not None and task.done():
+                    task.result()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _LOOK_AGAIN_S)
 
@@ -105,9 +113,12 @@ class Supervisor:
         """Stop the children: gateways first, then workers, then the servers."""
         self._remove_ready_files()
         self._stop.set()
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._watching, self._hosting):
+            if task is not None:
+                task.cancel()
         for roles in (("gateway",), ("worker",), ("redis", "nats")):
+            if "worker" in roles:
+                await self._host.stop(WORKER_DRAIN_S + EXIT_S)
             if "nats" in roles:
                 await self._roll_call.close()
             await asyncio.gather(*(child.stop() for child in self._children if child.spec.role in roles))
@@ -117,6 +128,7 @@ class Supervisor:
             self._console.say("headrace", "stopping; Ctrl-C again kills")
             self._stop.set()
         elif number == signal.SIGINT:
+            self._host.kill()
             for child in self._children:
                 child.kill()
 
@@ -231,7 +243,7 @@ class Supervisor:
             operator_key=plan.operator_key,
             pids={
                 "gateway": self._gateway_processes(),
-                "worker": self._pids("worker"),
+                "worker": [*self._pids("worker"), *self._host.pids],
                 "nats": self._pids("nats"),
                 "redis": self._pids("redis"),
             },

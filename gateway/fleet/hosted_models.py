@@ -1,0 +1,70 @@
+"""The models that hosts can load, as hosts tell of them: what gateways may admit although no worker serves it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shared.hosted_models import HostBeat, HostedModel, HostedState
+
+# Silence in seconds after which a host no longer counts: nothing that it could load is waited for.
+HOST_SILENCE_S = 5.0
+MAX_HOSTS = 1024
+
+_SHOWN = ("name", "path", "state", "on_demand", "num_ready", "ready_in_s", "need_bytes", "error")
+# What a request may wait for, the best first.
+_COMING: tuple[HostedState, ...] = ("awake", "loading", "asleep", "stopping", "no_room", "failed")
+
+
+class HostedModels:
+    """Owns the view of the hosts. Times are loop times."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, tuple[HostBeat, float]] = {}
+
+    def note_beat(self, beat: HostBeat, now: float) -> None:
+        """Take in what a host tells."""
+        if beat.host in self._hosts or len(self._hosts) < MAX_HOSTS:
+            self._hosts[beat.host] = (beat, now)
+
+    def discount_silence(self, lost_s: float, now: float) -> None:
+        """Do not count the last `lost_s` seconds as silence of the hosts."""
+        for name, (beat, heard_at) in self._hosts.items():
+            self._hosts[name] = (beat, min(now, heard_at + lost_s))
+
+    def sweep(self, now: float) -> bool:
+        """Forget silent hosts; return whether there were any."""
+        silent = [name for name, (_, heard_at) in self._hosts.items() if now - heard_at > HOST_SILENCE_S]
+        for name in silent:
+            del self._hosts[name]
+        return bool(silent)
+
+    def find(self, model: str) -> HostedModel | None:
+        """Return a model as the host tells of it that will serve it first; None for a model of no host."""
+        found = [each for beat in self.beats() for each in beat.models if each.name == model]
+        return min(found, key=lambda each: (_COMING.index(each.state), each.ready_in_s), default=None)
+
+    def names(self) -> set[str]:
+        """Return the models that requests may wait for."""
+        return {each.name for beat in self.beats() for each in beat.models if each.on_demand and each.state != "failed"}
+
+    def hosts_of(self, model: str) -> list[str]:
+        """Return the hosts that have a model."""
+        return [beat.host for beat in self.beats() if any(each.name == model for each in beat.models)]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the hosts and their models, for operators."""
+        return [
+            {
+                "host": beat.host,
+                "memory_bytes": beat.memory_bytes,
+                "used_bytes": beat.used_bytes,
+                "models": [{name: getattr(model, name) for name in _SHOWN} for model in beat.models],
+            }
+            for beat in self.beats()
+        ]
+
+    def beats(self) -> Iterator[HostBeat]:
+        """Yield the last message of each host."""
+        for beat, _ in self._hosts.values():
+            yield beat

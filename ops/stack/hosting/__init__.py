@@ -1,0 +1,1 @@
+"""Hosts: keep the worker processes of one machine in line with the models that it is to serve."""

@@ -1,0 +1,400 @@
+"""A host: keeps the workers of one machine in line with its list of models, tells of them, and takes orders.
+
+Owns the processes and what is known of each model. Every round it looks at what waits, has `reconcile` decide, and
+carries that out. A model that fails to start is tried three times, with growing pauses, and again a minute later if it
+is still wanted; a replaced one goes back to what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from nats.aio.msg import Msg
+
+from ops.stack.console import Console
+from ops.stack.hosting.config import HostSettings
+from ops.stack.hosting.demand import Demand
+from ops.stack.hosting.reconcile import Activity, decide
+from ops.stack.hosting.wishes import OrderError, Wish, Wishes
+from ops.stack.hosting.worker_process import WorkerProcess
+from ops.stack.plan import NatsAccess
+from shared.audit import audited
+from shared.background_tasks import BackgroundTasks
+from shared.config import variable_name
+from shared.direct_client import DirectClient
+from shared.errors import ConfigError, DependencyError
+from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel, HostedState, ModelOrder, ModelReply
+from shared.log_limit import LogLimit
+from shared.messages import UNDECODABLE, Heartbeat, encode
+from shared.nats_connection import SEND_ERRORS, connect
+from shared.subjects import ALL_WORKERS, check_setting, host_subject, model_order_subject
+
+ROUND_S = 0.2
+# Starts that fail in a row until a model counts as failed, the pause after the first, and after the last.
+MAX_FAILURES = 3
+FIRST_PAUSE_S = 1.0
+RETRY_FAILED_S = 60.0
+# A worker that served so long was well: the next failure is a first one.
+HEALTHY_S = 30.0
+# Of a model that was never loaded: its process, and its weights from a disk.
+START_S, READ_BYTES_PER_S = 8.0, 500e6
+# Between two guesses when nothing can be said of when room will be.
+UNKNOWN_ROOM_S = 5.0
+_OF_ONE_MODEL = frozenset(
+    map(
+        variable_name,
+        ("model", "served_model_name", "worker_id", "lora_modules", "draft_model", "speculative", "health_port"),
+    )
+)
+_GATEWAY_INBOX = "_INBOX_gateway."
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Model:
+    """What a host knows of a model; `previous` is what it was before it was replaced, until the new one serves."""
+
+    activity: Activity
+    failures: int = 0
+    error: str | None = None
+    has_room: bool = True
+    previous: Wish | None = None
+
+
+class Host:
+    """Runs on one event loop, in `headrace up` or by itself."""
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        access: NatsAccess,
+        environ: Mapping[str, str],
+        state_dir: Path,
+        console: Console,
+        *,
+        hang_timeout_s: float,
+        audit_file: Path,
+    ) -> None:
+        """Prepare. `environ` is the environment of workers, without the settings of one model.
+
+        Raises:
+            ConfigError: The list of models, or a setting, cannot be used.
+        """
+        check_setting("HEADRACE_HOST_NAME", settings.host_name)
+        self._settings = settings
+        self._access = access
+        self._environ = {**environ, **access.environ}
+        self._logs = state_dir / "logs"
+        self._console = console
+        self._hang_timeout_s = hang_timeout_s
+        self._audit_file = audit_file
+        self._wishes = Wishes(settings, state_dir / "models.json")
+        self._models: dict[str, _Model] = {}
+        self._workers: dict[str, WorkerProcess] = {}
+        self._nats: DirectClient | None = None
+        self._decode_beat = msgspec.msgpack.Decoder(Heartbeat).decode
+        self._decode_order = msgspec.msgpack.Decoder(ModelOrder).decode
+        self._tasks = BackgroundTasks()
+        self._log_limit = LogLimit(_log)
+        self._told: HostBeat | None = None
+        self._told_at = float("-inf")
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of its workers."""
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
+
+    async def start(self) -> None:
+        """Connect, and listen for heartbeats and orders.
+
+        Raises:
+            DependencyError: NATS does not answer, or refuses us.
+        """
+        access = self._access
+        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = f"host-{self._settings.host_name}"
+        login = {"user": access.user, "password": access.password}
+        self._nats = await connect(access.url, role="worker", name=name, files=access.files, **login)  # type: ignore[arg-type]
+        await self._nats.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+        await self._nats.subscribe(model_order_subject(self._settings.host_name), cb=self._on_order)
+
+    async def run(self) -> None:
+        """Keep the workers in line until cancelled."""
+        assert self._nats is not None
+        demand = Demand(self._nats)
+        clock = self._clock
+        last = clock()
+        while True:
+            now = clock()
+            for worker in tuple(self._workers.values()):
+                worker.watch(min(now - last, 2 * ROUND_S), can_judge=self._nats.is_connected)
+            last = now
+            try:
+                waiting = await demand.count([wish.name for wish in self._wishes if wish.on_demand])
+            except DependencyError as error:
+                # Nothing is started or stopped by guess.
+                self._log_limit.warning("demand", "%s", error)
+            else:
+                self._reconcile(waiting)
+            await self._tell()
+            await asyncio.sleep(ROUND_S)
+
+    async def stop(self, timeout_s: float) -> None:
+        """End all workers and the connection; what is to be served stays in the file.
+
+        Args:
+            timeout_s: Time for what runs; then they are killed.
+        """
+        workers = tuple(self._workers.values())
+        for worker in workers:
+            worker.stop()
+        ending = asyncio.gather(*(worker.wait() for worker in workers))
+        if not (await asyncio.wait([ending], timeout=timeout_s))[0]:
+            self.kill()
+        await ending
+        await self._tasks.wait()
+        if self._nats is not None:
+            with contextlib.suppress(*SEND_ERRORS):
+                await self._nats.publish(host_subject(self._settings.host_name), encode(self._empty_beat()))
+                await self._nats.close()
+
+    def kill(self) -> None:
+        """End all workers at once."""
+        for worker in self._workers.values():
+            worker.kill()
+
+    def _clock(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _model(self, name: str) -> _Model:
+        if name not in self._models:
+            self._models[name] = _Model(Activity(active_at=self._clock()))
+        return self._models[name]
+
+    # Rounds
+
+    def _reconcile(self, waiting: Mapping[str, int]) -> None:
+        now = self._clock()
+        seen = [worker.seen() for worker in self._workers.values()]
+        wanted = self._wishes.wanted()
+        for name in self._models.keys() - wanted:
+            del self._models[name]
+        for name in wanted:
+            activity = self._model(name).activity
+            activity.waiting = waiting.get(name, 0)
+            if activity.waiting or any(each.busy for each in seen if each.model == name):
+                activity.active_at = now
+        activities = {name: model.activity for name, model in self._models.items()}
+        settings = self._settings
+        decision = decide(
+            wanted,
+            seen,
+            activities,
+            budget_bytes=settings.host_memory_bytes,
+            min_awake_s=settings.min_awake_s,
+            now=now,
+        )
+        for name, model in self._models.items():
+            model.has_room = name not in decision.no_room
+        for worker in decision.stops:
+            self._console.say(worker, "stopping: its model is not needed here now")
+            self._workers[worker].stop()
+        for name in decision.starts:
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        wish = self._wishes.get(name)
+        assert wish is not None
+        worker = WorkerProcess(wish, self._environ, self._logs, self._console, self._hang_timeout_s, self._ended)
+        self._workers[worker.id] = worker
+        self._console.say(worker.id, f"starting, for {name}")
+        worker.start()
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        """Take note of the end of a process, which was told to stop or failed."""
+        self._workers.pop(worker.id, None)
+        wish, model = self._wishes.get(worker.wish.name), self._models.get(worker.wish.name)
+        if worker.failure is None or wish is None or model is None:
+            return
+        self._console.say(worker.id, worker.failure)
+        if worker.wish.generation != wish.generation:
+            return
+        now, seen = self._clock(), worker.seen()
+        was_well = seen.phase == "ready" and now - seen.ready_at > HEALTHY_S
+        model.failures = 1 if was_well else model.failures + 1
+        model.error = worker.failure[:1000]
+        pause_s = FIRST_PAUSE_S * 2 ** (model.failures - 1)
+        if model.failures >= MAX_FAILURES:
+            pause_s, model.activity.asked = RETRY_FAILED_S, False
+            if model.previous is not None:
+                self._restore(model)
+                return
+        model.activity.may_start_at = now + pause_s
+
+    def _restore(self, model: _Model) -> None:
+        """Go back to what a model was: workers of it may still serve."""
+        assert model.previous is not None
+        self._console.say("host", f"{model.previous.name} cannot be replaced and stays what it was: {model.error}")
+        self._wishes.restore(model.previous)
+        model.previous, model.failures = None, 0
+        model.activity.may_start_at = float("-inf")
+
+    async def _on_heartbeat(self, message: Msg) -> None:
+        try:
+            beat = self._decode_beat(message.data)
+        except UNDECODABLE:
+            return
+        worker = self._workers.get(beat.worker)
+        if worker is None or worker.wish.name != beat.model or worker.pid != beat.pid:
+            return
+        load_s = worker.note_heartbeat(beat)
+        if load_s is None:
+            return
+        self._console.say(worker.id, f"serves {beat.model} after {load_s:.1f} s")
+        self._wishes.note_start(beat.model, worker.wish.generation, load_s, beat)
+        model = self._model(beat.model)
+        model.failures, model.error, model.previous = 0, None, None
+        model.activity.asked, model.activity.active_at = False, self._clock()
+
+    # Orders
+
+    async def _on_order(self, message: Msg) -> None:
+        try:
+            order = self._decode_order(message.data)
+            if order.action == "wake" and not message.reply:
+                self._wake(order.name)
+            elif message.reply.startswith(_GATEWAY_INBOX):
+                with audited(self._audit_file, f"model.{order.action}", model=order.name, path=order.path):
+                    self._carry_out(order)
+            reply = ModelReply()
+        except UNDECODABLE as error:
+            reply = ModelReply(f"the order cannot be read: {str(error)[:500]}")
+        except (OrderError, ConfigError) as error:
+            reply = ModelReply(str(error)[:1000])
+        if message.reply.startswith(_GATEWAY_INBOX):
+            await self._tell(at_once=True)
+            with contextlib.suppress(*SEND_ERRORS):
+                await message.respond(encode(reply))
+
+    def _carry_out(self, order: ModelOrder) -> None:
+        if order.action == "load":
+            self._wishes.load(order)
+            self._models.pop(order.name, None)
+        elif order.action == "replace":
+            old = self._wishes.replace(order)
+            model = self._model(order.name)
+            # Of several that never served, the first one has.
+            model.previous = model.previous or old
+            model.failures, model.error, model.activity.may_start_at = 0, None, float("-inf")
+        elif order.action == "unload":
+            self._wishes.unload(order.name)
+            return
+        elif order.action == "sleep":
+            self._put_to_sleep(order.name)
+            return
+        else:
+            self._wishes.known(order.name)
+            model = self._model(order.name)
+            model.failures, model.activity.may_start_at = 0, float("-inf")
+        # Once, so that it is known to work, how long it takes, and how its answers are to be read.
+        self._model(order.name).activity.asked = True
+
+    def _put_to_sleep(self, name: str) -> None:
+        wish, activity = self._wishes.known(name), self._model(name).activity
+        if not wish.on_demand:
+            raise OrderError(f"name: {name!r} always runs; unload it, or replace it with --on-demand")
+        busy = any(worker.seen().busy for worker in self._workers.values() if worker.wish.name == name)
+        if activity.waiting or busy:
+            raise OrderError(f"name: {name!r} has requests; it sleeps {wish.idle_s:g} s after the last one")
+        activity.active_at, activity.asked = float("-inf"), False
+
+    def _wake(self, name: str) -> None:
+        """Load a model for a client that was told when to come back."""
+        self._wishes.known(name)
+        model = self._model(name)
+        if self._state(name, model) not in ("awake", "failed"):
+            model.activity.asked = True
+
+    # What is told
+
+    def _state(self, name: str, model: _Model) -> HostedState:
+        phases = {worker.phase for worker in self._workers.values() if worker.wish.name == name}
+        if "ready" in phases:
+            return "awake"
+        if model.failures >= MAX_FAILURES and self._clock() < model.activity.may_start_at:
+            return "failed"
+        if "loading" in phases:
+            return "loading"
+        wish, activity = self._wishes.get(name), model.activity
+        is_needed = wish is not None and (not wish.on_demand or activity.asked or activity.waiting > 0)
+        if is_needed:
+            return "loading" if model.has_room else "no_room"
+        return "stopping" if "stopping" in phases else "asleep"
+
+    def _ready_in_s(self, wish: Wish, state: HostedState) -> float:
+        if state == "awake":
+            return 0.0
+        now = self._clock()
+        load_s = wish.load_s or START_S + wish.need_bytes / READ_BYTES_PER_S
+        own = [worker for worker in self._workers.values() if worker.wish.name == wish.name]
+        begun = [now - worker.started_at for worker in own if worker.phase == "loading"]
+        if begun:
+            return max(load_s / 10, load_s - max(begun))
+        budget = self._settings.host_memory_bytes
+        used = sum(worker.wish.need_bytes for worker in self._workers.values())
+        if state == "stopping" or budget is None or used + wish.need_bytes <= budget:
+            return load_s
+        seen = [worker.seen() for worker in self._workers.values() if worker.wish.name != wish.name]
+        awake_s = [self._settings.min_awake_s - (now - each.ready_at) for each in seen if not each.busy]
+        return load_s + max(0.0, min(awake_s, default=UNKNOWN_ROOM_S))
+
+    def _hosted(self, wish: Wish) -> HostedModel:
+        model = self._model(wish.name)
+        state = self._state(wish.name, model)
+        current = [
+            w for w in self._workers.values() if w.wish.name == wish.name and w.wish.generation == wish.generation
+        ]
+        return HostedModel(
+            name=wish.name,
+            path=wish.path,
+            state=state,
+            on_demand=wish.on_demand,
+            num_ready=sum(worker.phase == "ready" for worker in current),
+            ready_in_s=round(self._ready_in_s(wish, state), 2),
+            need_bytes=wish.need_bytes,
+            error=model.error,
+            last=wish.last,
+        )
+
+    def _empty_beat(self) -> HostBeat:
+        return HostBeat(host=self._settings.host_name, memory_bytes=self._settings.host_memory_bytes)
+
+    async def _tell(self, *, at_once: bool = False) -> None:
+        used = sum(worker.wish.need_bytes for worker in self._workers.values())
+        models = tuple(self._hosted(wish) for wish in self._wishes)
+        beat = msgspec.structs.replace(self._empty_beat(), models=models, used_bytes=used)
+        is_new = self._told is None or _states(beat) != _states(self._told)
+        if not (at_once or is_new) and self._clock() - self._told_at < HOST_BEAT_INTERVAL_S:
+            return
+        self._told, self._told_at = beat, self._clock()
+        assert self._nats is not None
+        try:
+            await self._nats.publish(host_subject(beat.host), encode(beat))
+        except SEND_ERRORS as error:
+            self._log_limit.warning("beat", "the state of the models could not be told: %r", error)
+
+
+def without_model(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a worker without the settings that are of one model or one process."""
+    return {name: value for name, value in environ.items() if name not in _OF_ONE_MODEL}
+
+
+def _states(beat: HostBeat) -> list[tuple[str, str, int]]:
+    return [(model.name, model.state, model.num_ready) for model in beat.models]

@@ -1,0 +1,194 @@
+"""Which workers a host starts and stops now: a function of what it is to serve and what it sees.
+
+No clock, process or queue is touched here. Memory counts until a process has ended, so a host never has more workers
+than fit. A model that sleeps when idle gives way to another only while nothing runs or waits for it, and after
+`min_awake_s`: two models that do not fit beside each other take turns and never thrash.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model that the host is to serve.
+
+    Attributes:
+        generation: Raised when the model is replaced: workers of older generations serve until new ones do.
+        on_demand: It sleeps after `idle_s` seconds without requests, and is loaded when some wait.
+        need_bytes: Memory of one worker.
+    """
+
+    name: str
+    generation: int = 0
+    workers: int = 1
+    on_demand: bool = False
+    idle_s: float = 300.0
+    need_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A process; it is `ready` from its first heartbeat (`ready_at`) on, and `busy` while it has requests."""
+
+    id: str
+    model: str
+    generation: int
+    need_bytes: int
+    phase: Literal["loading", "ready", "stopping"]
+    ready_at: float = math.inf
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class Activity:
+    """What is known of a model besides its workers.
+
+    Attributes:
+        waiting: Requests in its queues.
+        active_at: When it last had work, or became ready; -inf when it is told to sleep.
+        asked: It is to be awake once, although nothing waits.
+        may_start_at: After failures no worker is started before.
+    """
+
+    waiting: int = 0
+    active_at: float = -math.inf
+    asked: bool = False
+    may_start_at: float = -math.inf
+
+
+@dataclass(slots=True)
+class Decision:
+    """Models to start one worker of, once for each; workers to stop; models for which nothing can give way."""
+
+    starts: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+    no_room: set[str] = field(default_factory=set)
+
+
+class _Host:
+    """One decision in the making."""
+
+    def __init__(
+        self,
+        wanted: Mapping[str, Wanted],
+        workers: Sequence[SeenWorker],
+        activities: Mapping[str, Activity],
+        budget_bytes: int | None,
+        min_awake_s: float,
+        now: float,
+    ) -> None:
+        self._wanted = wanted
+        self._workers = workers
+        self._activities = activities
+        self._budget_bytes = math.inf if budget_bytes is None else budget_bytes
+        self._min_awake_s = min_awake_s
+        self._now = now
+        self._used_bytes = sum(worker.need_bytes for worker in workers)
+        self._leaving_bytes = sum(worker.need_bytes for worker in workers if worker.phase == "stopping")
+        self.decision = Decision()
+
+    def decide(self) -> Decision:
+        for worker in self._workers:
+            if worker.phase != "stopping" and worker.model not in self._wanted:
+                self._stop(worker)
+        # Those that always run come first; of the others, the one that has waited longest for its turn.
+        order = sorted(self._wanted.values(), key=lambda want: (want.on_demand, self._activity(want).active_at))
+        for want in order:
+            self._trim(want)
+        for want in order:
+            self._grow(want)
+        return self.decision
+
+    def _activity(self, want: Wanted) -> Activity:
+        return self._activities.get(want.name) or Activity()
+
+    def _alive(self, want: Wanted) -> list[SeenWorker]:
+        stopped = self.decision.stops
+        return [w for w in self._workers if w.model == want.name and w.phase != "stopping" and w.id not in stopped]
+
+    def _target(self, want: Wanted) -> int:
+        if not want.on_demand:
+            return want.workers
+        activity, alive = self._activity(want), self._alive(want)
+        has_work = activity.waiting > 0 or activity.asked or any(worker.busy for worker in alive)
+        is_loading = any(worker.phase == "loading" for worker in alive)
+        is_fresh = bool(alive) and self._now - activity.active_at < want.idle_s
+        return want.workers if has_work or is_loading or is_fresh else 0
+
+    def _trim(self, want: Wanted) -> None:
+        """Stop workers that are too many, and those of older generations once new ones serve."""
+        target, alive = self._target(want), self._alive(want)
+        current = [worker for worker in alive if worker.generation == want.generation]
+        if sum(worker.phase == "ready" for worker in current) >= target:
+            for worker in alive:
+                if worker.generation != want.generation:
+                    self._stop(worker)
+        for worker in sorted(current, key=lambda worker: (worker.busy, worker.ready_at))[: len(current) - target]:
+            if len(current) > target:
+                self._stop(worker)
+
+    def _grow(self, want: Wanted) -> None:
+        if self._now < self._activity(want).may_start_at:
+            return
+        current = [worker for worker in self._alive(want) if worker.generation == want.generation]
+        for _ in range(self._target(want) - len(current)):
+            missing = self._used_bytes + want.need_bytes - self._budget_bytes
+            if missing > 0:
+                self._make_room(want, missing - self._leaving_bytes)
+                return
+            self.decision.starts.append(want.name)
+            self._used_bytes += want.need_bytes
+
+    def _make_room(self, want: Wanted, missing: float) -> None:
+        """Put idle models to sleep, least recently used first, if that frees `missing` bytes; else nothing."""
+        victims: list[SeenWorker] = []
+        for other in sorted(self._wanted.values(), key=lambda other: self._activity(other).active_at):
+            if sum(victim.need_bytes for victim in victims) >= missing:
+                break
+            if other.name != want.name and self._gives_way(other):
+                victims += self._alive(other)
+        if sum(victim.need_bytes for victim in victims) < missing:
+            self.decision.no_room.add(want.name)
+            return
+        for victim in victims:
+            self._stop(victim)
+
+    def _gives_way(self, want: Wanted) -> bool:
+        activity, alive = self._activity(want), self._alive(want)
+        if not want.on_demand or activity.waiting or activity.asked or want.name in self.decision.starts:
+            return False
+        return bool(alive) and all(
+            worker.phase == "ready" and not worker.busy and self._now - worker.ready_at >= self._min_awake_s
+            for worker in alive
+        )
+
+    def _stop(self, worker: SeenWorker) -> None:
+        self.decision.stops.append(worker.id)
+        self._leaving_bytes += worker.need_bytes
+
+
+def decide(
+    wanted: Mapping[str, Wanted],
+    workers: Sequence[SeenWorker],
+    activities: Mapping[str, Activity],
+    *,
+    budget_bytes: int | None,
+    min_awake_s: float,
+    now: float,
+) -> Decision:
+    """Decide what to start and to stop.
+
+    Args:
+        wanted: The models by name.
+        workers: All processes that have not ended, those that are stopping too.
+        activities: What is known of the models.
+        budget_bytes: Memory of all workers; None for no bound.
+        min_awake_s: A model that was loaded serves at least so long before it gives way to another.
+        now: The time, by the clock of all others.
+    """
+    return _Host(wanted, workers, activities, budget_bytes, min_awake_s, now).decide()

@@ -1,0 +1,262 @@
+"""What a host is to serve: a list of models, changed by orders and kept in a file of the host.
+
+The host is the only writer, so an order is checked against what is there and takes effect at once, or is refused with
+the reason. Directories come from whoever may give orders over the network: they must lie under those that the host's
+owner allows, links followed, and options that name files or addresses are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gpu_worker.start.config import WorkerConfig
+from ops.stack.hosting.config import HostSettings
+from ops.stack.hosting.reconcile import Wanted
+from shared.atomic_file import AtomicFile
+from shared.config import resolve, variable_name
+from shared.errors import ConfigError, HeadraceError
+from shared.hosted_models import MAX_HOSTED_MODELS, ModelOrder
+from shared.messages import Heartbeat
+from shared.model_hub import check_is_model
+from shared.subjects import check_setting
+
+# Of a model whose options do not say.
+DEFAULT_KV_BYTES = 512 << 20
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin")
+# Settings of a worker that an order may give: none names a file, an address or a login.
+ORDER_OPTIONS = frozenset(
+    {
+        *("device", "dtype", "num_threads", "cuda_graphs", "tensor_parallel_size", "pipeline_parallel_size"),
+        *("enable_expert_parallel", "gpu_memory_utilization", "kv_cache_bytes", "kv_cache_dtype", "kv_host_bytes"),
+        *("num_blocks", "block_size", "enable_prefix_caching", "prefix_wait_s", "state_checkpoint_ratio"),
+        *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "batch_slowdown", "max_loras"),
+        *("image_memory_bytes", "chat_format", "sampling_defaults", "simulate", "simulate_growth"),
+    }
+)
+_VARIABLE = "HEADRACE_MODELS_DIR"
+
+
+class OrderError(HeadraceError):
+    """An order cannot be carried out; the message says why."""
+
+
+class Wish(Struct, frozen=True, kw_only=True):
+    """A model to serve, as the file has it.
+
+    Attributes:
+        load_s: How long its last start took, from the process to the first heartbeat; None before the first.
+        last: The last heartbeat of one of its workers.
+    """
+
+    name: str
+    path: str
+    generation: int = 0
+    workers: int = 1
+    on_demand: bool = False
+    idle_s: float = 300.0
+    need_bytes: int = 0
+    options: dict[str, str] = {}
+    load_s: float | None = None
+    last: Heartbeat | None = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """The wish as decisions are made of it."""
+        return Wanted(self.name, self.generation, self.workers, self.on_demand, self.idle_s, self.need_bytes)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables of its workers."""
+        return {variable_name(name): value for name, value in self.options.items()}
+
+
+class Wishes:
+    """Owns the list and its file."""
+
+    def __init__(self, settings: HostSettings, file: Path) -> None:
+        """Read what an earlier life of the host has kept.
+
+        Raises:
+            ConfigError: The file is damaged, or a directory that is allowed is none.
+        """
+        self._file = file
+        self._memory_bytes = settings.host_memory_bytes
+        self._directories = list(_allowed(settings.models_dir))
+        self._by_name = {wish.name: wish for wish in self._read()}
+
+    def __iter__(self) -> Iterator[Wish]:
+        """Yield all."""
+        return iter(tuple(self._by_name.values()))
+
+    def get(self, name: str) -> Wish | None:
+        """Return the wish of a model."""
+        return self._by_name.get(name)
+
+    def wanted(self) -> dict[str, Wanted]:
+        """Return all as decisions are made of them."""
+        return {name: wish.wanted for name, wish in self._by_name.items()}
+
+    def load(self, order: ModelOrder) -> None:
+        """Add a model.
+
+        Raises:
+            OrderError: There is one of this name, or it cannot be served here.
+        """
+        if order.name in self._by_name:
+            raise OrderError(f"name: {order.name!r} is loaded already; replace it, or unload it first")
+        if len(self._by_name) >= MAX_HOSTED_MODELS:
+            raise OrderError(f"name: a host serves at most {MAX_HOSTED_MODELS} models")
+        self._put(self._checked(order, generation=0))
+
+    def replace(self, order: ModelOrder) -> Wish:
+        """Change what a name means, and return what it meant.
+
+        Raises:
+            OrderError: It is unknown, the new one cannot be served here, or not beside the old one.
+        """
+        old = self.known(order.name)
+        new = self._checked(order, generation=old.generation + 1)
+        self._put(new)
+        return old
+
+    def unload(self, name: str) -> None:
+        """Remove a model.
+
+        Raises:
+            OrderError: It is unknown.
+        """
+        self.known(name)
+        del self._by_name[name]
+        self._write()
+
+    def restore(self, wish: Wish) -> None:
+        """Put back what a model was before it was replaced."""
+        self._put(wish)
+
+    def note_start(self, name: str, generation: int, load_s: float | None, last: Heartbeat) -> None:
+        """Keep how long a start took, and how the model's answers are to be read."""
+        wish = self._by_name.get(name)
+        if wish is not None and wish.generation == generation:
+            last = msgspec.structs.replace(last, metrics=None, prefixes=None, adapters=())
+            self._put(msgspec.structs.replace(wish, load_s=load_s or wish.load_s, last=last))
+
+    def known(self, name: str) -> Wish:
+        """Return the wish of a model that operators have loaded.
+
+        Raises:
+            OrderError: It is unknown.
+        """
+        wish = self._by_name.get(name)
+        if wish is None:
+            loaded = ", ".join(sorted(self._by_name))[:200] or "none"
+            raise OrderError(f"name: {name[:64]!r} is not loaded on this host; loaded: {loaded}")
+        return wish
+
+    def _checked(self, order: ModelOrder, generation: int) -> Wish:
+        try:
+            check_setting("name", order.name)
+            path = self._checked_path(order.path)
+            config = _checked_options(order.options)
+        except ConfigError as error:
+            raise OrderError(str(error)) from None
+        options = dict(order.options)
+        need = order.memory_bytes
+        if need is None:
+            need = _weight_bytes(path) + (config.kv_cache_bytes or DEFAULT_KV_BYTES)
+            if config.kv_cache_bytes is None and config.num_blocks is None and self._memory_bytes is not None:
+                # What is counted is what it gets.
+                options["kv_cache_bytes"] = str(DEFAULT_KV_BYTES)
+        wish = Wish(
+            name=order.name,
+            path=str(path),
+            generation=generation,
+            workers=order.workers,
+            on_demand=order.on_demand,
+            idle_s=order.idle_s,
+            need_bytes=need,
+            options=options,
+        )
+        self._check_memory(wish)
+        return wish
+
+    def _check_memory(self, new: Wish) -> None:
+        """Refuse what can never run: beside what always runs, and beside what it replaces."""
+        if self._memory_bytes is None:
+            return
+        others = [w for w in self._by_name.values() if w.name == new.name or not w.on_demand]
+        taken = sum(wish.need_bytes * wish.workers for wish in others)
+        need = new.need_bytes * new.workers
+        if need + taken > self._memory_bytes:
+            raise OrderError(
+                f"{new.name} needs {_gigabytes(need)}, and of the host's {_gigabytes(self._memory_bytes)} "
+                f"{_gigabytes(max(0, self._memory_bytes - taken))} are left beside what always runs and what it "
+                "replaces; unload a model, or raise --host-memory-bytes"
+            )
+
+    def _checked_path(self, text: str | None) -> Path:
+        if text is None:
+            raise OrderError("path: name the directory of the model")
+        if not self._directories:
+            raise OrderError("path: this host loads no models over the network; start it with --models-dir")
+        if "\0" in text:
+            raise OrderError("path: must not contain a NUL character")
+        path = (self._directories[0] / text).resolve()
+        if not any(path != directory and path.is_relative_to(directory) for directory in self._directories):
+            # Nothing is told of what lies elsewhere, not even whether it exists.
+            allowed = ", ".join(map(str, self._directories))
+            raise OrderError(f"path: {text[:200]!r} is not under a directory that this host allows: {allowed}")
+        check_is_model(path, _VARIABLE, "a directory in Hugging Face's format, or a GGUF file")
+        return path
+
+    def _put(self, wish: Wish) -> None:
+        self._by_name[wish.name] = wish
+        self._write()
+
+    def _read(self) -> list[Wish]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=list[Wish])
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError("HEADRACE_STATE_DIR", f"{self._file} cannot be read: {error}") from None
+
+    def _write(self) -> None:
+        try:
+            file = AtomicFile(self._file)
+            try:
+                file.write(msgspec.json.format(msgspec.json.encode(list(self._by_name.values())), indent=2) + b"\n")
+                file.commit()
+            finally:
+                file.abort()
+        except OSError as error:
+            raise OrderError(f"{self._file} cannot be written: {error.strerror}") from None
+
+
+def _allowed(setting: str | None) -> Iterable[Path]:
+    for part in (setting or "").split(","):
+        if not part.strip():
+            continue
+        directory = Path(part.strip()).resolve()
+        if not directory.is_dir():
+            raise ConfigError(_VARIABLE, f"{directory} is not a directory")
+        yield directory
+
+
+def _checked_options(options: Mapping[str, str]) -> WorkerConfig:
+    for name in options:
+        if name not in ORDER_OPTIONS:
+            raise OrderError(f"options: {name[:64]!r} is not one of {', '.join(sorted(ORDER_OPTIONS))}")
+    return resolve(WorkerConfig, dict(options), {})
+
+
+def _weight_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for kind in WEIGHT_FILES for file in path.glob(kind)]
+    return sum(file.stat().st_size for file in files)
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:.3g} GB"

@@ -1,0 +1,211 @@
+"""Decisions of a host: what starts, what stops, and a random life in which memory never overflows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from ops.stack.hosting.reconcile import Activity, Decision, SeenWorker, Wanted, decide
+
+BUDGET, MIN_AWAKE_S = 10, 5.0
+
+
+def worker(model: str, number: int = 0, *, phase: str = "ready", generation: int = 0, **given: object) -> SeenWorker:
+    values = {"need_bytes": 6, "ready_at": 0.0, **given}
+    return SeenWorker(f"{model}-{generation}-{number}", model, generation, phase=phase, **values)  # type: ignore[arg-type]
+
+
+def on_demand(name: str, **given: object) -> Wanted:
+    return Wanted(name, on_demand=True, **{"need_bytes": 6, "idle_s": 20.0, **given})  # type: ignore[arg-type]
+
+
+def decided(wanted: list[Wanted], workers: list[SeenWorker], now: float = 100.0, **activities: Activity) -> Decision:
+    names = {want.name: want for want in wanted}
+    return decide(names, workers, activities, budget_bytes=BUDGET, min_awake_s=MIN_AWAKE_S, now=now)
+
+
+def test_missing_workers_start_and_those_of_unloaded_models_stop() -> None:
+    found = decided([Wanted("a", workers=2, need_bytes=5)], [worker("gone")])
+    assert found.stops == ["gone-0-0"]
+    # Memory is free once its process has ended, not before.
+    assert found.starts == []
+    assert decided([Wanted("a", workers=2, need_bytes=5)], []).starts == ["a", "a"]
+
+
+def test_old_generation_serves_until_the_new_one_does() -> None:
+    want = Wanted("a", generation=1, need_bytes=3)
+    old = worker("a", need_bytes=3)
+    assert decided([want], [old]) == Decision(starts=["a"])
+    assert decided([want], [old, worker("a", generation=1, need_bytes=3, phase="loading")]) == Decision()
+    assert decided([want], [old, worker("a", generation=1, need_bytes=3)]) == Decision(stops=["a-0-0"])
+
+
+def test_model_sleeps_only_when_idle_for_long_and_wakes_when_requests_wait() -> None:
+    want = on_demand("a")
+    assert decided([want], [worker("a")], a=Activity(active_at=90)) == Decision()
+    assert decided([want], [worker("a")], a=Activity(active_at=79)) == Decision(stops=["a-0-0"])
+    assert decided([want], [worker("a", busy=True)], a=Activity(active_at=79)) == Decision()
+    assert decided([want], [worker("a")], a=Activity(waiting=1, active_at=79)) == Decision()
+    assert decided([want], [], a=Activity(active_at=79)) == Decision()
+    assert decided([want], [], a=Activity(waiting=1)) == Decision(starts=["a"])
+    assert decided([want], [], a=Activity(asked=True)) == Decision(starts=["a"])
+
+
+def test_request_that_comes_while_a_worker_stops_starts_another_one() -> None:
+    want = on_demand("a", need_bytes=5)
+    stopping = worker("a", need_bytes=5, phase="stopping")
+    assert decided([want], [stopping], a=Activity(waiting=1)) == Decision(starts=["a"])
+
+
+def test_least_recently_used_idle_model_gives_way() -> None:
+    wanted = [on_demand("a", need_bytes=5), on_demand("b", need_bytes=5), on_demand("c", need_bytes=5)]
+    workers = [worker("a", need_bytes=5), worker("b", need_bytes=5)]
+    activities = {"a": Activity(active_at=95), "b": Activity(active_at=90), "c": Activity(waiting=1)}
+    assert decided(wanted, workers, **activities) == Decision(stops=["b-0-0"])
+    stopping = [worker("a", need_bytes=5), worker("b", need_bytes=5, phase="stopping")]
+    # What is about to be free is waited for: nothing else has to give way.
+    assert decided(wanted, stopping, **activities) == Decision()
+
+
+@pytest.mark.parametrize(
+    ("other", "activity"),
+    [
+        (worker("b", busy=True), Activity(active_at=90)),
+        (worker("b"), Activity(waiting=1, active_at=90)),
+        (worker("b", ready_at=96.0), Activity(active_at=96)),
+        (worker("b", phase="loading"), Activity(asked=True)),
+    ],
+    ids=["runs", "waits", "has just been loaded", "is loading"],
+)
+def test_model_that_cannot_give_way_stays(other: SeenWorker, activity: Activity) -> None:
+    found = decided([on_demand("a"), on_demand("b")], [other], a=Activity(waiting=1), b=activity)
+    assert found == Decision(no_room={"a"})
+
+
+def test_model_that_always_runs_never_gives_way() -> None:
+    found = decided([on_demand("a"), Wanted("b", need_bytes=6)], [worker("b")], a=Activity(waiting=1))
+    assert found == Decision(no_room={"a"})
+
+
+def test_nothing_starts_in_the_pause_after_a_failure() -> None:
+    activity = Activity(waiting=1, may_start_at=101)
+    assert decided([on_demand("a")], [], a=activity) == Decision()
+    assert decided([on_demand("a")], [], now=101, a=activity) == Decision(starts=["a"])
+
+
+@dataclass
+class Life:
+    """A host whose processes take random times to load and to end, and whose requests come at random."""
+
+    seed: int
+    now: float = 0.0
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    activities: dict[str, Activity] = field(default_factory=dict)
+    workers: dict[str, SeenWorker] = field(default_factory=dict)
+    until: dict[str, float] = field(default_factory=dict)
+    served: int = 0
+    starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        for number in range(self.random.randint(1, 5)):
+            name = f"m{number}"
+            self.wanted[name] = Wanted(
+                name,
+                on_demand=number > 0 or self.random.random() < 0.5,
+                idle_s=self.random.choice([2.0, 20.0]),
+                need_bytes=self.random.randint(1, 5),
+            )
+            self.activities[name] = Activity()
+
+    def step(self, *, comes: bool) -> None:
+        self.now += self.random.choice([0.2, 1.0, 3.0])
+        self._change()
+        if comes:
+            for activity in self.activities.values():
+                activity.waiting += self.random.random() < 0.2
+            if self.random.random() < 0.03:
+                name = self.random.choice(list(self.wanted))
+                want = self.wanted[name]
+                changed = Wanted(name, want.generation + 1, 1, want.on_demand, want.idle_s, self.random.randint(1, 5))
+                self.wanted[name] = changed
+        self._serve()
+        found = decide(
+            self.wanted,
+            list(self.workers.values()),
+            self.activities,
+            budget_bytes=BUDGET,
+            min_awake_s=MIN_AWAKE_S,
+            now=self.now,
+        )
+        self._check_stops(found)
+        for id_ in found.stops:
+            self._set(id_, phase="stopping")
+            self.until[id_] = self.now + self.random.choice([0.1, 5.0])
+        for name in found.starts:
+            self.starts += 1
+            id_ = f"{name}/{self.starts}"
+            want = self.wanted[name]
+            self.workers[id_] = SeenWorker(id_, name, want.generation, want.need_bytes, "loading")
+            self.until[id_] = self.now + self.random.choice([0.1, 8.0])
+        assert sum(each.need_bytes for each in self.workers.values()) <= BUDGET
+
+    def _set(self, id_: str, **changes: object) -> None:
+        old = self.workers[id_]
+        values = {name: getattr(old, name) for name in SeenWorker.__slots__} | changes
+        self.workers[id_] = SeenWorker(**values)  # type: ignore[arg-type]
+
+    def _change(self) -> None:
+        for id_, each in list(self.workers.items()):
+            if self.now < self.until[id_]:
+                continue
+            if each.phase == "loading":
+                self._set(id_, phase="ready", ready_at=self.now)
+                self.activities[each.model].active_at = self.now
+            elif each.phase == "stopping":
+                del self.workers[id_]
+            elif self.random.random() < 0.01:
+                del self.workers[id_]  # it crashed
+            else:
+                self._set(id_, busy=False)
+
+    def _serve(self) -> None:
+        for id_, each in list(self.workers.items()):
+            activity = self.activities[each.model]
+            if each.phase == "ready" and activity.waiting:
+                activity.waiting, self.served = 0, self.served + activity.waiting
+                self._set(id_, busy=True)
+                self.until[id_] = self.now + self.random.choice([0.1, 4.0])
+            if activity.waiting or self.workers[id_].busy:
+                activity.active_at = self.now
+
+    def _check_stops(self, found: Decision) -> None:
+        for id_ in found.stops:
+            each = self.workers[id_]
+            want = self.wanted[each.model]
+            if each.generation != want.generation:
+                continue
+            # Only the idle sleep, and only models that may.
+            assert want.on_demand
+            assert not each.busy
+            assert not self.activities[each.model].waiting
+            idle_s = self.now - self.activities[each.model].active_at
+            assert idle_s >= want.idle_s or self.now - each.ready_at >= MIN_AWAKE_S
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_life_never_overflows_and_serves_everything_that_fits(seed: int) -> None:
+    life = Life(seed)
+    for _ in range(300):
+        life.step(comes=True)
+    always = sum(want.need_bytes for want in life.wanted.values() if not want.on_demand)
+    fits = all(always + want.need_bytes <= BUDGET for want in life.wanted.values() if want.on_demand)
+    # Once nothing more comes, everybody's turn comes, and all that can sleep do.
+    for _ in range(400):
+        life.step(comes=False)
+    if fits:
+        assert not [name for name, activity in life.activities.items() if activity.waiting]
+        assert {each.model for each in life.workers.values()} <= {w.name for w in life.wanted.values() if not w.on_demand}
+    assert life.starts < 700
