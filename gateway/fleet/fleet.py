@@ -14,10 +14,10 @@ from typing import TypeVar
 import msgspec
 
 from gateway.fleet.deaths import Death
-from gateway.fleet.fleet_load import FleetLoad, OwnRequests, credible_waiting, fingerprint_of
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.liveness import FleetLimits, Liveness
-from shared.hosted_models import HostBeat, HostedModel
+from shared.hosted_models import HostBeat
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
 
@@ -168,10 +168,6 @@ class Fleet:
         """Return the models that requests may name: those of live workers, and those that hosts load on demand."""
         return sorted({*self.models(), *self.hosted.names()})
 
-    def is_coming(self, model: str) -> bool:
-        """Whether a host loads a model when requests wait for it."""
-        return model in self.hosted.names()
-
     def has_failed(self, model: str) -> bool:
         """Whether the host of a model cannot start a worker of it, and none serves it."""
         coming = self.hosted.find(model)
@@ -280,7 +276,7 @@ class Fleet:
         traits = _answer_traits(told) if told else self._traits.get(model, _AnswerTraits())
         load = _fleet_load(model, workers, gateways, waiting, traits)
         if coming is not None:
-            load = _coming_load(load, coming)
+            load = coming_load(load, coming)
         # While no worker is heard, clients may name any number of models.
         if model in self._known_models:
             self._loads[model] = load
@@ -348,26 +344,6 @@ def _fleet_load(
         spec_decode_num_drafts=sum(h.spec_decode_num_drafts for h in workers),
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
-    )
-
-
-def _coming_load(load: FleetLoad, coming: HostedModel) -> FleetLoad:
-    """Return the load of a model without workers that a host can load, whose last worker tells what it can do."""
-    last = coming.last
-    if last is None:
-        return msgspec.structs.replace(load, coming=coming)
-    revisions = (last.revision,)
-    return msgspec.structs.replace(
-        load,
-        coming=coming,
-        max_model_len=last.max_model_len,
-        longest_model_len=last.max_model_len,
-        max_prompt_characters=last.max_prompt_characters,
-        revisions=revisions,
-        fingerprint=fingerprint_of(revisions),
-        tasks=frozenset(last.tasks),
-        features=frozenset(last.features),
-        some_features=frozenset(last.features),
     )
 
 

@@ -111,6 +111,26 @@ def fingerprint_of(revisions: tuple[str, ...]) -> str | None:
     return "fp_" + hashlib.sha256("\n".join(revisions).encode()).hexdigest()[:12]
 
 
+def coming_load(load: FleetLoad, coming: HostedModel) -> FleetLoad:
+    """Return the load of a model without workers that a host can load, whose last worker tells what it can do."""
+    last = coming.last
+    if last is None:
+        return replace(load, coming=coming)
+    revisions = (last.revision,)
+    return replace(
+        load,
+        coming=coming,
+        max_model_len=last.max_model_len,
+        longest_model_len=last.max_model_len,
+        max_prompt_characters=last.max_prompt_characters,
+        revisions=revisions,
+        fingerprint=fingerprint_of(revisions),
+        tasks=frozenset(last.tasks),
+        features=frozenset(last.features),
+        some_features=frozenset(last.features),
+    )
+
+
 # Estimates take a token for 3.5 bytes; it has one at least. A chat template adds tokens to each prompt.
 _TOKENS_PER_ESTIMATE = 3.5
 _TEMPLATE_TOKENS = 256

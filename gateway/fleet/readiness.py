@@ -33,7 +33,7 @@ def readiness(fleet: Fleet, *, is_connected: bool) -> Readiness:
 
     A model that sleeps counts: requests wake it.
     """
-    models = tuple(model for model in fleet.served_models() if fleet.is_ready(model) or fleet.is_coming(model))
+    models = tuple(sorted({*filter(fleet.is_ready, fleet.models()), *fleet.hosted.names()}))
     status: Status = "no_queue" if not is_connected else "ready" if models else "no_worker"
     return Readiness(status, models)
 

@@ -31,10 +31,10 @@ class HostConfig(HostSettings):
 
 
 def run(config: HostConfig) -> int:
-    """Serve the models that operators load on this machine with `headrace model`.
+    """Serve models that operators load here.
 
-    Each worker is a process. Settings for all of them come through variables, such as HEADRACE_DEVICE. What is loaded
-    is kept in the state directory, and served again after a restart.
+    `headrace model` loads and unloads them; each worker is a process. Settings for all of them come through variables,
+    such as HEADRACE_DEVICE. What is loaded is kept in the state directory, and served again after a restart.
     """
     require("worker", "tokenizers", "jinja2")
     asyncio.run(_run(config))

@@ -11,15 +11,14 @@ from typing import Any
 
 import click
 
+from ops.cli.hosted_table import hosted_table
 from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import Endpoint
-from ops.text_table import aligned, printable_cell
 from shared.errors import DependencyError
 
 _PATH = "/v1/hosted_models"
 _POLL_S = 0.2
-_HEADS = ("MODEL", "HOST", "STATE", "WORKERS", "MODE", "READY IN", "MEMORY", "ERROR")
 _INSTEAD = {
     "Did you mean 'ls'?": "list show ps status get",
     "Did you mean 'load'?": "add create start serve",
@@ -86,7 +85,7 @@ def _described(function: Any) -> Any:
 def list_models(operator: Endpoint, as_json: bool) -> None:
     """List the models of all hosts."""
     hosts = operator.call("GET", _PATH)["hosts"]
-    click.echo(json.dumps(hosts) if as_json else "\n".join(table(hosts)))
+    click.echo(json.dumps(hosts) if as_json else "\n".join(hosted_table(hosts)))
 
 
 @command.command()
@@ -167,22 +166,3 @@ def _wait(operator: Endpoint, host: str, name: str) -> None:
             raise DependencyError(f"{name} cannot be started: {model['error']}")
         if model["num_ready"]:
             return
-
-
-def table(hosts: list[dict[str, Any]]) -> list[str]:
-    """Return the models of hosts as lines."""
-    rows = [
-        (
-            printable_cell(model["name"]),
-            printable_cell(host["host"]),
-            model["state"],
-            str(model["num_ready"]),
-            "on demand" if model["on_demand"] else "always",
-            f"{model['ready_in_s']:.1f} s" if model["ready_in_s"] else "",
-            f"{model['need_bytes'] / 1e9:.2f} GB",
-            printable_cell(model["error"] or ""),
-        )
-        for host in hosts
-        for model in host["models"]
-    ]
-    return aligned([_HEADS, *rows])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ops.cli.hosted_table import hosted_table
 from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import settings_command
 from ops.text_table import aligned, printable_cell
@@ -59,6 +60,9 @@ def screen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     ]
     yield from aligned(rows)
     yield ""
+    if any(host["models"] for host in now.get("hosts", ())):
+        yield from hosted_table(now["hosts"])
+        yield ""
     yield from aligned([_WORKER_HEADS, *(_worker(each, before, passed_s) for each in now["workers"])])
     yield ""
     yield from aligned([_GATEWAY_HEADS, *(_gateway(each, before, passed_s) for each in now["gateways"])])

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from nats.aio.msg import Msg
 from ops.stack.console import Console
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.demand import Demand
+from ops.stack.hosting.model_state import MAX_FAILURES, KnownModel, told_of
 from ops.stack.hosting.reconcile import Activity, decide
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from ops.stack.hosting.worker_process import WorkerProcess
@@ -29,23 +29,18 @@ from shared.background_tasks import BackgroundTasks
 from shared.config import variable_name
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError, DependencyError
-from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel, HostedState, ModelOrder, ModelReply
+from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel, ModelOrder, ModelReply
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, connect
 from shared.subjects import ALL_WORKERS, check_setting, host_subject, model_order_subject
 
 ROUND_S = 0.2
-# Starts that fail in a row until a model counts as failed, the pause after the first, and after the last.
-MAX_FAILURES = 3
+# The pause after a start that failed, which doubles, and after the last one.
 FIRST_PAUSE_S = 1.0
 RETRY_FAILED_S = 60.0
 # A worker that served so long was well: the next failure is a first one.
 HEALTHY_S = 30.0
-# Of a model that was never loaded: its process, and its weights from a disk.
-START_S, READ_BYTES_PER_S = 8.0, 500e6
-# Between two guesses when nothing can be said of when room will be.
-UNKNOWN_ROOM_S = 5.0
 _OF_ONE_MODEL = frozenset(
     map(
         variable_name,
@@ -55,17 +50,6 @@ _OF_ONE_MODEL = frozenset(
 _GATEWAY_INBOX = "_INBOX_gateway."
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Model:
-    """What a host knows of a model; `previous` is what it was before it was replaced, until the new one serves."""
-
-    activity: Activity
-    failures: int = 0
-    error: str | None = None
-    has_room: bool = True
-    previous: Wish | None = None
 
 
 class Host:
@@ -96,7 +80,7 @@ class Host:
         self._hang_timeout_s = hang_timeout_s
         self._audit_file = audit_file
         self._wishes = Wishes(settings, state_dir / "models.json")
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, KnownModel] = {}
         self._workers: dict[str, WorkerProcess] = {}
         self._nats: DirectClient | None = None
         self._decode_beat = msgspec.msgpack.Decoder(Heartbeat).decode
@@ -173,12 +157,10 @@ class Host:
     def _clock(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _model(self, name: str) -> _Model:
+    def _model(self, name: str) -> KnownModel:
         if name not in self._models:
-            self._models[name] = _Model(Activity(active_at=self._clock()))
+            self._models[name] = KnownModel(Activity(active_at=self._clock()))
         return self._models[name]
-
-    # Rounds
 
     def _reconcile(self, waiting: Mapping[str, int]) -> None:
         now = self._clock()
@@ -238,7 +220,7 @@ class Host:
                 return
         model.activity.may_start_at = now + pause_s
 
-    def _restore(self, model: _Model) -> None:
+    def _restore(self, model: KnownModel) -> None:
         """Go back to what a model was: workers of it may still serve."""
         assert model.previous is not None
         self._console.say("host", f"{model.previous.name} cannot be replaced and stays what it was: {model.error}")
@@ -262,8 +244,6 @@ class Host:
         model = self._model(beat.model)
         model.failures, model.error, model.previous = 0, None, None
         model.activity.asked, model.activity.active_at = False, self._clock()
-
-    # Orders
 
     async def _on_order(self, message: Msg) -> None:
         try:
@@ -317,68 +297,18 @@ class Host:
 
     def _wake(self, name: str) -> None:
         """Load a model for a client that was told when to come back."""
-        self._wishes.known(name)
-        model = self._model(name)
-        if self._state(name, model) not in ("awake", "failed"):
-            model.activity.asked = True
+        if self._told_of(self._wishes.known(name)).state not in ("awake", "failed"):
+            self._model(name).activity.asked = True
 
-    # What is told
-
-    def _state(self, name: str, model: _Model) -> HostedState:
-        phases = {worker.phase for worker in self._workers.values() if worker.wish.name == name}
-        if "ready" in phases:
-            return "awake"
-        if model.failures >= MAX_FAILURES and self._clock() < model.activity.may_start_at:
-            return "failed"
-        if "loading" in phases:
-            return "loading"
-        wish, activity = self._wishes.get(name), model.activity
-        is_needed = wish is not None and (not wish.on_demand or activity.asked or activity.waiting > 0)
-        if is_needed:
-            return "loading" if model.has_room else "no_room"
-        return "stopping" if "stopping" in phases else "asleep"
-
-    def _ready_in_s(self, wish: Wish, state: HostedState) -> float:
-        if state == "awake":
-            return 0.0
-        now = self._clock()
-        load_s = wish.load_s or START_S + wish.need_bytes / READ_BYTES_PER_S
-        own = [worker for worker in self._workers.values() if worker.wish.name == wish.name]
-        begun = [now - worker.started_at for worker in own if worker.phase == "loading"]
-        if begun:
-            return max(load_s / 10, load_s - max(begun))
-        budget = self._settings.host_memory_bytes
-        used = sum(worker.wish.need_bytes for worker in self._workers.values())
-        if state == "stopping" or budget is None or used + wish.need_bytes <= budget:
-            return load_s
-        seen = [worker.seen() for worker in self._workers.values() if worker.wish.name != wish.name]
-        awake_s = [self._settings.min_awake_s - (now - each.ready_at) for each in seen if not each.busy]
-        return load_s + max(0.0, min(awake_s, default=UNKNOWN_ROOM_S))
-
-    def _hosted(self, wish: Wish) -> HostedModel:
-        model = self._model(wish.name)
-        state = self._state(wish.name, model)
-        current = [
-            w for w in self._workers.values() if w.wish.name == wish.name and w.wish.generation == wish.generation
-        ]
-        return HostedModel(
-            name=wish.name,
-            path=wish.path,
-            state=state,
-            on_demand=wish.on_demand,
-            num_ready=sum(worker.phase == "ready" for worker in current),
-            ready_in_s=round(self._ready_in_s(wish, state), 2),
-            need_bytes=wish.need_bytes,
-            error=model.error,
-            last=wish.last,
-        )
+    def _told_of(self, wish: Wish) -> HostedModel:
+        return told_of(wish, self._model(wish.name), tuple(self._workers.values()), self._settings, self._clock())
 
     def _empty_beat(self) -> HostBeat:
         return HostBeat(host=self._settings.host_name, memory_bytes=self._settings.host_memory_bytes)
 
     async def _tell(self, *, at_once: bool = False) -> None:
         used = sum(worker.wish.need_bytes for worker in self._workers.values())
-        models = tuple(self._hosted(wish) for wish in self._wishes)
+        models = tuple(self._told_of(wish) for wish in self._wishes)
         beat = msgspec.structs.replace(self._empty_beat(), models=models, used_bytes=used)
         is_new = self._told is None or _states(beat) != _states(self._told)
         if not (at_once or is_new) and self._clock() - self._told_at < HOST_BEAT_INTERVAL_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
+from shared.hosted_models import HostedModel, HostedState
 from shared.sampling import Sampling
 
 CONFIG = GatewayConfig(interactive_ttft_slo_s=10.0, max_queued_requests=100, max_queued_tokens=200_000)
@@ -366,3 +368,30 @@ def refused_own(shedder: Shedder, load: FleetLoad, num_own: int) -> ApiError:
     with pytest.raises(ApiError) as caught:
         shedder.admit(load, generation(1), caller(), num_own=num_own)
     return caught.value
+
+
+def coming(state: HostedState = "asleep", ready_in_s: float = 8.0, **changes: Any) -> FleetLoad:
+    model = HostedModel(name="m", path="/m", state=state, on_demand=True, ready_in_s=ready_in_s, error="no /secret")
+    return replace(IDLE, num_workers=0, free_slots=0, coming=model, **changes)
+
+
+def test_request_waits_for_a_model_that_sleeps_and_is_told_how_long(shedder: Shedder) -> None:
+    found = shedder.admit(coming(), generation(), caller())
+    assert found.ttft_s == 8.0
+    shedder.observe(found, 9.0, 100, 10)
+
+
+def test_request_that_cannot_wait_for_a_model_is_told_when_it_will_serve(shedder: Shedder) -> None:
+    error = refused(shedder, coming(), generation(timeout_s=5.0))
+    assert (error.status, error.code) == (503, "waking")
+    assert error.retry_after_s is not None
+    # Not sooner than the model serves.
+    assert 8.0 <= error.retry_after_s <= 10.0
+    full = refused(shedder, coming(queued_requests=100), generation())
+    assert (full.code, full.retry_after_s) == ("queue_full", error.retry_after_s)
+
+
+def test_model_that_cannot_be_started_is_not_waited_for_and_its_files_are_not_told(shedder: Shedder) -> None:
+    error = refused(shedder, coming("failed"), generation())
+    assert (error.status, error.code) == (503, "model_failed")
+    assert "secret" not in error.message

@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
+from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.readiness import FULL_ROUND_S, QUIET_FLEET_S, Readiness, readiness, wait_for_fleet
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
@@ -33,7 +34,8 @@ from tests.gateway.api.test_app import heartbeat
 def test_queue_is_looked_at_first_and_then_the_workers(
     ready: tuple[str, ...], is_connected: bool, expected: Readiness
 ) -> None:
-    fleet = SimpleNamespace(models=lambda: ["a", "b"], is_ready=lambda model: model in ready)
+    workers = {"models": lambda: ["a", "b"], "is_ready": lambda model: model in ready}
+    fleet = SimpleNamespace(**workers, hosted=HostedModels())
     found = readiness(cast("Any", fleet), is_connected=is_connected)
     assert found == expected
     assert found.is_ready is (expected.status == "ready")

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -36,8 +37,26 @@ def plan(state: StateDirectory) -> Plan:
     return make_plan(resolve(UpConfig, {"port": "0"}, {}), state, {})
 
 
+class NoHost:
+    """A host without models."""
+
+    pids: tuple[int, ...] = ()
+
+    async def start(self) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self, timeout_s: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
 def supervise(plan: Plan, state: StateDirectory, said: io.StringIO | None = None) -> Supervisor:
-    return Supervisor(plan, state, None, Console(said or io.StringIO()), hang_timeout_s=10)
+    return Supervisor(plan, state, None, Console(said or io.StringIO()), 10, cast("Any", NoHost()))
 
 
 def shell(role: str, script: str) -> ChildSpec:

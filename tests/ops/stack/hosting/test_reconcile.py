@@ -63,10 +63,10 @@ def test_least_recently_used_idle_model_gives_way() -> None:
     wanted = [on_demand("a", need_bytes=5), on_demand("b", need_bytes=5), on_demand("c", need_bytes=5)]
     workers = [worker("a", need_bytes=5), worker("b", need_bytes=5)]
     activities = {"a": Activity(active_at=95), "b": Activity(active_at=90), "c": Activity(waiting=1)}
-    assert decided(wanted, workers, **activities) == Decision(stops=["b-0-0"])
+    assert decided(wanted, workers, 100.0, **activities) == Decision(stops=["b-0-0"])
     stopping = [worker("a", need_bytes=5), worker("b", need_bytes=5, phase="stopping")]
     # What is about to be free is waited for: nothing else has to give way.
-    assert decided(wanted, stopping, **activities) == Decision()
+    assert decided(wanted, stopping, 100.0, **activities) == Decision()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ class Life:
     def _set(self, id_: str, **changes: object) -> None:
         old = self.workers[id_]
         values = {name: getattr(old, name) for name in SeenWorker.__slots__} | changes
-        self.workers[id_] = SeenWorker(**values)  # type: ignore[arg-type]
+        self.workers[id_] = SeenWorker(**values)
 
     def _change(self) -> None:
         for id_, each in list(self.workers.items()):
@@ -207,5 +207,7 @@ def test_random_life_never_overflows_and_serves_everything_that_fits(seed: int) 
         life.step(comes=False)
     if fits:
         assert not [name for name, activity in life.activities.items() if activity.waiting]
-        assert {each.model for each in life.workers.values()} <= {w.name for w in life.wanted.values() if not w.on_demand}
+        assert {each.model for each in life.workers.values()} <= {
+            w.name for w in life.wanted.values() if not w.on_demand
+        }
     assert life.starts < 700

@@ -1,0 +1,83 @@
+"""What a host knows of a model, and what it tells of it: its state, and when it will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ops.stack.hosting.config import HostSettings
+from ops.stack.hosting.reconcile import Activity
+from ops.stack.hosting.wishes import Wish
+from ops.stack.hosting.worker_process import WorkerProcess
+from shared.hosted_models import HostedModel, HostedState
+
+# Starts that fail in a row until a model counts as failed.
+MAX_FAILURES = 3
+# Of a model that was never loaded: its process, and its weights from a disk.
+START_S, READ_BYTES_PER_S = 8.0, 500e6
+# Where nothing can be said of when there will be room.
+UNKNOWN_ROOM_S = 5.0
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """Written by the host; `previous` is what the model was before it was replaced, until the new one serves."""
+
+    activity: Activity
+    failures: int = 0
+    error: str | None = None
+    has_room: bool = True
+    previous: Wish | None = None
+
+
+def told_of(
+    wish: Wish, model: KnownModel, workers: Sequence[WorkerProcess], settings: HostSettings, now: float
+) -> HostedModel:
+    """Return what gateways are told of a model; `workers` are all of the host."""
+    own = [worker for worker in workers if worker.wish.name == wish.name]
+    current = [worker for worker in own if worker.wish.generation == wish.generation]
+    state = _state(wish, model, own, now)
+    return HostedModel(
+        name=wish.name,
+        path=wish.path,
+        state=state,
+        on_demand=wish.on_demand,
+        num_ready=sum(worker.phase == "ready" for worker in current),
+        ready_in_s=round(_ready_in_s(wish, state, workers, settings, now), 2),
+        need_bytes=wish.need_bytes,
+        error=model.error,
+        last=wish.last,
+    )
+
+
+def _state(wish: Wish, model: KnownModel, own: Sequence[WorkerProcess], now: float) -> HostedState:
+    phases = {worker.phase for worker in own}
+    activity = model.activity
+    if "ready" in phases:
+        return "awake"
+    if model.failures >= MAX_FAILURES and now < activity.may_start_at:
+        return "failed"
+    if "loading" in phases:
+        return "loading"
+    if not wish.on_demand or activity.asked or activity.waiting > 0:
+        return "loading" if model.has_room else "no_room"
+    return "stopping" if "stopping" in phases else "asleep"
+
+
+def _ready_in_s(
+    wish: Wish, state: HostedState, workers: Sequence[WorkerProcess], settings: HostSettings, now: float
+) -> float:
+    """Predict when a worker serves a request that comes now, from how long its last start took."""
+    if state == "awake":
+        return 0.0
+    load_s = wish.load_s or START_S + wish.need_bytes / READ_BYTES_PER_S
+    begun = [now - w.started_at for w in workers if w.wish.name == wish.name and w.phase == "loading"]
+    if begun:
+        return max(load_s / 10, load_s - max(begun))
+    used = sum(worker.wish.need_bytes for worker in workers)
+    budget = settings.host_memory_bytes
+    if state == "stopping" or budget is None or used + wish.need_bytes <= budget:
+        return load_s
+    others = [worker.seen() for worker in workers if worker.wish.name != wish.name]
+    awake_s = [settings.min_awake_s - (now - other.ready_at) for other in others if not other.busy]
+    return load_s + max(0.0, min(awake_s, default=UNKNOWN_ROOM_S))

@@ -1,0 +1,71 @@
+"""What gateways make of models that hosts load on demand."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.fleet_load import OwnRequests
+from gateway.fleet.hosted_models import HOST_SILENCE_S
+from gateway.fleet.liveness import FleetLimits
+from gateway.fleet.readiness import readiness
+from shared.hosted_models import HostBeat, HostedModel, HostedState
+from tests.gateway.fleet.test_fleet import BEAT
+
+
+def new_fleet() -> Fleet:
+    return Fleet("gw", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+
+
+def beat(state: HostedState, host: str = "h", **fields: object) -> HostBeat:
+    values = {"path": "/m", "on_demand": True, "ready_in_s": 3.0, **fields}
+    return HostBeat(host=host, models=(HostedModel(name="m", state=state, **values),))  # type: ignore[arg-type]
+
+
+def test_sleeping_model_is_served_and_read_as_its_last_worker_read_it() -> None:
+    fleet = new_fleet()
+    fleet.note_host_beat(
+        beat("asleep", last=msgspec.structs.replace(BEAT, model="m", chat_format="qwen", max_model_len=77)), 1.0
+    )
+    load = fleet.load("m")
+    assert load is not None
+    assert (load.num_workers, load.chat_format, load.max_model_len) == (0, "qwen", 77)
+    assert load.coming is not None
+    assert fleet.served_models() == ["m"]
+    assert readiness(fleet, is_connected=True).models == ("m",)
+
+
+def test_model_with_workers_does_not_wait_for_its_host() -> None:
+    fleet = new_fleet()
+    fleet.note_host_beat(beat("failed"), 1.0)
+    assert fleet.has_failed("m")
+    fleet.note_heartbeat(msgspec.structs.replace(BEAT, model="m"), 1.0)
+    load = fleet.load("m")
+    assert load is not None
+    assert load.coming is None
+    assert not fleet.has_failed("m")
+
+
+def test_host_that_will_serve_first_counts() -> None:
+    fleet = new_fleet()
+    for host, state, ready_in_s in (("a", "failed", 0.0), ("b", "asleep", 9.0), ("c", "asleep", 2.0)):
+        fleet.note_host_beat(beat(state, host, ready_in_s=ready_in_s), 1.0)  # type: ignore[arg-type]
+    found = fleet.hosted.find("m")
+    assert found is not None
+    assert (found.state, found.ready_in_s) == ("asleep", 2.0)
+    assert not fleet.has_failed("m")
+
+
+def test_nothing_is_waited_for_that_a_silent_host_could_load() -> None:
+    fleet = new_fleet()
+    fleet.note_host_beat(beat("asleep"), 1.0)
+    fleet.sweep(1.0 + HOST_SILENCE_S)
+    assert fleet.served_models() == ["m"]
+    fleet.discount_pause(2.0, 6.0)
+    fleet.sweep(7.9)
+    assert fleet.served_models() == ["m"]
+    fleet.sweep(8.1)
+    load = fleet.load("m")
+    assert load is not None
+    assert load.coming is None
+    assert fleet.served_models() == []

@@ -1,0 +1,214 @@
+"""Models that are loaded, replaced, put to sleep and woken while the system runs: no request is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from ops.stack.config import DEMO_MODEL
+from tests.integration.system import System, running_system
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOKENS = 40
+NEED = 600_000_000
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models")
+    shutil.copytree(DEMO_MODEL, directory / "good")
+    shutil.copytree(DEMO_MODEL, directory / "other")
+    shutil.copytree(DEMO_MODEL, directory / "broken")
+    (directory / "broken" / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[System]:
+    """Two models of 600 MB do not fit beside each other."""
+    bounds = ("--host-memory-bytes", "1000000000", "--min-awake-s", "1")
+    directory = tmp_path_factory.mktemp("hosted")
+    with running_system(directory, "--simulate", "2", "--models-dir", str(models), *bounds) as running:
+        yield running
+
+
+def operator(system: System, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+    info = system.info
+    url = info["metrics_url"].removesuffix("/metrics") + "/v1/hosted_models" + path
+    headers = {"Authorization": f"Bearer {info['operator_key']}"}
+    return httpx2.get(url, headers=headers) if body is None else httpx2.post(url, headers=headers, json=body)
+
+
+def order(system: System, action: str, name: str, **fields: Any) -> None:
+    answer = operator(system, f"/{action}", {"name": name, **fields})
+    assert answer.status_code == 200, answer.text
+
+
+def shown(system: System, name: str) -> dict[str, Any]:
+    (host,) = operator(system, "").json()["hosts"]
+    return next((model for model in host["models"] if model["name"] == name), {"state": "unknown", "num_ready": 0})
+
+
+def wait_for_state(system: System, name: str, state: str) -> None:
+    wait_for(lambda: shown(system, name)["state"] == state, 60, lambda: operator(system, "").text)
+
+
+def ask(system: System, name: str, prompt: str, **fields: Any) -> httpx2.Response:
+    body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, **fields}
+    headers = {**system.headers(), "Cache-Control": "no-cache"}
+    return httpx2.post(f"{system.url}/v1/completions", headers=headers, json=body, timeout=120)
+
+
+def check(answer: httpx2.Response) -> None:
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == TOKENS
+
+
+@contextmanager
+def load_on(ask_one: Callable[[int], None], num_clients: int = 6) -> Iterator[list[int]]:
+    """Have clients ask one after the other until the block ends; each answer is checked. Yields what was answered."""
+    stop, answered, numbers = threading.Event(), [], itertools.count()
+
+    def client() -> None:
+        while not stop.is_set():
+            number = next(numbers)
+            ask_one(number)
+            answered.append(number)
+
+    with ThreadPoolExecutor(num_clients) as pool:
+        clients = [pool.submit(client) for _ in range(num_clients)]
+        try:
+            yield answered
+        finally:
+            stop.set()
+        for each in clients:
+            each.result()
+
+
+def test_model_is_replaced_under_load_and_nothing_is_lost(system: System) -> None:
+    order(system, "load", "live", path="good", memory_bytes=NEED // 2)
+    wait_for_state(system, "live", "awake")
+    with load_on(lambda number: check(ask(system, "live", f"live {number}"))) as answered:
+        wait_for(lambda: len(answered) > 20)
+        before = set(system.info["pids"]["worker"])
+        order(system, "replace", "live", path="other", memory_bytes=NEED // 2)
+        # The new worker serves before the old one ends.
+        wait_for(lambda: shown(system, "live")["num_ready"], 60)
+        wait_for(lambda: len(before - set(system.info["pids"]["worker"])) == 1, 60)
+        count = len(answered)
+        wait_for(lambda: len(answered) > count + 20)
+    assert shown(system, "live")["path"].endswith("/other")
+    order(system, "unload", "live")
+    wait_for(lambda: ask(system, "live", "x").json().get("error", {}).get("code") == "no_worker", 60)
+    wait_for(lambda: "live" not in [model.id for model in system.client().models.list()])
+
+
+def test_failed_replacement_leaves_the_old_model_serving(system: System) -> None:
+    order(system, "load", "kept", path="good", memory_bytes=NEED // 2)
+    wait_for_state(system, "kept", "awake")
+    with load_on(lambda number: check(ask(system, "kept", f"kept {number}")), 2):
+        order(system, "replace", "kept", path="broken", memory_bytes=NEED // 2)
+        wait_for(lambda: shown(system, "kept")["path"].endswith("/good"), 60)
+    assert "exited with code" in shown(system, "kept")["error"]
+    assert shown(system, "kept")["num_ready"] == 1
+    order(system, "unload", "kept")
+
+
+def test_requests_wake_a_model_and_retry_after_comes_true(system: System) -> None:
+    order(system, "load", "sleepy", path="good", on_demand=True, idle_s=60, memory_bytes=NEED // 2)
+    wait_for_state(system, "sleepy", "awake")
+    order(system, "sleep", "sleepy")
+    wait_for_state(system, "sleepy", "asleep")
+    assert "sleepy" in [model.id for model in system.client().models.list()]
+    predicted_s, began = shown(system, "sleepy")["ready_in_s"], time.monotonic()
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda number: ask(system, "sleepy", f"wake {number}"), range(12)))
+    took_s = time.monotonic() - began
+    # A machine that does much else loads more slowly than it did before.
+    assert predicted_s / 4 < took_s < 4 * predicted_s + 5, (predicted_s, took_s)
+    for answer in answers:
+        check(answer)
+    order(system, "sleep", "sleepy")
+    wait_for_state(system, "sleepy", "asleep")
+    refused = ask(system, "sleepy", "hurry", timeout=0.5)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "waking")
+    # The refusal woke it.
+    wait_for(lambda: shown(system, "sleepy")["state"] in ("loading", "awake"), 60)
+    wait_for_state(system, "sleepy", "awake")
+    check(ask(system, "sleepy", "hurry", timeout=30))
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    order(system, "unload", "sleepy")
+
+
+def test_requests_at_the_moment_of_falling_asleep_are_served_by_the_next_wake(system: System) -> None:
+    order(system, "load", "dozing", path="good", on_demand=True, idle_s=1, memory_bytes=NEED // 2)
+    wait_for_state(system, "dozing", "awake")
+    numbers = random.Random(1)
+
+    def starts() -> int:
+        return system.log.read_text().count("starting, for dozing")
+
+    def ask_after_a_pause(number: int) -> None:
+        check(ask(system, "dozing", f"doze {number}"))
+        # Around the moment at which the model is put to sleep.
+        time.sleep(1.0 + 0.6 * numbers.random())
+
+    with load_on(ask_after_a_pause, 1) as answered:
+        wait_for(lambda: starts() >= 6, 120)
+    assert len(answered) >= 5
+    order(system, "unload", "dozing")
+
+
+def test_two_models_that_do_not_fit_take_turns(system: System) -> None:
+    for name in ("left", "right"):
+        order(system, "load", name, path="good", on_demand=True, idle_s=60, memory_bytes=NEED)
+    used = []
+    for number in range(3):
+        for name in ("left", "right"):
+            check(ask(system, name, f"turn {number}"))
+            (host,) = operator(system, "").json()["hosts"]
+            used.append(host["used_bytes"])
+    assert set(used) == {NEED}
+    for name in ("left", "right"):
+        order(system, "unload", name)
+
+
+def test_model_that_cannot_start_is_tried_three_times_and_its_requests_are_told(system: System) -> None:
+    order(system, "load", "bad", path="broken", on_demand=True, memory_bytes=NEED // 2)
+    waiting = ask(system, "bad", "x")
+    assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "model_failed")
+    wait_for_state(system, "bad", "failed")
+    assert "exited with code" in shown(system, "bad")["error"]
+    # Files of the host are told to its operator alone.
+    assert "broken" not in waiting.text
+    assert system.log.read_text().count("starting, for bad") == 3
+    assert ask(system, "bad", "x").json()["error"]["code"] == "model_failed"
+    order(system, "unload", "bad")
+
+
+def test_orders_are_refused_without_the_operators_key_and_outside_the_directories(system: System) -> None:
+    url = system.info["metrics_url"].removesuffix("/metrics") + "/v1/hosted_models"
+    for headers in ({}, system.headers()):
+        assert httpx2.post(f"{url}/load", headers=headers, json={"name": "a", "path": "good"}).status_code == 401
+        assert httpx2.get(url, headers=headers).status_code == 401
+    assert httpx2.get(f"{system.url}/v1/hosted_models", headers=system.headers()).status_code == 404
+    for path in ("/etc", "../..", "good/../../..", str(DEMO_MODEL)):
+        answer = operator(system, "/load", {"name": "a", "path": path})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "order_refused")
+        assert "is not under a directory" in answer.json()["error"]["message"]
+    listed = json.dumps(operator(system, "").json())
+    assert '"a"' not in listed

@@ -1,0 +1,121 @@
+"""Orders are checked where they are carried out: paths, options and memory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.stack.config import DEMO_MODEL
+from ops.stack.hosting.config import HostSettings
+from ops.stack.hosting.wishes import OrderError, Wishes
+from shared.config import resolve
+from shared.errors import ConfigError
+from shared.hosted_models import ModelOrder
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    directory = tmp_path / "models"
+    directory.mkdir()
+    for name in ("a", "b"):
+        (directory / name).mkdir()
+        shutil.copy(DEMO_MODEL / "config.json", directory / name)
+        (directory / name / "model.safetensors").write_bytes(b"0" * 1000)
+    return directory
+
+
+def wishes(models: Path | None, **settings: Any) -> Wishes:
+    values = {"models_dir": None if models is None else str(models), **settings}
+    file = (Path("/nowhere") if models is None else models.parent) / "models.json"
+    return Wishes(resolve(HostSettings, values, {}), file)
+
+
+def load(name: str = "m", path: str = "a", **fields: Any) -> ModelOrder:
+    return ModelOrder(action="load", name=name, path=path, **fields)
+
+
+def test_what_was_loaded_is_there_after_a_restart(models: Path) -> None:
+    before = wishes(models)
+    before.load(load(on_demand=True, idle_s=7.0, options={"max_num_seqs": "3"}))
+    before.replace(load(path=str(models / "b")))
+    found = wishes(models).get("m")
+    assert found == before.get("m")
+    assert found is not None
+    assert (found.path, found.generation, found.need_bytes) == (str(models / "b"), 1, 1000 + (512 << 20))
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc", "..", "a/../..", "../models/../other", ".", "", "link", "a/\0b", "/proc/self/root"]
+)
+def test_path_outside_the_allowed_directories_is_refused(models: Path, path: str) -> None:
+    outside = models.parent / "other"
+    shutil.copytree(models / "a", outside)
+    (models / "link").symlink_to(outside)
+    with pytest.raises(OrderError, match=r"^path: ('.*' is not under a directory|must not contain a NUL)"):
+        wishes(models).load(load(path=path))
+
+
+def test_without_directories_nothing_is_loaded() -> None:
+    with pytest.raises(OrderError, match="start it with --models-dir"):
+        wishes(None).load(load())
+
+
+@pytest.mark.parametrize("name", ["model", "nats_url", "audit_file", "lora_modules", "kv_disk_path", "x"])
+def test_options_that_name_files_or_addresses_are_refused(models: Path, name: str) -> None:
+    with pytest.raises(OrderError, match=f"^options: '{name}' is not one of "):
+        wishes(models).load(load(options={name: "/etc/passwd"}))
+
+
+@pytest.mark.parametrize(
+    ("order", "problem"),
+    [
+        (load(options={"max_num_seqs": "many"}), "HEADRACE_MAX_NUM_SEQS"),
+        (load(path="c"), "does not exist"),
+        (load(name="m\0"), "must not contain a NUL"),
+        (ModelOrder(action="load", name="m"), "^path: name the directory"),
+    ],
+)
+def test_order_that_cannot_work_is_refused_with_the_reason(models: Path, order: ModelOrder, problem: str) -> None:
+    with pytest.raises(OrderError, match=problem):
+        wishes(models).load(order)
+
+
+def test_what_can_never_fit_is_refused_and_what_can_take_turns_is_not(models: Path) -> None:
+    host = wishes(models, host_memory_bytes=1000)
+    with pytest.raises(OrderError, match=r"m needs 1\.2e-06 GB, and of the host's 1e-06 GB 1e-06 GB are left"):
+        host.load(load(memory_bytes=1200))
+    host.load(load("one", memory_bytes=700, on_demand=True))
+    host.load(load("two", memory_bytes=700, on_demand=True))
+    with pytest.raises(OrderError, match="unload a model"):
+        host.replace(load("two", memory_bytes=700))  # not beside itself
+    host.load(load("always", memory_bytes=200))
+    with pytest.raises(OrderError, match="unload a model"):
+        host.load(load("three", memory_bytes=900, on_demand=True))
+
+
+def test_memory_that_is_counted_is_what_the_worker_gets(models: Path) -> None:
+    host = wishes(models, host_memory_bytes=2 << 30)
+    host.load(load())
+    wish = host.get("m")
+    assert wish is not None
+    assert wish.environ["HEADRACE_KV_CACHE_BYTES"] == str(512 << 20)
+
+
+def test_unknown_and_repeated_names_are_refused(models: Path) -> None:
+    host = wishes(models)
+    host.load(load())
+    with pytest.raises(OrderError, match="is loaded already"):
+        host.load(load())
+    with pytest.raises(OrderError, match="'x' is not loaded on this host; loaded: m"):
+        host.unload("x")
+    host.unload("m")
+    assert host.wanted() == {}
+
+
+def test_damaged_list_is_told(models: Path) -> None:
+    (models.parent / "models.json").write_text("[{}]")
+    with pytest.raises(ConfigError, match=r"models\.json cannot be read"):
+        wishes(models)
