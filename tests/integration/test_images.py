@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
+import nats
 import pytest
 import torch
 from PIL import Image
@@ -31,9 +33,10 @@ from tests.gpu_worker.models.vision.seeing_models import (
     random_image,
     save_seeing,
 )
-from tests.images import encoded, scans_added
+from tests.images import encoded, reference, scans_added
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -261,6 +264,48 @@ async def test_tenant_whose_images_take_long_holds_up_nobody_else(system: System
         assert set(await asyncio.gather(*attack[:10])) == {200, 400}
         await asyncio.gather(*attack, return_exceptions=True)
         assert await ask(mallory, shown(random_image(24, 32, 24)[1], "Look")) == 200
+
+
+async def test_batch_work_about_an_image_goes_on_when_its_worker_dies(system: System) -> None:
+    """A line of a batch and a job that was published without the gateway; a third job names an image of no one."""
+    _, pixels = random_image(24, 32, 30)
+    data, model, client = png(pixels), system.model, system.client()
+    sampling = {"max_tokens": 1500, "temperature": 0}
+    body = {"model": model, "messages": [{"role": "user", "content": shown(pixels, "Look")}], **sampling}
+    # Also stores the image for its tenant.
+    expected = post(system, "/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    queue = await nats.connect(system.info["nats_url"])
+    try:
+        results = await queue.subscribe("hr.result.default.*")
+        ref = msgspec.to_builtins(reference(data))
+        message = {
+            "role": "user",
+            "content": "Look",
+            "part_lengths": [4],
+            "images": [{"num_parts_before": 0, "index": 0}],
+        }
+        job = {"model": model, "lane": "batch", "messages": [message], "sampling": sampling}
+        lost = {**ref, "digest": base64.b64encode(bytes(32)).decode()}
+        for name, media in (("seen", ref), ("lost", lost)):
+            asked = {**job, "id": name, "media": [media]}
+            await queue.jetstream().publish(f"hr.req.{model}.batch.default", json.dumps(asked).encode())
+        line = json.dumps({"custom_id": "0", "method": "POST", "url": "/v1/chat/completions", "body": body})
+        file = client.files.create(file=("lines.jsonl", f"{line}\n".encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        await until(lambda: system.gauge("headrace_fleet_running") >= 1)
+        os.kill(system.info["pids"]["worker"][0], signal.SIGKILL)
+        answers = {}
+        while answers.keys() != {"seen", "lost"}:
+            answer = json.loads((await results.next_msg(timeout=60)).data)
+            assert answer["id"] not in answers
+            answers |= {answer["id"]: answer} if answer["id"] in ("seen", "lost") else {}
+    finally:
+        await queue.close()
+    assert answers["seen"]["text"] == expected
+    assert (answers["lost"]["finish"], answers["lost"]["error_code"]) == ("failed", "image_not_found")
+    await until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
+    output = client.files.content(client.batches.retrieve(batch.id).output_file_id or "").text
+    assert json.loads(output)["response"]["body"]["choices"][0]["message"]["content"] == expected
 
 
 def test_chat_command_shows_a_file(system: System, seeing: tuple[Path, Any], tmp_path: Path) -> None:
