@@ -103,8 +103,8 @@ def check(config: CheckConfig) -> int:
     else:
         print("\n".join(aligned([_HEADS, *map(_cells, rows)])))
         for row in rows:
-            if row.get("problem"):
-                print(f"{printable_cell(row['worker'])}: {printable_cell(row['problem'])}")
+            if problem := row.get("problem"):
+                print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
     return 1 if any(row.get("in_a_row") or row.get("has_withdrawn") for row in rows) else 0
 
 
