@@ -78,13 +78,13 @@ def test_eight_bits_and_their_scales_are_copied_ahead_of_use(
             compared += known is not None
             assert known is None or kernel.count(LOAD) <= known, str(kernel)
     # Ampere converts no fp8.
-    assert compared == 9 * (2 * len(CAPABILITIES) - 1)
+    assert compared == 7 * (2 * len(CAPABILITIES) - 1)
 
 
 @pytest.mark.slow
 def test_fp8_is_converted_by_instruction(quantized: list[CompiledKernel]) -> None:
     converting = [kernel for kernel in quantized if "fp8" in kernel.launch and not kernel.kernel.startswith("reduce")]
-    assert len(converting) == 11 * (len(CAPABILITIES) - 1)
+    assert len(converting) == 9 * (len(CAPABILITIES) - 1)
     for kernel in converting:
         wanted = (
             r"cvt\.rn\.satfinite\.e4m3x2\.f32" if kernel.kernel == "rope_kv_write_kernel" else r"cvt\.rn\.f16x2\.e4m3x2"
@@ -104,7 +104,7 @@ def test_chunks_multiply_on_the_tensor_cores_of_the_generation(attention: list[C
 @pytest.mark.compiles
 def test_attention_copies_the_cache_in_16_bytes_ahead_of_use(attention: list[CompiledKernel]) -> None:
     readers = [kernel for kernel in attention if not kernel.kernel.startswith("reduce")]
-    assert len(readers) == 16 * len(CAPABILITIES)
+    assert len(readers) == 10 * len(CAPABILITIES)
     for kernel in readers:
         # Tiles are half as large where a program has less shared memory.
         assert kernel.count(COPY_16) >= (8 if kernel.generation is GpuGeneration.ADA else 16), str(kernel)
