@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ops.cli.options import settings_command
@@ -14,6 +14,7 @@ from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
 from ops.stack.hosting.config import HostSettings
 from shared.audit import AUDIT_HELP
 from shared.config import setting
+from shared.nats_files import NatsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ async def _run(config: HostConfig) -> None:
     # A second host of the directory would start all workers again.
     state = StateDirectory(config.state_dir)
     console, stopping = Console(), asyncio.Event()
-    access = NatsAccess(config.nats_url, config.nats_user, config.nats_password, config)
+    files = NatsFiles(**{item.name: getattr(config, item.name) for item in fields(NatsFiles)})
+    access = NatsAccess(config.nats_url, config.nats_user, config.nats_password, files)
     audit_file = config.audit_file or state.path / AUDIT_FILE_NAME
     parts = (config, access, without_model(os.environ), state.path, console)
     host = Host(*parts, hang_timeout_s=config.hang_timeout_s, audit_file=audit_file)

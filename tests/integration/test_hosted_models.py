@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,12 +62,18 @@ def order(system: System, action: str, name: str, **fields: Any) -> None:
 
 
 def shown(system: System, name: str) -> dict[str, Any]:
-    (host,) = operator(system, "").json()["hosts"]
-    return next((model for model in host["models"] if model["name"] == name), {"state": "unknown", "num_ready": 0})
+    models = [model for host in operator(system, "").json()["hosts"] for model in host["models"]]
+    return next((model for model in models if model["name"] == name), {"state": "unknown", "num_ready": 0})
 
 
 def wait_for_state(system: System, name: str, state: str) -> None:
     wait_for(lambda: shown(system, name)["state"] == state, 60, lambda: operator(system, "").text)
+
+
+def put_to_sleep(system: System, name: str) -> None:
+    """Order it until it is taken: the last heartbeat may tell of a request that has just ended."""
+    wait_for(lambda: operator(system, "/sleep", {"name": name}).status_code == 200)
+    wait_for_state(system, name, "asleep")
 
 
 def ask(system: System, name: str, prompt: str, **fields: Any) -> httpx2.Response:
@@ -131,8 +140,7 @@ def test_failed_replacement_leaves_the_old_model_serving(system: System) -> None
 def test_requests_wake_a_model_and_retry_after_comes_true(system: System) -> None:
     order(system, "load", "sleepy", path="good", on_demand=True, idle_s=60, memory_bytes=NEED // 2)
     wait_for_state(system, "sleepy", "awake")
-    order(system, "sleep", "sleepy")
-    wait_for_state(system, "sleepy", "asleep")
+    put_to_sleep(system, "sleepy")
     assert "sleepy" in [model.id for model in system.client().models.list()]
     predicted_s, began = shown(system, "sleepy")["ready_in_s"], time.monotonic()
     with ThreadPoolExecutor(12) as pool:
@@ -142,8 +150,7 @@ def test_requests_wake_a_model_and_retry_after_comes_true(system: System) -> Non
     assert predicted_s / 4 < took_s < 4 * predicted_s + 5, (predicted_s, took_s)
     for answer in answers:
         check(answer)
-    order(system, "sleep", "sleepy")
-    wait_for_state(system, "sleepy", "asleep")
+    put_to_sleep(system, "sleepy")
     refused = ask(system, "sleepy", "hurry", timeout=0.5)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "waking")
     # The refusal woke it.
@@ -198,6 +205,40 @@ def test_model_that_cannot_start_is_tried_three_times_and_its_requests_are_told(
     assert system.log.read_text().count("starting, for bad") == 3
     assert ask(system, "bad", "x").json()["error"]["code"] == "model_failed"
     order(system, "unload", "bad")
+
+
+def test_host_of_its_own_serves_again_after_a_restart_and_is_missed_when_it_dies(
+    system: System, models: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "ops.cli", "host", "--nats-url", system.info["worker_nats_url"]]
+    options = ["--host-name", "second", "--models-dir", str(models), "--state-dir", str(tmp_path / "state")]
+
+    @contextmanager
+    def host() -> Iterator[subprocess.Popen[bytes]]:
+        environ = os.environ | {"HEADRACE_SIMULATE": "2"}
+        with (tmp_path / "host.log").open("ab") as log:
+            process = subprocess.Popen([*command, *options], stdout=log, stderr=log, env=environ)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+    def states() -> dict[str, list[str]]:
+        return {
+            each["host"]: [model["state"] for model in each["models"]] for each in operator(system, "").json()["hosts"]
+        }
+
+    with host():
+        wait_for(lambda: states().get("second") == [], 60)
+        order(system, "load", "far", host="second", path="good")
+        wait_for(lambda: states()["second"] == ["awake"], 60)
+        check(ask(system, "far", "x"))
+    with host() as second:
+        wait_for(lambda: states().get("second") == ["awake"], 60)
+        check(ask(system, "far", "x again"))
+        second.kill()
+        wait_for(lambda: "second" not in states(), 60)
 
 
 def test_orders_are_refused_without_the_operators_key_and_outside_the_directories(system: System) -> None:

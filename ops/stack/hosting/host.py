@@ -44,7 +44,10 @@ HEALTHY_S = 30.0
 _OF_ONE_MODEL = frozenset(
     map(
         variable_name,
-        ("model", "served_model_name", "worker_id", "lora_modules", "draft_model", "speculative", "health_port"),
+        (
+            *("model", "served_model_name", "worker_id", "health_port", "lora_modules", "draft_model", "speculative"),
+            *("golden", "golden_key_file"),
+        ),
     )
 )
 _GATEWAY_INBOX = "_INBOX_gateway."
