@@ -38,9 +38,6 @@ from shared.direct_client import DirectClient
 from shared.hosted_models import Action
 from shared.log_limit import LogLimit
 
-# Names and paths of adapters.
-MAX_BODY_BYTES = 16 << 10
-
 _NO_WEB_PAGES = (
     "Without a key this port answers a Host of `localhost` or a loopback address only, and no request with an Origin, "
     "so that web pages cannot read it. For other names, start the gateway with HEADRACE_OPERATOR_KEY."
@@ -54,10 +51,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class OperatorRoute:
-    """A route that is read; one that `is_open` has no data, and needs no key."""
+    """A route; one that `is_open` has no data, and needs no key."""
 
     path: str
     handler: Handler
+    method: str = "GET"
     is_open: bool = False
 
 
@@ -106,7 +104,7 @@ class OperatorRoutes:
             self._route("/v1/unload_lora_adapter", self._unload, "POST"),
             self._route("/v1/hosted_models", self._hosted),
             *(self._route(f"/v1/hosted_models/{each}", partial(self._order, each), "POST") for each in ACTIONS),
-            *(self._route(each.path, each.handler, is_open=each.is_open) for each in self._services.more),
+            *(self._route(each.path, each.handler, each.method, is_open=each.is_open) for each in self._services.more),
         ]
 
     def _route(

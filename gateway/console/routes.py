@@ -16,6 +16,7 @@ from gateway.api.operator_app import OperatorRoute
 from gateway.api.query import check_query, whole_number
 from gateway.api.schemas.checks import invalid_value
 from gateway.console.files import ConsoleFiles
+from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView
 from gateway.console.records import dead_letters_view, tenants_view
 from gateway.errors import ApiError
@@ -37,6 +38,7 @@ class ConsoleServices:
     exchange: TimelineExchange
     js: JetStreamContext
     keys: KeyStore
+    key_file: ConsoleKeys
     device_hour_cost: float | None = None
     shows_prompts: bool = False
 
@@ -59,6 +61,8 @@ class ConsoleRoutes:
             OperatorRoute(f"{API}/requests/{{id:path}}", self._request),
             OperatorRoute(f"{API}/tenants", self._tenants),
             OperatorRoute(f"{API}/dead-letters", self._dead_letters),
+            OperatorRoute(f"{API}/keys", self._make_key, "POST"),
+            OperatorRoute(f"{API}/keys/{{id}}/revoke", self._revoke_key, "POST"),
         ]
 
     async def _file(self, request: Request) -> Response:
@@ -97,6 +101,12 @@ class ConsoleRoutes:
         check_query(request, frozenset(), allow_unknown=False)
         services = self._services
         return _json(await tenants_view(services.js, services.keys, services.device_hour_cost))
+
+    async def _make_key(self, request: Request) -> Response:
+        return _json(await self._services.key_file.make(await request.body()))
+
+    async def _revoke_key(self, request: Request) -> Response:
+        return _json(await self._services.key_file.revoke(request.path_params["id"][:128]))
 
     async def _dead_letters(self, request: Request) -> Response:
         check_query(request, frozenset(), allow_unknown=False)

@@ -38,6 +38,7 @@ from gateway.batches.assembly import batch_routes, unserved_routes
 from gateway.cache.prompt_cache import PromptCache
 from gateway.cache.redis_client import RedisCache
 from gateway.config import GatewayConfig
+from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView, own_counts
 from gateway.console.routes import ConsoleRoutes, ConsoleServices, with_playground
 from gateway.dispatch.dispatcher import DispatchCounts, Dispatcher
@@ -162,7 +163,9 @@ async def _console(services: RouteServices, nats: DirectClient, dispatcher: Disp
     exchange = TimelineExchange(nats, timelines, lambda: dispatcher.fleet.gateways, own)
     await exchange.start()
     now, js, cost = NowView(dispatcher, exchange), nats.jetstream(), config.device_hour_cost
-    shown = ConsoleServices(now, exchange, js, services.keys, cost, shows_prompts=config.log_prompts)
+    path = None if config.keys_file is None else Path(config.keys_file)
+    key_file = ConsoleKeys(path, config.audit_file, asks_for_key=config.operator_key is not None)
+    shown = ConsoleServices(now, exchange, js, services.keys, key_file, cost, shows_prompts=config.log_prompts)
     return ConsoleRoutes(shown).routes()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.browser import CHROMIUM, Page, browsing
 from tests.integration.system import System, running_system
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: .ci/chromium does it")
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -154,6 +155,69 @@ def test_playground_streams_with_probabilities_and_links_to_its_timeline(system:
     page.wait_text("What happened")
     assert page.run("document.title") == "Headrace console"
     assert page.problems == []
+
+
+def test_key_is_made_used_and_revoked(system: System, page: Page) -> None:
+    page.press("4")
+    page.click("#key-tenant")
+    page.type("acme")
+    page.click("#key-name")
+    page.type("laptop")
+    page.click("button", "Make a key")
+    page.wait("Boolean(document.getElementById('made-key'))")
+    key = page.text("#made-key")
+    page.wait_text("laptop")
+    headers = {"Authorization": f"Bearer {key}"}
+    wait_for(lambda: httpx2.get(f"{system.url}/v1/models", headers=headers).status_code == 200)
+    page.click("button", "Make a key")  # A tenant is required: the browser says so, and nothing is made.
+    page.click("#key-tenant")
+    page.type("acme")
+    page.click("#key-name")
+    page.type("laptop")
+    page.click("button", "Make a key")
+    page.wait_text("the name 'laptop' means")
+    page.run("window.confirm = () => true")
+    page.click("button", "Revoke")
+    page.wait_text("revoked ")
+    wait_for(lambda: httpx2.get(f"{system.url}/v1/models", headers=headers).status_code == 401)
+    lines = (system.ready_file.parent / "state" / "audit.jsonl").read_text().splitlines()
+    done = [
+        (entry["action"], entry["outcome"]) for entry in map(json.loads, lines) if entry["action"].startswith("keys.")
+    ]
+    assert done == [("keys.create", "done"), ("keys.create", "failed"), ("keys.revoke", "done")]
+    assert key not in "".join(lines)
+
+
+def test_request_is_asked_again_with_tools_and_an_image(system: System, page: Page) -> None:
+    assert ask(system, "again", "tell me of mills", temperature=0.25).status_code == 200
+    page.run(f"sessionStorage.setItem('headrace-api-key', {json.dumps(system.info['api_key'])})")
+    page.run("location.hash = 'request/again'")
+    page.click("#replay")
+    page.wait("document.querySelector('#model')?.value.length > 0")
+    assert page.run("document.getElementById('message').value") == "tell me of mills"
+    page.run("document.getElementById('tools').value = '[{'")
+    page.click("button", "Send")
+    page.wait_text("Tools: ", "#notice")
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+    page.run(f"document.getElementById('tools').value = {json.dumps(json.dumps([tool]))}")
+    page.click("button", "Send")
+    page.wait("document.getElementById('raw').textContent.includes('x-request-id')")
+    sent = json.loads(page.run("document.getElementById('raw').textContent"))["request"]
+    assert (sent["tools"], sent["temperature"], sent["max_tokens"]) == ([tool], 0.25, 5)
+    assert sent["messages"][0] == {"role": "user", "content": "tell me of mills"}
+    page.run(ATTACH)
+    page.click("#message")
+    page.type("what is this?")
+    page.click("button", "Send")
+    page.wait_text("image", "#notice")  # The model reads text alone, and the gateway says so.
+    assert page.run("document.getElementById('message').value") == "what is this?"
+
+
+ATTACH = """(() => {
+  const files = new DataTransfer();
+  files.items.add(new File([new Uint8Array([1, 2, 3])], 'dot.png', { type: 'image/png' }));
+  document.getElementById('images').files = files.files;
+})()"""
 
 
 def test_views_of_tenants_and_dead_letters_are_reached_by_keys(page: Page) -> None:

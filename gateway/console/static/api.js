@@ -20,13 +20,15 @@ export async function refusal(response) {
   return new Refused(response.status, error.message ?? `the server answers ${response.status}`, error.code);
 }
 
-export async function ask(path) {
+// With a body, even an empty one, it is a POST.
+export async function ask(path, body) {
   const key = sessionStorage.getItem(STORED);
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const response = await fetch(`console/api/${path}`, { headers });
+  const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  const response = await fetch(`console/api/${path}`, { headers, ...sent });
   if (response.status === 401) {
     await login(key);
-    return ask(path);
+    return ask(path, body);
   }
   if (!response.ok) throw await refusal(response);
   return response.json();

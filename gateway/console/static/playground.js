@@ -1,9 +1,12 @@
-// A chat with a model: live tokens a second, the probability of each token, and the answer as JSON.
+// A chat with a model: live tokens a second, the probability of each token, tools, images, and the answer as JSON.
 
 import { refusal } from "./api.js";
 import { el, number, seconds } from "./dom.js";
 
 const STORED = "headrace-api-key";
+const REPLAY = "headrace-replay";
+const EXAMPLE_TOOLS = JSON.stringify([{ type: "function", function: { name: "get_weather",
+  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }], null, 1);
 
 export function show(root, _argument, tell) {
   const key = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(STORED) ?? "", id: "api-key" });
@@ -12,6 +15,8 @@ export function show(root, _argument, tell) {
   const most = el("input", { type: "number", min: 1, value: 200, id: "max-tokens" });
   const shows = el("input", { type: "checkbox", checked: true });
   const json = el("input", { type: "checkbox" });
+  const tools = el("textarea", { id: "tools", spellcheck: "false", placeholder: EXAMPLE_TOOLS, "aria-label": "Tools" });
+  const images = el("input", { type: "file", id: "images", multiple: true, accept: "image/png,image/jpeg,image/webp,image/gif", "aria-label": "Images" });
   const message = el("textarea", { id: "message", placeholder: "Say something. Ctrl+Enter sends.", "aria-label": "Message" });
   const send = el("button", { type: "submit" }, "Send");
   const stop = el("button", { type: "button", disabled: true }, "Stop");
@@ -31,6 +36,7 @@ export function show(root, _argument, tell) {
     if (!response.ok) throw await refusal(response);
     const names = (await response.json()).data.map((each) => each.id);
     model.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+    if (names.includes(replayed?.model)) model.value = replayed.model;
     tell(null);
   }
 
@@ -42,21 +48,33 @@ export function show(root, _argument, tell) {
       key.focus();
       return;
     }
-    turns.push({ role: "user", content: message.value });
-    log.append(el("div", { class: "turn user" }, message.value));
-    message.value = "";
+    const text = message.value;
+    try {
+      turns.push({ role: "user", content: await content(text, images.files) });
+    } catch (error) {
+      tell(error);
+      return;
+    }
+    const asked = el("div", { class: "turn user" }, text, [...images.files].map((file) => el("div", { class: "dim" }, file.name)));
+    log.append(asked);
+    message.value = images.value = "";
     const answer = el("div", { class: "turn assistant" });
     log.append(answer);
     running = new AbortController();
     stop.disabled = false;
     send.disabled = true;
     try {
-      turns.push({ role: "assistant", content: await stream(answer) });
+      turns.push(...await stream(answer));
       tell(null);
     } catch (error) {
       if (error.name !== "AbortError") tell(error);
       if (answer.textContent) turns.push({ role: "assistant", content: answer.textContent });
-      else message.value ||= turns.pop().content;
+      else {
+        turns.pop();
+        asked.remove();
+        answer.remove();
+        message.value ||= text;
+      }
     } finally {
       running = null;
       stop.disabled = true;
@@ -70,6 +88,7 @@ export function show(root, _argument, tell) {
       temperature: Number(temperature.value), max_tokens: most.value ? Number(most.value) : undefined,
     };
     if (shows.checked) Object.assign(body, { logprobs: true, top_logprobs: 3 });
+    if (tools.value.trim()) body.tools = parsed(tools.value);
     if (json.checked) body.response_format = { type: "json_object" };
     const began = performance.now();
     const response = await fetch("v1/chat/completions",
@@ -80,11 +99,13 @@ export function show(root, _argument, tell) {
     let tokens = 0;
     let text = "";
     let last = {};
+    const calls = [];
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices[0];
       last = { ...last, ...chunk, choices: choice ? [choice] : last.choices };
       const piece = choice?.delta?.content ?? "";
+      for (const part of choice?.delta?.tool_calls ?? []) add(calls, part, answer);
       const probable = choice?.logprobs?.content ?? [];
       if (!piece && !probable.length) continue;
       first ||= performance.now();
@@ -97,10 +118,22 @@ export function show(root, _argument, tell) {
         id ? el("a", { href: `#request/${encodeURIComponent(id)}` }, "timeline") : "");
     }
     raw.textContent = JSON.stringify({ "x-request-id": id, request: body, last }, null, 2);
-    return text;
+    if (!calls.length) return [{ role: "assistant", content: text }];
+    const waiting = calls.map(({ id: callId }) => ({ role: "tool", tool_call_id: callId, content: "(not run in the playground)" }));
+    return [{ role: "assistant", content: text || null, tool_calls: calls.map(({ shown, ...call }) => call) }, ...waiting];
   }
 
-  const form = el("form", { onsubmit: chat }, message, el("div", { class: "bar-form" }, send, stop, clear));
+  const replayed = JSON.parse(sessionStorage.getItem(REPLAY) ?? "null");
+  if (replayed) {
+    sessionStorage.removeItem(REPLAY);
+    message.value = replayed.prompt ?? "";
+    const { asked } = replayed;
+    if (asked.temperature !== undefined) temperature.value = asked.temperature;
+    if (asked.max_tokens !== undefined) most.value = asked.max_tokens;
+    if (!replayed.prompt) tell(new Error("The prompt is hidden (gateways show it with --log-prompts): type it again."));
+  }
+  const form = el("form", { onsubmit: chat }, message, el("label", { class: "dim" }, "Images ", images),
+    el("details", {}, el("summary", {}, "Tools"), tools), el("div", { class: "bar-form" }, send, stop, clear));
   stop.addEventListener("click", () => running?.abort());
   clear.addEventListener("click", () => {
     turns.length = 0;
@@ -119,6 +152,38 @@ export function show(root, _argument, tell) {
     el("section", {}, log, speed, form), el("details", {}, el("summary", {}, "JSON"), raw));
   models().catch(tell);
   return () => running?.abort();
+}
+
+// A turn's content: its text, or the text and images as data URLs.
+async function content(text, files) {
+  const urls = await Promise.all([...files].map((file) => new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  })));
+  const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  return parts.length ? [{ type: "text", text }, ...parts] : text;
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`Tools: ${error.message}`);
+  }
+}
+
+// Add a piece of a tool's call to those of the answer, and show the call.
+function add(calls, part, answer) {
+  let call = calls[part.index];
+  if (!call) {
+    call = calls[part.index] = { id: part.id, type: "function", function: { name: "", arguments: "" }, shown: el("pre", { class: "call" }) };
+    answer.append(call.shown);
+  }
+  call.function.name += part.function?.name ?? "";
+  call.function.arguments += part.function?.arguments ?? "";
+  call.shown.textContent = `${call.function.name}(${call.function.arguments})`;
 }
 
 function token(each) {

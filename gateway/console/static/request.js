@@ -93,7 +93,7 @@ function life(view) {
     el("h2", {}, "What happened"),
     table([["at", true], ["", "wrap"]], view.events.map((event) => [seconds(event.at_s), event.text]), "Events"),
     el("h2", {}, "Receipt"), receipt(view.receipt),
-    view.curl ? copyable(view.curl) : null);
+    view.curl ? again(view) : null);
 }
 
 function receipt(bill) {
@@ -111,11 +111,17 @@ function receipt(bill) {
   return table([["", false], ["", true]], rows, "Receipt");
 }
 
-function copyable(text) {
+function again(view) {
+  const text = view.curl;
+  const replay = el("button", { type: "button", id: "replay" }, "Ask again in the playground");
+  replay.addEventListener("click", () => {
+    sessionStorage.setItem("headrace-replay", JSON.stringify({ model: view.timeline.model, prompt: view.timeline.prompt, asked: view.timeline.asked }));
+    location.hash = "playground";
+  });
   const button = el("button", { type: "button" }, "Copy as curl");
   button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   });
-  return el("div", {}, el("h2", {}, "Ask again"), el("pre", { class: "curl" }, text), button);
+  return el("div", {}, el("h2", {}, "Ask again"), el("pre", { class: "curl" }, text), button, " ", replay);
 }
