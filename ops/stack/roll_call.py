@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from ops.stack.plan import NatsAccess
 from ops.stack.wait_notice import told_of_nats
@@ -17,10 +18,11 @@ from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams, reshape_streams
-from shared.subjects import ALL_WORKERS
+from shared.subjects import ALL_WORKERS, drain_subject
 from shared.usage_ledger import delete_old_days, delete_old_receipts
 
 CONNECT_TIMEOUT_S = 10.0
+ANSWER_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +89,18 @@ class RollCall:
         beats, self._beats = self._beats, {}
         self._steps.update((pid, beat.step) for pid, beat in beats.items())
         return beats
+
+    async def cordon(self, worker: str) -> None:
+        """Have a worker take no new requests.
+
+        Raises:
+            DependencyError: It does not answer.
+        """
+        assert self._client is not None
+        try:
+            await self._client.request(drain_subject(worker), b"cordon", timeout=ANSWER_S)
+        except NatsError as error:
+            raise DependencyError(f"{worker} does not answer: {error!r}") from error
 
     async def close(self) -> None:
         """Disconnect."""

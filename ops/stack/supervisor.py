@@ -77,6 +77,7 @@ class Supervisor:
         """
         self._remove_ready_files()
         loop = asyncio.get_running_loop()
+        began = loop.time()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         starting = asyncio.create_task(self._start_in_order())
@@ -93,6 +94,8 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(starting, stopped, return_exceptions=True)
         # Models that sleep would answer the first question, too: they are told of once it is answered.
+        workers = [child for child in self._children if child.spec.role == "worker"]
+        self._host.adopt(workers, loop.time() - began, self._roll_call.cordon)
         await self._host.start()
         self._hosting = asyncio.create_task(self._host.run())
         self._write_ready_files()

@@ -253,3 +253,47 @@ def test_orders_are_refused_without_the_operators_key_and_outside_the_directorie
         assert "is not under a directory" in answer.json()["error"]["message"]
     listed = json.dumps(operator(system, "").json())
     assert '"a"' not in listed
+
+
+def streamed_ids(system: System, number: int) -> list[int]:
+    """Return the tokens of a seeded answer in the order in which they came."""
+    body = {"model": "headrace-demo", "prompt": f"def f{number}(self):", "max_tokens": 3 * TOKENS, "seed": number}
+    body |= {"temperature": 1.0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    headers = {**system.headers(), "Cache-Control": "no-cache"}
+    url = f"{system.url}/v1/completions"
+    with httpx2.stream("POST", url, headers=headers, json=body, timeout=120) as answer:
+        assert answer.status_code == 200
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    chunks = [json.loads(line) for line in lines]
+    return [id_ for chunk in chunks for choice in chunk["choices"] for id_ in choice["token_ids"] or ()]
+
+
+def test_streams_of_the_model_of_a_start_are_the_same_while_it_is_replaced_and_it_can_be_unloaded(
+    models: Path, tmp_path: Path
+) -> None:
+    with running_system(tmp_path, "--workers", "2", "--models-dir", str(models)) as system:
+        prompts = 6
+        undisturbed = [streamed_ids(system, number) for number in range(prompts)]
+        assert {len(ids) for ids in undisturbed} == {3 * TOKENS}
+        started = set(system.info["pids"]["worker"])
+        assert (shown(system, "headrace-demo")["state"], shown(system, "headrace-demo")["num_ready"]) == ("awake", 2)
+
+        def ask_one(number: int) -> None:
+            assert streamed_ids(system, number % prompts) == undisturbed[number % prompts]
+
+        with load_on(ask_one, 4) as answered:
+            wait_for(lambda: len(answered) > prompts, 60)
+            order(system, "replace", "headrace-demo", path="other", workers=2)
+            wait_for(lambda: not started & set(system.info["pids"]["worker"]), 120)
+            count = len(answered)
+            wait_for(lambda: len(answered) > count + prompts, 60)
+        assert shown(system, "headrace-demo")["path"].endswith("/other")
+        assert len(system.info["pids"]["worker"]) == 2
+        order(system, "unload", "headrace-demo")
+        wait_for(lambda: not system.info["pids"]["worker"], 60)
+        order(system, "load", "headrace-demo", path="good")
+        wait_for_state(system, "headrace-demo", "awake")
+        assert streamed_ids(system, 0) == undisturbed[0]
+        # What was ordered about it is not of the next start.
+        assert json.loads((tmp_path / "state" / "models.json").read_bytes()) == []

@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from nats.aio.msg import Msg
 
+from ops.stack.child import Child
 from ops.stack.console import Console
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.demand import Demand
 from ops.stack.hosting.model_state import MAX_FAILURES, KnownModel, told_of
 from ops.stack.hosting.reconcile import Activity, decide
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
-from ops.stack.hosting.worker_process import WorkerProcess
-from ops.stack.plan import NatsAccess
+from ops.stack.hosting.worker_process import AdoptedWorker, HostedWorker, WorkerProcess
+from ops.stack.plan import ModelChoice, NatsAccess
 from shared.audit import audited
 from shared.background_tasks import BackgroundTasks
 from shared.config import variable_name
@@ -84,7 +85,7 @@ class Host:
         self._audit_file = audit_file
         self._wishes = Wishes(settings, state_dir / "models.json")
         self._models: dict[str, KnownModel] = {}
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers: dict[str, HostedWorker] = {}
         self._nats: DirectClient | None = None
         self._decode_beat = msgspec.msgpack.Decoder(Heartbeat).decode
         self._decode_order = msgspec.msgpack.Decoder(ModelOrder).decode
@@ -95,8 +96,26 @@ class Host:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of its workers."""
-        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
+        """Process ids of the workers that it has started."""
+        return [worker.pid for worker in self._own() if worker.pid is not None]
+
+    def adopt(self, children: Sequence[Child], load_s: float, cordon: Callable[[str], Awaitable[None]]) -> None:
+        """Take orders about models that somebody else has started too; nothing of them is kept in the file.
+
+        Args:
+            children: Their workers, which are started again by others when they end.
+            load_s: How long they have taken to start.
+            cordon: Has the worker of that name take no new requests; raises DependencyError where it cannot.
+        """
+        wishes: dict[str, Wish] = {}
+        for child in children:
+            path, name = child.spec.environ["HEADRACE_MODEL"], child.spec.environ.get("HEADRACE_SERVED_MODEL_NAME")
+            name = ModelChoice(Path(path), name or None).served_name
+            num = 1 + (wishes[name].workers if name in wishes else 0)
+            wishes[name] = Wish(name=name, path=path, workers=num, load_s=load_s)
+            worker = AdoptedWorker(child, wishes[name], cordon, self._ended)
+            self._workers[worker.id] = worker
+        self._wishes.adopt(wishes.values())
 
     async def start(self) -> None:
         """Connect, and listen for heartbeats and orders.
@@ -139,7 +158,10 @@ class Host:
         Args:
             timeout_s: Time for what runs; then they are killed.
         """
-        workers = tuple(self._workers.values())
+        for each in self._workers.values():
+            if isinstance(each, AdoptedWorker):
+                each.release()
+        workers = self._own()
         for worker in workers:
             worker.stop()
         ending = asyncio.gather(*(worker.wait() for worker in workers))
@@ -153,9 +175,12 @@ class Host:
                 await self._nats.close()
 
     def kill(self) -> None:
-        """End all workers at once."""
-        for worker in self._workers.values():
+        """End the workers that it has started, at once."""
+        for worker in self._own():
             worker.kill()
+
+    def _own(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers.values() if isinstance(worker, WorkerProcess)]
 
     def _clock(self) -> float:
         return asyncio.get_running_loop().time()
@@ -202,7 +227,7 @@ class Host:
         self._console.say(worker.id, f"starting, for {name}")
         worker.start()
 
-    def _ended(self, worker: WorkerProcess) -> None:
+    def _ended(self, worker: HostedWorker) -> None:
         """Take note of the end of a process, which was told to stop or failed."""
         self._workers.pop(worker.id, None)
         wish, model = self._wishes.get(worker.wish.name), self._models.get(worker.wish.name)
@@ -236,7 +261,7 @@ class Host:
             beat = self._decode_beat(message.data)
         except UNDECODABLE:
             return
-        worker = self._workers.get(beat.worker)
+        worker = self._workers.get(beat.worker) or self._adopted(beat)
         if worker is None or worker.wish.name != beat.model or worker.pid != beat.pid:
             return
         load_s = worker.note_heartbeat(beat)
@@ -247,6 +272,13 @@ class Host:
         model = self._model(beat.model)
         model.failures, model.error, model.previous = 0, None, None
         model.activity.asked, model.activity.active_at = False, self._clock()
+
+    def _adopted(self, beat: Heartbeat) -> AdoptedWorker | None:
+        """Return the adopted worker of a process; one of another machine may have the same number."""
+        for worker in self._workers.values():
+            if isinstance(worker, AdoptedWorker) and worker.pid == beat.pid:
+                return worker if worker.beat is None or worker.beat.worker == beat.worker else None
+        return None
 
     async def _on_order(self, message: Msg) -> None:
         try:

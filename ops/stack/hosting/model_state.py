@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.reconcile import Activity
 from ops.stack.hosting.wishes import Wish
-from ops.stack.hosting.worker_process import WorkerProcess
+from ops.stack.hosting.worker_process import HostedWorker
 from shared.hosted_models import HostedModel, HostedState
 
 # Starts that fail in a row until a model counts as failed.
@@ -31,7 +31,7 @@ class KnownModel:
 
 
 def told_of(
-    wish: Wish, model: KnownModel, workers: Sequence[WorkerProcess], settings: HostSettings, now: float
+    wish: Wish, model: KnownModel, workers: Sequence[HostedWorker], settings: HostSettings, now: float
 ) -> HostedModel:
     """Return what gateways are told of a model; `workers` are all of the host."""
     own = [worker for worker in workers if worker.wish.name == wish.name]
@@ -50,7 +50,7 @@ def told_of(
     )
 
 
-def _state(wish: Wish, model: KnownModel, own: Sequence[WorkerProcess], now: float) -> HostedState:
+def _state(wish: Wish, model: KnownModel, own: Sequence[HostedWorker], now: float) -> HostedState:
     phases = {worker.phase for worker in own}
     activity = model.activity
     if "ready" in phases:
@@ -65,7 +65,7 @@ def _state(wish: Wish, model: KnownModel, own: Sequence[WorkerProcess], now: flo
 
 
 def _ready_in_s(
-    wish: Wish, state: HostedState, workers: Sequence[WorkerProcess], settings: HostSettings, now: float
+    wish: Wish, state: HostedState, workers: Sequence[HostedWorker], settings: HostSettings, now: float
 ) -> float:
     """Predict when a worker serves a request that comes now, from how long its last start took."""
     if state == "awake":

@@ -87,6 +87,7 @@ class Wishes:
         self._memory_bytes = settings.host_memory_bytes
         self._directories = list(_allowed(settings.models_dir))
         self._by_name = {wish.name: wish for wish in self._read()}
+        self._adopted: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Wish]:
         """Yield all."""
@@ -99,6 +100,12 @@ class Wishes:
     def wanted(self) -> dict[str, Wanted]:
         """Return all as decisions are made of them."""
         return {name: wish.wanted for name, wish in self._by_name.items()}
+
+    def adopt(self, wishes: Iterable[Wish]) -> None:
+        """Add models that others have started, and start the next time: what is ordered about them is not kept."""
+        wishes = tuple(wishes)
+        self._adopted = frozenset(wish.name for wish in wishes)
+        self._by_name |= {wish.name: wish for wish in wishes}
 
     def load(self, order: ModelOrder) -> None:
         """Add a model.
@@ -228,7 +235,8 @@ class Wishes:
         try:
             file = AtomicFile(self._file)
             try:
-                file.write(msgspec.json.format(msgspec.json.encode(list(self._by_name.values())), indent=2) + b"\n")
+                kept = [wish for wish in self._by_name.values() if wish.name not in self._adopted]
+                file.write(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
                 file.commit()
             finally:
                 file.abort()

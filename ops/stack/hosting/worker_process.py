@@ -1,11 +1,17 @@
-"""One worker process of a host: started once, watched by its heartbeats, and never started again by itself."""
+"""The worker processes of a host.
+
+`WorkerProcess` is one that the host starts: once, watched by its heartbeats, and never started again by itself.
+`AdoptedWorker` is one that `headrace up` starts, watches and starts again; the host only has it drain and end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +22,7 @@ from ops.stack.hosting.reconcile import SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.liveness import WORKER_PATIENCE, Liveness
 from ops.stack.process_tree import is_stopped
+from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.subjects import encode_name
 
@@ -25,25 +32,17 @@ EXIT_S = 5.0
 START_TIMEOUT_S = 1800.0
 
 
-class WorkerProcess:
-    """Owns the process.
+class HostedWorker(ABC):
+    """What both kinds have: their phases, and what was heard of them last.
 
     Attributes:
-        id: Its name as a worker, by which its heartbeats are known.
+        id: Its name among the processes of the host.
         wish: What it serves.
         failure: Why it ended by itself; None while it runs, and when it was stopped.
     """
 
-    def __init__(
-        self,
-        wish: Wish,
-        environ: Mapping[str, str],
-        logs: Path,
-        console: Console,
-        hang_timeout_s: float,
-        on_end: Callable[[WorkerProcess], None],
-    ) -> None:
-        self.id = f"{encode_name(wish.name)[:80]}-{secrets.token_hex(4)}"
+    def __init__(self, id_: str, wish: Wish, on_end: Callable[[HostedWorker], None]) -> None:
+        self.id = id_
         self.wish = wish
         self.failure: str | None = None
         self.beat: Heartbeat | None = None
@@ -52,6 +51,65 @@ class WorkerProcess:
         self._ready_at: float | None = None
         self._on_end = on_end
         self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+
+    @abstractmethod
+    def watch(self, round_s: float, *, can_judge: bool) -> None:
+        """Take note of a round of so many seconds, in which signs of life would have been noticed if `can_judge`."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Have the process drain and end."""
+
+    @property
+    def phase(self) -> Literal["loading", "ready", "stopping"]:
+        """How far its life is."""
+        if self._stopping is not None:
+            return "stopping"
+        return "loading" if self._ready_at is None else "ready"
+
+    def seen(self) -> SeenWorker:
+        """Return it as decisions are made of it."""
+        busy = self.beat is not None and self.beat.running + self.beat.waiting > 0
+        ready_at = self.started_at if self._ready_at is None else self._ready_at
+        wish = self.wish
+        return SeenWorker(self.id, wish.name, wish.generation, wish.need_bytes, self.phase, ready_at, busy)
+
+    def note_heartbeat(self, beat: Heartbeat) -> float | None:
+        """Take in a heartbeat; return, with the first, how long the start took."""
+        self.beat = beat
+        if self._ready_at is not None:
+            return None
+        self._ready_at = self._clock()
+        return self._ready_at - self.started_at
+
+    def stop(self) -> None:
+        """Have it drain and end, in the background: what it has not finished goes to another worker."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name=f"stop of {self.id}")
+
+    async def _stop(self) -> None:
+        await self._end()
+        self._on_end(self)
+
+
+class WorkerProcess(HostedWorker):
+    """Owns the process; its heartbeats are known by its id."""
+
+    def __init__(
+        self,
+        wish: Wish,
+        environ: Mapping[str, str],
+        logs: Path,
+        console: Console,
+        hang_timeout_s: float,
+        on_end: Callable[[HostedWorker], None],
+    ) -> None:
+        super().__init__(f"{encode_name(wish.name)[:80]}-{secrets.token_hex(4)}", wish, on_end)
         self._liveness = Liveness(hang_timeout_s, WORKER_PATIENCE)
         self._has_beaten = False
         own = {
@@ -76,27 +134,10 @@ class WorkerProcess:
         """Its process id while it runs."""
         return self._child.pid
 
-    @property
-    def phase(self) -> Literal["loading", "ready", "stopping"]:
-        """How far its life is."""
-        if self._stopping is not None:
-            return "stopping"
-        return "loading" if self._ready_at is None else "ready"
-
-    def seen(self) -> SeenWorker:
-        """Return it as decisions are made of it."""
-        busy = self.beat is not None and self.beat.running + self.beat.waiting > 0
-        ready_at = self.started_at if self._ready_at is None else self._ready_at
-        wish = self.wish
-        return SeenWorker(self.id, wish.name, wish.generation, wish.need_bytes, self.phase, ready_at, busy)
-
     def note_heartbeat(self, beat: Heartbeat) -> float | None:
         """Take in a heartbeat; return, with the first, how long the start took."""
-        self.beat, self._has_beaten = beat, True
-        if self._ready_at is not None:
-            return None
-        self._ready_at = self._clock()
-        return self._ready_at - self.started_at
+        self._has_beaten = True
+        return super().note_heartbeat(beat)
 
     def watch(self, round_s: float, *, can_judge: bool) -> None:
         """Take note of a round; kill a process that stands still, or has not joined for too long."""
@@ -107,11 +148,6 @@ class WorkerProcess:
         if still or (self._ready_at is None and self._clock() - self.started_at > START_TIMEOUT_S):
             self._child.replace()
 
-    def stop(self) -> None:
-        """Have it drain and end, in the background: what it has not finished goes to another worker."""
-        if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop(), name=f"stop of {self.id}")
-
     async def wait(self) -> None:
         """Wait until a process that was told to stop has ended."""
         if self._stopping is not None:
@@ -121,12 +157,55 @@ class WorkerProcess:
         """End it at once."""
         self._child.kill()
 
-    async def _stop(self) -> None:
+    async def _end(self) -> None:
         await self._child.stop()
-        self._on_end(self)
 
     def _ended(self, child: Child, exit_: Exit) -> bool:
         last = exit_.last_lines[-1].removeprefix("headrace: ") if exit_.last_lines else "it wrote nothing"
         self.failure = f"{exit_.reason}: {last[:500]} (its log: {self._log})"
         self._on_end(self)
         return False
+
+
+class AdoptedWorker(HostedWorker):
+    """A worker of `headrace up`, which starts it again when it ends. Its name is made up anew with each start."""
+
+    def __init__(
+        self, child: Child, wish: Wish, cordon: Callable[[str], Awaitable[None]], on_end: Callable[[HostedWorker], None]
+    ) -> None:
+        """Prepare; `cordon` tells the worker of that name to take no new requests."""
+        super().__init__(child.spec.name, wish, on_end)
+        self._child = child
+        self._cordon = cordon
+        self._pid = child.pid
+        self._ready_at = self.started_at
+        self._drained = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._child.pid
+
+    def watch(self, round_s: float, *, can_judge: bool) -> None:
+        """Take note of a new start; whoever starts it judges whether it stands still."""
+        if self._child.pid != self._pid:
+            self._pid, self.beat, self._ready_at, self.started_at = self._child.pid, None, None, self._clock()
+
+    def note_heartbeat(self, beat: Heartbeat) -> float | None:
+        """Take in a heartbeat; return, with the first after a start, how long that took."""
+        if beat.draining and not beat.running + beat.waiting:
+            self._drained.set()
+        return super().note_heartbeat(beat)
+
+    def release(self) -> None:
+        """Leave its end to whoever has started it."""
+        if self._stopping is not None:
+            self._stopping.cancel()
+
+    async def _end(self) -> None:
+        """Have it finish what it has first: the time that it takes for that by itself is that of a system that ends."""
+        if self.beat is not None:
+            with contextlib.suppress(DependencyError, TimeoutError):
+                await self._cordon(self.beat.worker)
+                await asyncio.wait_for(self._drained.wait(), DRAIN_S)
+        await self._child.stop()

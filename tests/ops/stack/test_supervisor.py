@@ -42,6 +42,9 @@ class NoHost:
 
     pids: tuple[int, ...] = ()
 
+    def adopt(self, *workers: object) -> None:
+        pass
+
     async def start(self) -> None:
         pass
 

@@ -10,7 +10,7 @@ import pytest
 
 from ops.stack.config import DEMO_MODEL
 from ops.stack.hosting.config import HostSettings
-from ops.stack.hosting.wishes import OrderError, Wishes
+from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from shared.config import resolve
 from shared.errors import ConfigError
 from shared.hosted_models import ModelOrder
@@ -113,6 +113,20 @@ def test_unknown_and_repeated_names_are_refused(models: Path) -> None:
         host.unload("x")
     host.unload("m")
     assert host.wanted() == {}
+
+
+def test_orders_about_models_that_others_start_are_not_kept(models: Path) -> None:
+    before = wishes(models)
+    before.load(load("kept"))
+    before.load(load("m"))
+    # The next start is given a model of that name.
+    host = wishes(models)
+    host.adopt([Wish(name="m", path="/started", workers=2)])
+    assert host.known("m").path == "/started"
+    host.replace(load(path="b"))
+    assert (host.known("m").generation, host.known("m").path) == (1, str(models / "b"))
+    host.load(load("new"))
+    assert sorted(wish.name for wish in wishes(models)) == ["kept", "new"]
 
 
 def test_damaged_list_is_told(models: Path) -> None:
