@@ -31,6 +31,11 @@ _SWAPPING = frozenset({5, 6, 7, 8})
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
+# What phones and browsers save, and nothing here decodes.
+_HEIF_BRANDS = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+}
 
 
 class ImageProblemError(HeadraceError):
@@ -88,6 +93,8 @@ def _read(data: bytes) -> ImageHeader:
         return _webp(data)
     if data[:6] in (b"GIF87a", b"GIF89a"):
         return _gif(data)
+    if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS:
+        raise ImageProblemError(f"is of the format {_HEIF_BRANDS[data[8:12]]}; convert it to JPEG first.")
     raise ImageProblemError("is not a PNG, JPEG, WebP or GIF.")
 
 

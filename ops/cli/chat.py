@@ -7,7 +7,7 @@ import contextlib
 import http.client
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import click
 from ops.cli.options import as_given, settings_command
 from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint, only_model, shown_names
 from ops.stack.config import DEFAULT_STATE_DIR
+from shared.bounds import MAX_IMAGE_BYTES
 from shared.config import setting
 from shared.errors import ConfigError
 from shared.image_header import ImageProblemError, read_header
@@ -33,29 +34,29 @@ class ChatConfig:
     max_tokens: int = setting(256, "Tokens to generate at most.", minimum=1)
     temperature: float = setting(0.7, "0 always takes the most likely token.", minimum=0, maximum=2)
     system_prompt: str | None = setting(None, "Instructions that come before the conversation.")
-    image: Path | None = setting(None, "An image (PNG, JPEG, WebP or GIF) to show with the first message.")
 
 
-def run(config: ChatConfig, prompt: str | None) -> int:
+def run(config: ChatConfig, prompt: str | None, images: Sequence[str] = ()) -> int:
     """Talk to a running system.
 
-    Answers appear as they are generated. With PROMPT, continue that text once and exit; with an image too, answer once
-    about it. Without PROMPT, hold a conversation: Ctrl-C stops an answer, Ctrl-D ends.
+    Answers appear as they are generated. With PROMPT, continue that text once and exit; with images too, answer once
+    about them. Without PROMPT, hold a conversation: images go with its first message, Ctrl-C stops an answer, Ctrl-D
+    ends.
     """
+    parts = [_image(each) for each in images]
     endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
     try:
-        return _talk(config, endpoint, prompt)
+        return _talk(config, endpoint, prompt, parts)
     except ServerRefusedError as error:
         error.args = (f"{error}{_remedy(endpoint, error)}",)
         raise
 
 
-def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
+def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None, images: list[dict[str, Any]]) -> int:
     model = config.model_name or only_model(endpoint)
     parameters = {"model": model, "max_tokens": config.max_tokens, "temperature": config.temperature}
-    image = None if config.image is None else _image(config.image)
-    if prompt is not None and image is not None:
-        body = {**parameters, "messages": [*_opening(config.system_prompt), _asked(prompt, image)]}
+    if prompt is not None and images:
+        body = {**parameters, "messages": [*_opening(config.system_prompt), _asked(prompt, images)]}
         for text in _texts(endpoint.stream("/v1/chat/completions", body)):
             _show(text)
         _show("\n")
@@ -65,23 +66,28 @@ def _talk(config: ChatConfig, endpoint: Endpoint, prompt: str | None) -> int:
             _show("".join(choice["text"] for choice in chunk["choices"]))
         _show("\n")
         return 0
-    _converse(endpoint, parameters, _opening(config.system_prompt), image)
+    _converse(endpoint, parameters, _opening(config.system_prompt), images)
     return 0
 
 
-def _image(file: Path) -> dict[str, Any]:
-    """Return the part of a message that shows a file.
+def _image(place: str) -> dict[str, Any]:
+    """Return the part of a message that shows a file, or what a URL names, which the server fetches.
 
     Raises:
-        ConfigError: It cannot be read, or is no image that is served.
+        ConfigError: The file cannot be read, is too large, or is no image that is served.
     """
+    if place.startswith(("https://", "http://", "data:")):
+        return {"type": "image_url", "image_url": {"url": place}}
     try:
-        data = file.read_bytes()
+        with open(place, "rb") as file:
+            data = file.read(MAX_IMAGE_BYTES + 1)
+        if len(data) > MAX_IMAGE_BYTES:
+            raise ConfigError("--image", f"{place} has more than {MAX_IMAGE_BYTES} bytes, which no server reads")
         mime = read_header(data).mime
     except OSError as error:
-        raise ConfigError("HEADRACE_IMAGE", f"{file} cannot be read: {error.strerror}") from error
+        raise ConfigError("--image", f"{place} cannot be read: {error.strerror}") from error
     except ImageProblemError as error:
-        raise ConfigError("HEADRACE_IMAGE", f"{file} {error}") from error
+        raise ConfigError("--image", f"{place} {error}") from error
     url = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -90,9 +96,9 @@ def _opening(system_prompt: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system_prompt}] if system_prompt else []
 
 
-def _asked(text: str, image: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a message of the user, with an image before the text if there is one."""
-    return {"role": "user", "content": text if image is None else [image, {"type": "text", "text": text}]}
+def _asked(text: str, images: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a message of the user, with images before the text."""
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}
 
 
 def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
@@ -111,7 +117,7 @@ def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
 
 
 def _converse(
-    endpoint: Endpoint, parameters: dict[str, Any], messages: list[dict[str, Any]], image: dict[str, Any] | None
+    endpoint: Endpoint, parameters: dict[str, Any], messages: list[dict[str, Any]], images: list[dict[str, Any]]
 ) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() editing and history
@@ -121,10 +127,14 @@ def _converse(
     while (text := _ask()) is not None:
         if not text.strip():
             continue
-        messages.append(_asked(text, image))
-        image = None
+        messages.append(_asked(text, images))
+        images = []
         answer = _answer(endpoint, {**parameters, "messages": messages})
-        messages.append({"role": "assistant", "content": answer})
+        if answer is None:
+            # Sent again with the next message, an image that was refused would be refused again.
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
 
 
 def _ask() -> str | None:
@@ -135,7 +145,8 @@ def _ask() -> str | None:
         return None
 
 
-def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str:
+def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
+    """Show an answer and return it; None if the server refused."""
     parts: list[str] = []
     try:
         for text in _texts(endpoint.stream("/v1/chat/completions", body)):
@@ -146,6 +157,7 @@ def _answer(endpoint: Endpoint, body: dict[str, Any]) -> str:
         _show(" [stopped]")
     except ServerRefusedError as error:
         print(f"\nheadrace: {error}{as_given(_remedy(endpoint, error))}", file=sys.stderr)
+        return None
     _show("\n")
     return "".join(parts)
 
@@ -161,4 +173,12 @@ def _show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-command = settings_command(ChatConfig, "chat", run, [click.Argument(["prompt"], required=False)])
+_images = click.Option(
+    ["--image", "images"],
+    multiple=True,
+    metavar="FILE|URL",
+    help="An image for the first message: a file (PNG, JPEG, WebP or GIF), or a URL that the server fetches if it is "
+    "allowed to. Give it again for each further image. Files go in the body, of which servers read 16 MB unless set "
+    "otherwise: 12 MB for all of them.",
+)
+command = settings_command(ChatConfig, "chat", run, [click.Argument(["prompt"], required=False), _images])

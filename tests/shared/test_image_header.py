@@ -50,6 +50,7 @@ def test_animated_images_are_refused(kind: str) -> None:
         (png_of_size(0, 5), "has 0x5 pixels"),
         (b"", "is not a PNG, JPEG, WebP or GIF"),
         (b"BM" + bytes(100), "is not a PNG, JPEG, WebP or GIF"),
+        (bytes(4) + b"ftypavif" + bytes(20), "is of the format AVIF; convert it to JPEG first"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a PNG, JPEG, WebP or GIF"),
         (b"\xff\xd8\xff\xd9" + bytes(10), "is a JPEG without a frame"),
         (b"\xff\xd8\xff\xc3\x00\x11\x08\x00\x01\x00\x01", "a JPEG of a kind that is not read"),

@@ -1,3 +1,4 @@
+import base64
 import os
 import pty
 import re
@@ -7,14 +8,19 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ops.cli import chat
 from ops.cli.chat import ChatConfig
-from ops.cli.running_system import Endpoint
+from ops.cli.running_system import Endpoint, ServerRefusedError
+from shared.bounds import MAX_IMAGE_BYTES
 from shared.errors import ConfigError
+from tests.images import png_of_size
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 
@@ -98,6 +104,60 @@ def test_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
         thread.join()
     assert done.stdout.startswith("half an ans")
     assert (done.returncode, "broke off" in done.stderr) == (2, True), done.stderr
+
+
+def test_all_images_are_sent_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[dict[str, Any]] = []
+
+    def stream(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        posted.append(body)
+        yield {"choices": [{"delta": {"content": "seen"}}]}
+
+    monkeypatch.setattr(Endpoint, "stream", stream)
+    for name, width in (("a.png", 10), ("b.png", 20)):
+        (tmp_path / name).write_bytes(png_of_size(width, 2))
+    files = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    given = ["x", "--url", "http://127.0.0.1:1", "--model", "m", "--image", files[0], "--image", files[1]]
+    done = CliRunner().invoke(chat.command, [*given, "--image", "https://x.example.com/c.png"])
+    assert (done.exit_code, done.output) == (0, "seen\n")
+    *images, text = posted[0]["messages"][0]["content"]
+    urls = [image["image_url"]["url"] for image in images]
+    assert [base64.b64decode(url.partition(",")[2]) for url in urls[:2]] == [Path(file).read_bytes() for file in files]
+    assert (urls[2], text) == ("https://x.example.com/c.png", {"type": "text", "text": "x"})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (bytes(4) + b"ftypheic" + bytes(20), "is of the format HEIC; convert it to JPEG first"),
+        (b"\xff\xd8\xff" + bytes(MAX_IMAGE_BYTES), f"has more than {MAX_IMAGE_BYTES} bytes"),
+    ],
+    ids=["of an iPhone", "too large"],
+)
+def test_file_that_no_server_reads_is_refused_by_name(content: bytes, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "image"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(f"--image: {file} {problem}")):
+        chat.run(ChatConfig(url="http://127.0.0.1:1"), "x", [str(file)])
+
+
+def test_conversation_goes_on_without_an_image_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    posted: list[list[dict[str, Any]]] = []
+
+    def stream(endpoint: Endpoint, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        posted.append(list(body["messages"]))
+        if len(posted) == 1:
+            raise ServerRefusedError(400, "it reads text alone")
+        yield {"choices": [{"delta": {"content": "seen"}}]}
+
+    monkeypatch.setattr(Endpoint, "stream", stream)
+    given = ["--url", "http://127.0.0.1:1", "--model", "m", "--image", "https://x.example.com/c.png"]
+    done = CliRunner().invoke(chat.command, given, input="look\nagain\n")
+    assert done.exit_code == 0, done.output
+    assert "it reads text alone" in done.output
+    assert posted[1] == [{"role": "user", "content": "again"}]
 
 
 def _read_until(leader: int, pattern: bytes) -> None:
