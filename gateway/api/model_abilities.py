@@ -150,7 +150,7 @@ def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad
         raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
     where = images[0].where
     message = f"'{where}' is an image, and the model `{model or load.model}` reads text alone."
-    raise ApiError(400, message, param=where, code="unsupported_parameter")
+    raise ApiError(400, message, param=where, code="unsupported_image")
 
 
 def check_length(generation: Generation, load: FleetLoad) -> None:

@@ -48,10 +48,22 @@ class ModelArchitecture(Struct, forbid_unknown_fields=True):
     input_modalities: list[Literal["text", "image"]]
 
 
+class CapabilitySupport(Struct, forbid_unknown_fields=True):
+    """Whether a model can do one thing."""
+
+    supported: bool
+
+
+class ModelCapabilities(Struct, forbid_unknown_fields=True):
+    """What a model can do, by Anthropic's names."""
+
+    image_input: CapabilitySupport
+
+
 class ModelAnswer(Struct, forbid_unknown_fields=True):
     """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names.
 
-    `parent` is the model that an adapter is beside. `architecture` is null while no worker has said it.
+    `parent` is the model that an adapter is beside. `architecture` and `capabilities` are null while no worker has said it.
     """
 
     id: str
@@ -67,6 +79,7 @@ class ModelAnswer(Struct, forbid_unknown_fields=True):
     lifecycle: Literal["active"]
     max_input_tokens: int | None
     architecture: ModelArchitecture | None
+    capabilities: ModelCapabilities | None
 
 
 class ModelList(Struct, forbid_unknown_fields=True):
@@ -222,10 +235,9 @@ class KeyRoute:
     dialect: Dialect | None = None
 
 
-def _architecture(load: FleetLoad | None) -> ModelArchitecture | None:
-    if load is None or not load.num_workers:
-        return None
-    return ModelArchitecture(["text", "image"] if IMAGES in load.features else ["text"])
+def _sees(load: FleetLoad | None) -> bool | None:
+    """Whether a model reads images; None while no worker has said it."""
+    return None if load is None or not load.num_workers else IMAGES in load.features
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -321,6 +333,7 @@ class Routes:
         parent = self._services.fleet.adapters().get(name)
         load = self._services.fleet.load(parent or name)
         max_model_len = load.max_model_len or None if load is not None else None
+        sees = _sees(load)
         return ModelAnswer(
             id=name,
             object="model",
@@ -334,7 +347,8 @@ class Routes:
             created_at=datetime.fromtimestamp(self._created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             lifecycle="active",
             max_input_tokens=max_model_len,
-            architecture=_architecture(load),
+            architecture=None if sees is None else ModelArchitecture(["text", "image"] if sees else ["text"]),
+            capabilities=None if sees is None else ModelCapabilities(CapabilitySupport(sees)),
         )
 
     async def _tokenize(self, request: Request, principal: Principal | None) -> Response:

@@ -19,10 +19,11 @@ from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
+from gateway.files.anthropic_form import AnthropicDeletedFile, anthropic_file, anthropic_page, is_from_anthropic
 from gateway.files.catalog import READ_BYTES, FileCatalog, ReadableFile
 from gateway.files.form_data import FormData
 from gateway.files.object_store import MissingObjectError, StoreError
-from gateway.files.objects import BYTES, FILE_ID, DeletedFile, FileList, file_answer, ordered_hex
+from gateway.files.objects import BYTES, FILE_ID, DeletedFile, FileList, FileRecord, file_answer, ordered_hex
 from gateway.files.upload import UploadForm
 from shared.tenant_bounds import counted
 
@@ -74,7 +75,7 @@ class FileRoutes:
     async def _upload(self, request: Request, principal: Principal) -> Response:
         config, exchange = self._services.config, exchange_of(request.scope)
         form = FormData(request.headers.get("content-type", ""))
-        upload = UploadForm(form, config.allow_unknown_parameters)
+        upload = UploadForm(form, config.allow_unknown_parameters, is_from_anthropic(request))
         most = config.max_file_bytes
         length = exchange.head.content_length
         if length is not None and length > most + _FORM_BYTES:
@@ -93,10 +94,15 @@ class FileRoutes:
         finally:
             lease.release()
         self._services.metrics.file_bytes_uploaded += record.num_bytes
-        return json_response(file_answer(record))
+        return _told(request, record)
 
     async def _list(self, request: Request, principal: Principal) -> Response:
         query = request.query_params
+        if is_from_anthropic(request):
+            allow_unknown = self._services.config.allow_unknown_parameters
+            async with self._reading(principal):
+                page = await anthropic_page(request, self._catalog, principal.tenant, allow_unknown=allow_unknown)
+            return json_response(page)
         check_query(request, _LIST, allow_unknown=self._services.config.allow_unknown_parameters)
         limit = whole_number(query.get("limit"), "limit", 1, _MAX_FILES, _MAX_FILES)
         async with self._reading(principal):
@@ -111,7 +117,7 @@ class FileRoutes:
         return json_response(FileList("list", list(map(file_answer, found)), first, last, has_more))
 
     async def _show(self, request: Request, principal: Principal) -> Response:
-        return json_response(file_answer((await self._found(request, principal)).record))
+        return _told(request, (await self._found(request, principal)).record)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
         found = await self._found(request, principal)
@@ -121,6 +127,8 @@ class FileRoutes:
             message = f"File '{file_id}' belongs to batch '{batch_id}', which runs. Cancel the batch, or wait."
             raise ApiError(400, message, param="file_id", code="file_in_use")
         await self._catalog.delete(principal.tenant, file_id)
+        if is_from_anthropic(request):
+            return json_response(AnthropicDeletedFile(file_id, "file_deleted"))
         return json_response(DeletedFile(file_id, "file", True))
 
     async def _download(self, request: Request, principal: Principal) -> Response:
@@ -178,6 +186,10 @@ class FileRoutes:
         if growing is None:
             raise _not_found(file_id)
         return growing
+
+
+def _told(request: Request, record: FileRecord) -> Response:
+    return json_response((anthropic_file if is_from_anthropic(request) else file_answer)(record))
 
 
 @contextlib.asynccontextmanager

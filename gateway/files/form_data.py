@@ -18,6 +18,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,199}[0-9A-Za-z'()+_,./:=?-]"
 _PARAMETER = re.compile(
     r"""[ \t]*+;[ \t;]*+(?:([^\s=;"]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?""", re.DOTALL
 )
+_MIME_TYPE = re.compile(r"[\w.+-]{1,64}/[\w.+-]{1,64}", re.ASCII)
 _ESCAPED = re.compile(r"""\\(["\\])""")
 _FOLD = re.compile(r"\r\n[ \t]++")
 # RFC 8187: character sets that an extended file name may declare.
@@ -25,10 +26,11 @@ _CHARSETS = frozenset({"utf-8", "iso-8859-1"})
 
 
 class FieldStart(NamedTuple):
-    """The head of a field; `filename` is None for a text."""
+    """The head of a field; `filename` is None for a text, and `mime_type` where the field says none."""
 
     name: str
     filename: str | None
+    mime_type: str | None = None
 
 
 class FormData:
@@ -92,13 +94,13 @@ class FormData:
 
 
 def _field_start(head: str) -> FieldStart:
+    headers: dict[str, str] = {}
     for line in _FOLD.sub(" ", head).split("\r\n"):
         header, _, value = line.partition(":")
-        if header.strip().lower() == "content-disposition":
-            break
-    else:
+        headers.setdefault(header.strip().lower(), value)
+    if "content-disposition" not in headers:
         raise _broken("a field has no name")
-    parameters = _with_parameters(value)[1]
+    parameters = _with_parameters(headers["content-disposition"])[1]
     if parameters is None:
         raise _broken("the Content-Disposition of a field cannot be read")
     if "name" not in parameters:
@@ -106,7 +108,8 @@ def _field_start(head: str) -> FieldStart:
     filename = parameters.get("filename")
     if "filename*" in parameters:
         filename = _decoded(parameters["filename*"])
-    return FieldStart(parameters["name"], filename)
+    kind = _MIME_TYPE.match(headers.get("content-type", "").strip())
+    return FieldStart(parameters["name"], filename, None if kind is None else kind[0].lower())
 
 
 def _with_parameters(value: str) -> tuple[str, dict[str, str] | None]:

@@ -25,6 +25,7 @@ class FileRecord(Struct, frozen=True, kw_only=True):
 
     Attributes:
         sha256: Of the bytes, in hexadecimal digits.
+        mime_type: What the uploading client called it; None if it did not say.
         expires_at: Unix seconds; None for a file that stays.
     """
 
@@ -37,6 +38,7 @@ class FileRecord(Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int | None = None
     status: FileStatus = "processed"
+    mime_type: str | None = None
 
 
 class FileAnswer(Struct, forbid_unknown_fields=True):
@@ -74,7 +76,8 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/files",
-        "Upload a file, as multipart/form-data: `file`, and `purpose` (`batch`; `vision` or `user_data` for an image).",
+        "Upload a file, as multipart/form-data: `file`, and `purpose` (`batch`; `vision` or `user_data` for an image). "
+        "Here and below, requests with the header `anthropic-version` need no purpose and get Anthropic's objects.",
         FileAnswer,
     ),
     Operation("get", "/v1/files", "List files.", FileList),

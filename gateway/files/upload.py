@@ -20,6 +20,9 @@ _EXPIRY_S = (3600, DEFAULT_EXPIRY_S)
 _PIECE_BYTES = 1 << 20
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _FIELDS = frozenset({"purpose", "file", "expires_after[anchor]", "expires_after[seconds]"})
+_ANTHROPIC_FIELDS = frozenset({"file", "expires_in_seconds"})
+# What Anthropic's libraries upload is for requests; batches of theirs are not files.
+_ANTHROPIC_PURPOSE: Purpose = "user_data"
 _SECONDS = re.compile(r"[0-9]{1,9}")
 
 
@@ -30,12 +33,16 @@ class UploadForm:
     Attributes:
         texts: The fields beside the file, complete once `pieces` has ended.
         filename: What the client calls the file; None before it has begun.
+        mime_type: And of what type it says that it is.
+        is_from_anthropic: Its fields are those of Anthropic's API.
     """
 
     form: FormData
     allow_unknown: bool = False
+    is_from_anthropic: bool = False
     texts: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
+    mime_type: str | None = None
     num_bytes: int = 0
 
     async def pieces(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -70,21 +77,23 @@ class UploadForm:
             id=file_id,
             tenant=tenant,
             filename=self.filename or "upload",
-            purpose=cast("Purpose", self.texts["purpose"]),
+            purpose=_ANTHROPIC_PURPOSE if self.is_from_anthropic else cast("Purpose", self.texts["purpose"]),
             num_bytes=self.num_bytes,
             sha256=digest,
             created_at=now,
             expires_at=now + self._expiry_s(),
+            mime_type=self.mime_type,
         )
 
     def _begin(self, start: FieldStart) -> str:
         name = start.name
-        if name not in _FIELDS and not self.allow_unknown:
+        known = _ANTHROPIC_FIELDS if self.is_from_anthropic else _FIELDS
+        if name not in known and not self.allow_unknown:
             raise unknown_parameter(name[:64])
         if name in self.texts or (name == "file" and self.filename is not None):
             raise invalid_value(name, f"'{name}' stands in the form more than once.")
         if name == "file":
-            self.filename = checked_filename(start.filename or "")
+            self.filename, self.mime_type = checked_filename(start.filename or ""), start.mime_type
         return name
 
     def _take_text(self, name: str, text: bytearray) -> None:
@@ -97,23 +106,30 @@ class UploadForm:
             raise ApiError(400, message, code="truncated_upload")
         if self.filename is None:
             raise missing_parameter("file", "the file to upload")
-        purpose = self.texts.get("purpose")
-        if purpose is None:
-            raise missing_parameter("purpose", f"which must be one of {', '.join(UPLOADED)}")
-        if purpose not in UPLOADED:
-            message = f"'purpose' must be one of {', '.join(UPLOADED)}; {purpose[:64]!r} is not served."
-            raise invalid_value("purpose", message)
+        if not self.is_from_anthropic:
+            _check_purpose(self.texts.get("purpose"))
         if not self.num_bytes:
             raise ApiError(400, "The file is empty.", param="file", code="empty_file")
         self._expiry_s()
 
     def _expiry_s(self) -> int:
+        if self.is_from_anthropic:
+            told = self.texts.get("expires_in_seconds")
+            return DEFAULT_EXPIRY_S if told is None else checked_expiry("expires_in_seconds", told)
         anchor, seconds = self.texts.get("expires_after[anchor]"), self.texts.get("expires_after[seconds]")
         if anchor is None and seconds is None:
             return DEFAULT_EXPIRY_S
         if anchor != "created_at":
             raise invalid_value("expires_after[anchor]", "'expires_after[anchor]' must be 'created_at'.")
         return checked_expiry("expires_after[seconds]", seconds or "")
+
+
+def _check_purpose(purpose: str | None) -> None:
+    if purpose is None:
+        raise missing_parameter("purpose", f"which must be one of {', '.join(UPLOADED)}")
+    if purpose not in UPLOADED:
+        message = f"'purpose' must be one of {', '.join(UPLOADED)}; {purpose[:64]!r} is not served."
+        raise invalid_value("purpose", message)
 
 
 def checked_expiry(name: str, seconds: str) -> int:

@@ -5,6 +5,7 @@ Works on the key file and the tenants' limits beside it alone; gateways notice t
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ops.cli.options import SettingsGroup, VariableOption, checked_name, options, resolve_settings
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
@@ -309,14 +311,20 @@ def _show(config: KeysConfig, made: KeyRecord, key: str) -> None:
 
 
 @command.command("list")
+@click.option("--json", "is_json", is_flag=True, help="One JSON object a line: the keys, then tenants with limits.")
 @click.pass_obj
-def list_(config: KeysConfig) -> None:
+def list_(config: KeysConfig, is_json: bool) -> None:
     """List the keys and the limits of tenants: what they may do, never the keys themselves."""
     from gateway.admission.api_keys import list_keys, list_tenants
 
     records, tenants = list_keys(config.file), list_tenants(config.file)
     if not config.file.exists():
         click.echo(f"there is no {config.file} yet; `headrace keys create` makes it", err=True)
+    if is_json:
+        for shown in map(msgspec.structs.asdict, (*records, *tenants)):
+            shown.pop("sha256", None)
+            click.echo(json.dumps(shown))
+        return
     limit_heads = ("REQ/MIN", "TOK/MIN", "CONCURRENT")
     more_heads = ("READS/MIN", "PRIORITY", "WEIGHT", "CREATED", "EXPIRES", "REVOKED", "NAME")
     rows: list[tuple[str, ...]] = [("ID", "TENANT", "MODELS", *limit_heads, *more_heads)]

@@ -168,6 +168,7 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         "lifecycle": "active",
         "max_input_tokens": 512,
         "architecture": {"input_modalities": ["text"]},
+        "capabilities": {"image_input": {"supported": False}},
     }
     assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (False, "org/demo", "other")
     _, narrow = create_key(tmp_path / "narrow.json", tenant="t", models=("other",))
@@ -184,6 +185,7 @@ async def test_a_model_says_whether_it_reads_images(http: httpx2.AsyncClient, fl
     fleet.note_heartbeat(msgspec.structs.replace(heartbeat("seer"), worker="s", features=(IMAGES,)), time.monotonic())
     seer = (await http.get("/v1/models/seer")).json()
     assert seer["architecture"] == {"input_modalities": ["text", "image"]}
+    assert seer["capabilities"] == {"image_input": {"supported": True}}
 
 
 async def test_id_of_a_request_has_the_name_that_anthropics_clients_read(services: RouteServices) -> None:

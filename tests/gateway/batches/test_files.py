@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +305,49 @@ async def test_downloads_that_nobody_reads_are_bounded_by_tenant(
         async with asyncio.timeout(30):
             while (await raw.get(f"{gateway.url}/v1/files/{file_id}/content")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+async def test_anthropics_libraries_upload_list_read_and_delete_in_their_own_form(
+    gateway: GatewayProcess, headers: dict[str, str], client: openai.AsyncOpenAI
+) -> None:
+    headers = {**headers, "anthropic-version": "2023-06-01", "anthropic-beta": "files-api-2025-04-14"}
+    query = {"beta": "true"}
+    async with httpx2.AsyncClient(base_url=gateway.url, headers=headers, params=query, timeout=60) as raw:
+
+        async def upload(name: str, **fields: str) -> dict[str, Any]:
+            answer = await raw.post("/v1/files", files={"file": (name, b"pixels", "image/PNG")}, data=fields)
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        async def listed(**more: Any) -> dict[str, Any]:
+            return dict((await raw.get("/v1/files", params={**query, **more})).json())
+
+        first, second, third = [await upload(name) for name in ("a.png", "b.png", "c.png")]
+        created = first.pop("created_at"), first.pop("expires_at")
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", moment) for moment in created)
+        about = {"type": "file", "filename": "a.png", "mime_type": "image/png", "size_bytes": 6, "downloadable": True}
+        assert first == {"id": first["id"], **about}
+        shown = (await raw.get(f"/v1/files/{first['id']}")).json()
+        assert (shown["id"], shown["mime_type"]) == (first["id"], "image/png")
+        page = await listed(limit=2)
+        assert [each["id"] for each in page["data"]] == [third["id"], second["id"]]
+        following = await listed(limit=2, page=page["next_page"])
+        assert [each["id"] for each in following["data"]] == [first["id"]]
+        assert (following["has_more"], following["next_page"]) == (False, None)
+        assert (await listed(after_id=page["last_id"]))["first_id"] == first["id"]
+        assert [each["id"] for each in (await listed(before_id=first["id"], limit=1))["data"]] == [second["id"]]
+        named = await listed(**{"ids[]": [first["id"], "file-none"]})
+        assert [each["id"] for each in named["data"]] == [first["id"]]
+        assert (await raw.get(f"/v1/files/{first['id']}/content")).content == b"pixels"
+        # The same file in OpenAI's form.
+        assert (await client.files.retrieve(first["id"])).purpose == "user_data"
+        deleted = (await raw.delete(f"/v1/files/{first['id']}")).json()
+        assert deleted == {"id": first["id"], "type": "file_deleted"}
+        gone = await raw.get(f"/v1/files/{first['id']}")
+        assert (gone.status_code, gone.json()["error"]["type"]) == (404, "not_found_error")
+        short = await upload("d.png", expires_in_seconds="3600")
+        life = datetime.fromisoformat(short["expires_at"]) - datetime.fromisoformat(short["created_at"])
+        assert life.total_seconds() == 3600
+        wrong = await raw.post("/v1/files", files={"file": ("a", b"x")}, data={"expires_in_seconds": "5"})
+        assert "'expires_in_seconds' must be a whole number from 3600" in wrong.json()["error"]["message"]
+        assert (await raw.get("/v1/files", params={"page": "page_x"})).status_code == 400

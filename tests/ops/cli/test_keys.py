@@ -46,6 +46,12 @@ def test_keys_are_listed_and_revoked_by_id(tmp_path: Path) -> None:
     key_id = listed.splitlines()[1].split()[0]
     assert "laptop" in listed
     assert key not in listed
+    headrace("keys", "limit", "default", "--max-concurrent", "9", **variable)
+    told = headrace("keys", "list", "--json", **variable).stdout
+    of_key, of_tenant = map(json.loads, told.splitlines())
+    assert (of_key["id"], of_key["name"], of_key["weight"], of_key["revoked"]) == (key_id, "laptop", 1.0, None)
+    assert (of_tenant["tenant"], of_tenant["max_concurrent"]) == ("default", 9)
+    assert hashlib.sha256(key.encode()).hexdigest() not in told
     assert "is revoked" in headrace("keys", "revoke", key_id, **variable).stdout
     (record,) = json.loads((tmp_path / "keys.json").read_text())
     assert record["revoked"] > record["created"]
