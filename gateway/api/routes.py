@@ -63,7 +63,7 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
 class ModelAnswer(Struct, forbid_unknown_fields=True):
     """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names.
 
-    `parent` is the model that an adapter is beside. `architecture` and `capabilities` are null while no worker has said it.
+    `parent` is the model that an adapter is beside. What a model reads is null while no worker has said it.
     """
 
     id: str
