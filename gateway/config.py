@@ -85,7 +85,11 @@ class GatewayConfig(NatsFiles):
     max_body_bytes_in_flight: int = setting(
         256 << 20, "Bytes of bodies on their way in, per process; a key may hold as many as are free.", minimum=1 << 20
     )
-    body_timeout_s: float = setting(30.0, "Time a client has to send its request body.", minimum=0.1)
+    body_timeout_s: float = setting(
+        30.0,
+        "Time a client has to send its request body, and a second more for each 64 kB that has arrived.",
+        minimum=0.1,
+    )
     head_timeout_s: float = setting(15.0, "Time a client has to send a request's head.", minimum=0.1)
     keep_alive_s: float = setting(75.0, "Time a connection may wait for its next request.", minimum=0.1)
     max_connections: int = setting(

@@ -22,6 +22,8 @@ import msgspec
 HEAD = struct.Struct("<IIB")
 """The number of a piece, the length of what follows (the work or its outcome), and how nice its fork is to be."""
 
+# Work that is ended by the clock without this share of its time on a processor has waited for one.
+_LEAST_SHARE = 0.5
 READY = 0
 """The number of the outcome of nothing that says that the process is ready."""
 
@@ -50,7 +52,8 @@ class Outcome(msgspec.Struct, frozen=True):
         content: What the work returned; None if its limits, or a crash, ended it.
         is_late: It was ended because of its time.
         cpu_s: Seconds of processor time that it took.
-        is_interrupted: The system, or somebody else, ended it: that says nothing of the work.
+        is_interrupted: The system, or somebody else, ended it, or the processors were busy with other things for most
+            of its time: that says nothing of the work.
     """
 
     content: bytes | None = None
@@ -120,11 +123,12 @@ def _write(target: int, number: int, outcome: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Work that runs: its number, its process, and where that writes what it comes to."""
+    """Work that runs: its number, its process, where that writes what it comes to, and how long it may take."""
 
     number: int
     process: int
     reading: int
+    time_s: float
 
 
 def begin(number: int, niceness: int, message: bytes, work: Work, limits: Limits) -> Fork:
@@ -142,7 +146,7 @@ def begin(number: int, niceness: int, message: bytes, work: Work, limits: Limits
         finally:
             os._exit(0)
     os.close(writing)
-    return Fork(number, child, reading)
+    return Fork(number, child, reading, limits.time_s)
 
 
 def outcome_of(fork: Fork) -> Outcome:
@@ -150,16 +154,18 @@ def outcome_of(fork: Fork) -> Outcome:
     with open(fork.reading, "rb") as answer:
         encoded = answer.read()
     _, status, usage = os.wait4(fork.process, 0)
+    cpu_s = usage.ru_utime + usage.ru_stime
     if encoded:
         outcome = msgspec.msgpack.decode(encoded, type=Outcome)
     else:
         ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        has_starved = ended_by == signal.SIGALRM and cpu_s < _LEAST_SHARE * fork.time_s
         # None of the limits ends a process by the latter two: a kernel out of memory does, or an operator.
         outcome = Outcome(
-            is_late=ended_by in (signal.SIGPROF, signal.SIGALRM),
-            is_interrupted=ended_by in (signal.SIGKILL, signal.SIGTERM),
+            is_late=ended_by in (signal.SIGPROF, signal.SIGALRM) and not has_starved,
+            is_interrupted=has_starved or ended_by in (signal.SIGKILL, signal.SIGTERM),
         )
-    return msgspec.structs.replace(outcome, cpu_s=usage.ru_utime + usage.ru_stime)
+    return msgspec.structs.replace(outcome, cpu_s=cpu_s)
 
 
 def _limit_this_process(limits: Limits) -> None:

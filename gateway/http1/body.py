@@ -46,6 +46,8 @@ class Inflater(Protocol):
 WITHOUT_KEY = BodyOwner()
 MIN_BYTES_PER_S = 16 << 10
 """A client that sends a streamed body more slowly than that, over all, is given up."""
+MIN_BYTES_PER_S_IN_MEMORY = 64 << 10
+"""The same for a body that is held in memory until it is whole."""
 # Window bits of zlib for a stream with gzip's head.
 _GZIP = 16 + zlib.MAX_WBITS
 _SMALLER = (
@@ -189,6 +191,11 @@ class RequestBody:
     def patience_s(self, timeout_s: float) -> float:
         """Return how long to wait for the next piece: `timeout_s` and what the bytes so far allow, less the wait."""
         return max(0.0, min(timeout_s, timeout_s + self.num_taken / MIN_BYTES_PER_S - self._waited_s))
+
+    @property
+    def earned_s(self) -> float:
+        """How much longer than its timeout a body may take for what has arrived of it, unless it is streamed."""
+        return 0.0 if self.is_streamed else len(self._data) / MIN_BYTES_PER_S_IN_MEMORY
 
     def feed(self, piece: bytearray) -> None:
         """Take what has arrived."""

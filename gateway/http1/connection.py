@@ -199,7 +199,9 @@ class Connection(asyncio.BufferedProtocol):
         elif self._is_lingering or self.transport.is_closing():
             self.transport.abort()
         elif self._exchange is not None:
-            self._break(_too_slow("body", self._limits.body_timeout_s))
+            earned_s = self._exchange.body.earned_s
+            if now >= self._deadline + earned_s:
+                self._break(_too_slow("body", round(self._limits.body_timeout_s + earned_s, 1)))
         elif self._input.has_begun_head:
             self._refuse(_too_slow("head", self._limits.head_timeout_s))
         else:

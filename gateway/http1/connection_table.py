@@ -41,7 +41,7 @@ class ConnectionLimits:
         max_per_address: The same for the connections of one client address; None does not limit.
         max_body_bytes_in_flight: Bytes of bodies that may be on their way in, over all connections.
         head_timeout_s: Time from a connection's accept, or the first byte of a request, to the end of its head.
-        body_timeout_s: Time from there to the end of its body.
+        body_timeout_s: Time from there to the end of its body, beside what the bytes that arrive are given.
         keep_alive_s: Time a connection may wait for its next request.
         send_timeout_s: Time for which a client may take no bytes at all, while more wait than the transport likes.
         linger_s: Time after the last answer in which the client's remaining bytes are read and dropped: closing at once

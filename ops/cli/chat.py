@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ops.cli.options import as_given, settings_command
+from ops.cli.options import VariableOption, as_given, settings_command
 from ops.cli.running_system import Endpoint, ServerRefusedError, find_endpoint, only_model, shown_names
 from ops.stack.config import DEFAULT_STATE_DIR
 from shared.bounds import MAX_IMAGE_BYTES
@@ -82,12 +82,12 @@ def _image(place: str) -> dict[str, Any]:
         with open(place, "rb") as file:
             data = file.read(MAX_IMAGE_BYTES + 1)
         if len(data) > MAX_IMAGE_BYTES:
-            raise ConfigError("--image", f"{place} has more than {MAX_IMAGE_BYTES} bytes, which no server reads")
+            raise ConfigError("HEADRACE_IMAGE", f"{place} has more than {MAX_IMAGE_BYTES} bytes, which no server reads")
         mime = read_header(data).mime
     except OSError as error:
-        raise ConfigError("--image", f"{place} cannot be read: {error.strerror}") from error
+        raise ConfigError("HEADRACE_IMAGE", f"{place} cannot be read: {error.strerror}") from error
     except ImageProblemError as error:
-        raise ConfigError("--image", f"{place} {error}") from error
+        raise ConfigError("HEADRACE_IMAGE", f"{place} {error}") from error
     url = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -173,8 +173,9 @@ def _show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-_images = click.Option(
+_images = VariableOption(
     ["--image", "images"],
+    envvar="HEADRACE_IMAGE",
     multiple=True,
     metavar="FILE|URL",
     help="An image for the first message: a file (PNG, JPEG, WebP or GIF), or a URL that the server fetches if it is "

@@ -311,7 +311,7 @@ def _show(config: KeysConfig, made: KeyRecord, key: str) -> None:
 
 
 @command.command("list")
-@click.option("--json", "is_json", is_flag=True, help="One JSON object a line: the keys, then tenants with limits.")
+@_key_option("--json", "is_json", is_flag=True, help="One JSON object a line: the keys, then tenants with limits.")
 @click.pass_obj
 def list_(config: KeysConfig, is_json: bool) -> None:
     """List the keys and the limits of tenants: what they may do, never the keys themselves."""

@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -154,6 +156,22 @@ async def test_work_that_the_system_ends_is_told_from_work_that_its_limits_end()
     assert [each.content for each in outcomes] == [None] * 3
     assert [each.is_interrupted for each in outcomes] == [True, False, False]
     assert [each.is_late for each in outcomes] == [False, True, False]
+
+
+def alarmed(cpu_s: float) -> bytes:
+    """Use that much of a processor, and be ended as by the limit of time."""
+    while time.process_time() < cpu_s:
+        pass
+    return ended_by(signal.SIGALRM)
+
+
+async def test_work_that_got_no_processor_is_interrupted_and_not_late() -> None:
+    limits = Limits(cpu_s=60.0, time_s=60.0, memory_bytes=1 << 28, stack_bytes=1 << 20)
+    starved = limited_process.outcome_of(limited_process.begin(1, 0, b"", lambda _: alarmed(0.0), limits))
+    assert (starved.content, starved.is_late, starved.is_interrupted) == (None, False, True)
+    fork = limited_process.begin(1, 0, b"", lambda _: alarmed(0.2), limits)
+    busy = limited_process.outcome_of(replace(fork, time_s=0.4))
+    assert (busy.content, busy.is_late, busy.is_interrupted) == (None, True, False)
 
 
 @pytest.mark.parametrize("num_interrupted", [1, 2])

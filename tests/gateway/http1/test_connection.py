@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from gateway.http1.body import ClientGoneError
+from gateway.http1.body import MIN_BYTES_PER_S_IN_MEMORY, ClientGoneError
 from gateway.http1.connection import MAX_DROPPED_BODY_BYTES, Connection
 from gateway.http1.connection_table import ConnectionLimits
 from gateway.http1.exchange import Exchange
@@ -365,6 +365,42 @@ async def test_client_that_stops_in_the_middle_runs_out_of_time(said: bytes, sec
             error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
             assert set(error) == {"message", "type", "param", "code"}
             assert error["code"] == code
+
+
+async def test_large_body_has_the_time_that_its_bytes_so_far_have_earned() -> None:
+    sent = MIN_BYTES_PER_S_IN_MEMORY * 10
+    head = f"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: {2 * sent}\r\n\r\n".encode()
+
+    async def read(exchange: Exchange) -> None:
+        exchange.respond(200, [], b"%d" % len(await exchange.read_body(2 * sent)))
+
+    async with served(read) as server, connected(server) as (reader, writer):
+        writer.write(head + bytes(sent))
+        await server.has_received(len(head) + sent)
+        server.pass_time(LIMITS.body_timeout_s + 9)
+        assert not reader.at_eof()
+        # What comes goes on to count; a client that stops is given up.
+        server.pass_time(LIMITS.body_timeout_s + 11)
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"not complete after 40 s" in answer
+
+
+async def test_large_body_that_comes_slowly_and_steadily_is_read() -> None:
+    step, steps = MIN_BYTES_PER_S_IN_MEMORY * 10, 5
+    head = f"POST /x HTTP/1.1\r\nHost: t\r\nContent-Length: {step * steps}\r\n\r\n".encode()
+
+    async def read(exchange: Exchange) -> None:
+        exchange.respond(200, [], b"%d" % len(await exchange.read_body(step * steps)))
+
+    async with served(read) as server, connected(server) as (reader, writer):
+        writer.write(head)
+        for number in range(1, steps + 1):
+            writer.write(bytes(step))
+            await server.has_received(len(head) + number * step)
+            # Slower than the timeout allows for the whole, faster than the least rate.
+            server.pass_time(LIMITS.body_timeout_s + 9.0 * number)
+        assert await read_whole(reader) == (200, b"%d" % (step * steps))
 
 
 @pytest.mark.parametrize(

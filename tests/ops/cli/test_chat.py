@@ -137,7 +137,7 @@ def test_all_images_are_sent_in_their_order(tmp_path: Path, monkeypatch: pytest.
 def test_file_that_no_server_reads_is_refused_by_name(content: bytes, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "image"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=re.escape(f"--image: {file} {problem}")):
+    with pytest.raises(ConfigError, match=re.escape(f"HEADRACE_IMAGE: {file} {problem}")):
         chat.run(ChatConfig(url="http://127.0.0.1:1"), "x", [str(file)])
 
 
