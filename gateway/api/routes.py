@@ -30,7 +30,7 @@ from gateway.api.schemas.parsing import parse_detokenize, parse_tokenize
 from gateway.api.tokenizer_client import TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.dispatch.nats_watch import NatsWatch
-from gateway.errors import model_not_found
+from gateway.errors import ApiError, model_not_found
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.fleet.readiness import Status, readiness
@@ -220,6 +220,13 @@ class RouteServices:
                 check_sees(images, model, self.fleet.load(model))
                 media = await self.images.references(images, principal.tenant)
                 call = msgspec.structs.replace(call, media=media)
+            coming = None if self.fleet.num_workers(model) else self.fleet.hosted.find(model)
+            if coming is not None and coming.on_demand:
+                message = (
+                    f"`{model}` is not loaded at the moment ({coming.state}), and this call does not load it: "
+                    "send the model a request first."
+                )
+                raise ApiError(503, message, code="no_worker", retry_after_s=2.0)
             return await self.tokenizer.call(model, principal.tenant, call)
         finally:
             lease.release()

@@ -10,6 +10,7 @@ are the workers that were heard of first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -65,7 +66,21 @@ NEEDED_ROW = MetricRow(
     "How many workers the model should have now, for autoscalers to follow: the sum over lanes. It rises at once and "
     "falls after five minutes.",
 )
-EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW, NEEDED_ROW)
+_HOSTED = ("host", "model")
+HOSTED_STATE_ROW = MetricRow(
+    "headrace_hosted_model_state",
+    "gauge",
+    (*_HOSTED, "state"),
+    "1 for the state that a model of a host is in: awake, loading, asleep, stopping, no_room or failed.",
+)
+HOSTED_LOAD_ROW = MetricRow(
+    "headrace_hosted_model_load_seconds", "gauge", _HOSTED, "How long the last start of a model's worker took."
+)
+HOSTED_WAKES_ROW = MetricRow(
+    "headrace_hosted_model_wakes_total", "counter", _HOSTED, "How often a model that sleeps when idle was loaded."
+)
+HOSTED_ROWS = (HOSTED_STATE_ROW, HOSTED_LOAD_ROW, HOSTED_WAKES_ROW)
+EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW, NEEDED_ROW, *HOSTED_ROWS)
 
 # What one scrape tells of single workers, and of models: about half a second of a gateway's time at most.
 MAX_WORKER_SAMPLES = 1 << 15
@@ -115,6 +130,7 @@ class FleetCollector(Collector):
         yield oldest
         yield from self._models(by_model)
         yield self._needed()
+        yield from self._hosted()
         yield from _workers(workers)
         yield from _parts(workers)
         yield from self._streams_families()
@@ -142,6 +158,16 @@ class FleetCollector(Collector):
             for lane, workers in need.lanes.items():
                 add(family, [model, lane], workers)
         return family
+
+    def _hosted(self) -> Iterator[Metric]:
+        state, load, wakes = (row.family() for row in HOSTED_ROWS)
+        found = ((beat.host, model) for beat in self._fleet.hosted.beats() for model in beat.models)
+        for host, model in islice(found, MAX_MODELS):
+            add(state, [host, model.name, model.state], 1)
+            add(wakes, [host, model.name], model.wakes)
+            if model.load_s is not None:
+                add(load, [host, model.name], model.load_s)
+        yield from (state, load, wakes)
 
     def _streams_families(self) -> Iterator[Metric]:
         for attribute, row in STREAM_ROWS.items():

@@ -10,8 +10,10 @@ from shared.hosted_models import HostBeat, HostedModel, HostedState
 # Silence in seconds after which a host no longer counts: nothing that it could load is waited for.
 HOST_SILENCE_S = 5.0
 MAX_HOSTS = 1024
+# Of all hosts together: a login that may speak for hosts can make up models.
+MAX_MODELS = 1024
 
-_SHOWN = ("name", "path", "state", "on_demand", "num_ready", "ready_in_s", "need_bytes", "error")
+_SHOWN = ("name", "path", "state", "on_demand", "num_ready", "ready_in_s", "need_bytes", "error", "load_s", "wakes")
 # What a request may wait for, the best first.
 _COMING: tuple[HostedState, ...] = ("awake", "loading", "asleep", "stopping", "no_room", "failed")
 
@@ -21,11 +23,15 @@ class HostedModels:
 
     def __init__(self) -> None:
         self._hosts: dict[str, tuple[HostBeat, float]] = {}
+        self._num_models = 0
 
     def note_beat(self, beat: HostBeat, now: float) -> None:
-        """Take in what a host tells."""
-        if beat.host in self._hosts or len(self._hosts) < MAX_HOSTS:
+        """Take in what a host tells; one beyond the limits is not heard, and those that are known keep their place."""
+        known = self._hosts.get(beat.host)
+        num = self._num_models + len(beat.models) - (0 if known is None else len(known[0].models))
+        if num <= MAX_MODELS and (known is not None or len(self._hosts) < MAX_HOSTS):
             self._hosts[beat.host] = (beat, now)
+            self._num_models = num
 
     def discount_silence(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of the hosts."""
@@ -36,7 +42,7 @@ class HostedModels:
         """Forget silent hosts; return whether there were any."""
         silent = [name for name, (_, heard_at) in self._hosts.items() if now - heard_at > HOST_SILENCE_S]
         for name in silent:
-            del self._hosts[name]
+            self._num_models -= len(self._hosts.pop(name)[0].models)
         return bool(silent)
 
     def find(self, model: str) -> HostedModel | None:

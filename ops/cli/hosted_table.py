@@ -19,7 +19,7 @@ def hosted_table(hosts: list[dict[str, Any]]) -> list[str]:
             str(model["num_ready"]),
             "on demand" if model["on_demand"] else "always",
             f"{model['ready_in_s']:.1f} s" if model["ready_in_s"] else "",
-            f"{model['need_bytes'] / 1e9:.2f} GB",
+            f"{model['need_bytes'] / 1e9:.2f} GB" if model["need_bytes"] else "",
             printable_cell(model["error"] or ""),
         )
         for host in hosts

@@ -220,6 +220,15 @@ ATTACH = """(() => {
 })()"""
 
 
+def test_models_of_hosts_are_shown_with_their_state(page: Page) -> None:
+    page.wait_text("Models of hosts")
+    page.wait("""[...document.querySelectorAll('section')].some((each) =>
+        each.querySelector('h2').textContent === 'Models of hosts'
+        && each.querySelector('tbody').textContent.startsWith('headrace-demo')
+        && each.querySelector('tbody').textContent.includes('awake'))""")
+    assert page.problems == []
+
+
 def test_views_of_tenants_and_dead_letters_are_reached_by_keys(page: Page) -> None:
     page.press("4")
     page.wait_text("Limits of tenants")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import nats
 import pytest
 
 from ops.stack.config import DEMO_MODEL
@@ -108,6 +110,15 @@ def load_on(ask_one: Callable[[int], None], num_clients: int = 6) -> Iterator[li
             each.result()
 
 
+async def publish_job(system: System, subject: str, job: dict[str, Any]) -> None:
+    """Publish a job as a client does that knows no gateway, and wait for its result."""
+    client = await nats.connect(system.info["nats_url"])
+    results = await client.subscribe(f"hr.result.default.{job['id']}")
+    await client.jetstream().publish(subject, json.dumps(job).encode())
+    await results.next_msg(timeout=60)
+    await client.close()
+
+
 def test_model_is_replaced_under_load_and_nothing_is_lost(system: System) -> None:
     order(system, "load", "live", path="good", memory_bytes=NEED // 2)
     wait_for_state(system, "live", "awake")
@@ -150,6 +161,17 @@ def test_requests_wake_a_model_and_retry_after_comes_true(system: System) -> Non
     assert predicted_s / 4 < took_s < 4 * predicted_s + 5, (predicted_s, took_s)
     for answer in answers:
         check(answer)
+    put_to_sleep(system, "sleepy")
+    headers = system.headers()
+    counted = httpx2.post(f"{system.url}/tokenize", headers=headers, json={"model": "sleepy", "prompt": "x"})
+    assert (counted.status_code, counted.json()["error"]["code"]) == (503, "no_worker")
+    assert "this call does not load it" in counted.json()["error"]["message"]
+    assert shown(system, "sleepy")["state"] == "asleep"
+    wakes = shown(system, "sleepy")["wakes"]
+    job = {"id": "a-job", "model": "sleepy", "lane": "batch", "text": "x", "sampling": {"max_tokens": 3}}
+    asyncio.run(publish_job(system, "hr.req.sleepy.batch.default", job))
+    wait_for_state(system, "sleepy", "awake")
+    assert shown(system, "sleepy")["wakes"] == wakes + 1
     put_to_sleep(system, "sleepy")
     refused = ask(system, "sleepy", "hurry", timeout=0.5)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "waking")

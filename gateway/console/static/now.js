@@ -78,6 +78,11 @@ function draw(told, before, passed, speeds) {
     number(rate(each, before.gateways, "gateway", "completion_tokens", passed)),
     `${number(100 * rate(each, before.gateways, "gateway", "cpu_s", passed))}%`,
   ]);
+  const hosted = told.hosts.flatMap((host) => host.models.map((each) => [
+    each.name, host.host, each.state, number(each.num_ready), each.on_demand ? "on demand" : "always",
+    each.ready_in_s ? seconds(each.ready_in_s) : "", number(each.wakes),
+    each.need_bytes ? `${(each.need_bytes / 1e9).toFixed(2)} GB` : "", each.error ?? "",
+  ]));
   const hidden = told.num_workers - told.workers.length;
   return [
     cards,
@@ -88,6 +93,10 @@ function draw(told, before, passed, speeds) {
     ], workers, "Workers"), hidden > 0 ? el("p", { class: "dim" }, `and ${hidden} more`) : null),
     el("section", {}, el("h2", {}, "Queues"),
       table([["model"], ["lane"], ["waiting", true], ["oldest", true]], queues, "Queues")),
+    ...(hosted.length ? [el("section", {}, el("h2", {}, "Models of hosts"), table([
+      ["model"], ["host"], ["state"], ["workers", true], ["mode"], ["ready in", true], ["wakes", true],
+      ["memory", true], ["error", "wrap"],
+    ], hosted, "Models of hosts"))] : []),
     el("section", {}, el("h2", {}, "Gateways"), table([
       ["gateway"], ["answers", true], ["refused"], ["over limits"], ["moved"], ["tokens/s", true], ["CPU", true],
     ], gateways, "Gateways")),

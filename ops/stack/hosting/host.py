@@ -223,6 +223,8 @@ class Host:
         wish = self._wishes.get(name)
         assert wish is not None
         worker = WorkerProcess(wish, self._environ, self._logs, self._console, self._hang_timeout_s, self._ended)
+        if wish.on_demand and not any(each.wish.name == name for each in self._workers.values()):
+            self._model(name).wakes += 1
         self._workers[worker.id] = worker
         self._console.say(worker.id, f"starting, for {name}")
         worker.start()

@@ -27,6 +27,7 @@ class KnownModel:
     failures: int = 0
     error: str | None = None
     has_room: bool = True
+    wakes: int = 0
     previous: Wish | None = None
 
 
@@ -46,6 +47,8 @@ def told_of(
         ready_in_s=round(_ready_in_s(wish, state, workers, settings, now), 2),
         need_bytes=wish.need_bytes,
         error=model.error,
+        load_s=wish.load_s,
+        wakes=model.wakes,
         last=wish.last,
     )
 

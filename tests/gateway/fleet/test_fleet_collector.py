@@ -12,6 +12,7 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import make_registry
 from gateway.telemetry.stream_watch import StreamState, UsageWatch
+from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
@@ -166,3 +167,22 @@ def test_each_part_of_a_worker_is_shown_and_a_reading_of_nothing_too() -> None:
     assert shown == {"g0": 0.0, "g1": 0.5}
     assert [value for key, value in values.items() if key[0] == "headrace_worker_rank_last_step"] == [5, 6]
     assert not [key for key in values if key[0] == "headrace_gpu_power_watts"]
+
+
+def test_models_of_hosts_are_shown_with_their_state_and_a_scrape_of_them_is_bounded() -> None:
+    found = fleet("gw", 1.0, BEAT)
+    slept = HostedModel(name="a", path="/a", state="asleep", on_demand=True, load_s=2.5, wakes=3)
+    found.note_host_beat(
+        HostBeat(host="h", models=(slept, HostedModel(name="b", path="/b", state="loading", on_demand=False))), 0.0
+    )
+    samples = scrape(found)
+    assert samples["headrace_hosted_model_state", "h", "a", "asleep"] == 1
+    assert samples["headrace_hosted_model_state", "h", "b", "loading"] == 1
+    assert samples["headrace_hosted_model_wakes_total", "h", "a"] == 3
+    assert samples["headrace_hosted_model_load_seconds", "h", "a"] == 2.5
+    assert ("headrace_hosted_model_load_seconds", "h", "b") not in samples
+    for number in range(4):
+        models = tuple(HostedModel(name=f"x{index}", path="/x", state="asleep", on_demand=True) for index in range(200))
+        found.note_host_beat(HostBeat(host=f"many-{number}", models=models), 0.0)
+    names = [name for name, *_ in scrape(found)]
+    assert names.count("headrace_hosted_model_state") == MAX_MODELS

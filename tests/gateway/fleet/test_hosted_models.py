@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import OwnRequests
-from gateway.fleet.hosted_models import HOST_SILENCE_S
+from gateway.fleet.hosted_models import HOST_SILENCE_S, MAX_MODELS
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.readiness import readiness
 from shared.hosted_models import HostBeat, HostedModel, HostedState
@@ -69,3 +69,25 @@ def test_nothing_is_waited_for_that_a_silent_host_could_load() -> None:
     assert load is not None
     assert load.coming is None
     assert fleet.served_models() == []
+
+
+def test_models_that_are_made_up_are_bounded_and_push_out_none_that_is_known() -> None:
+    fleet = new_fleet()
+    fleet.note_host_beat(beat("asleep", "real"), 1.0)
+    for number in range(40):
+        models = tuple(
+            HostedModel(name=f"{number}-{index}", path="/m", state="asleep", on_demand=True) for index in range(100)
+        )
+        fleet.note_host_beat(HostBeat(host=f"made-up-{number}", models=models), 1.0)
+    names = fleet.served_models()
+    assert len(names) <= MAX_MODELS
+    assert "m" in names
+    fleet.note_host_beat(beat("awake", "real"), 1.0 + HOST_SILENCE_S)
+    found = fleet.hosted.find("m")
+    assert found is not None
+    assert found.state == "awake"
+    # They are forgotten with their hosts, and leave their room.
+    fleet.sweep(1.1 + HOST_SILENCE_S)
+    assert fleet.served_models() == ["m"]
+    fleet.note_host_beat(HostBeat(host="late", models=models), 2.0 + HOST_SILENCE_S)
+    assert len(fleet.served_models()) == 101

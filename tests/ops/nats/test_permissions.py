@@ -60,6 +60,7 @@ JOBS = {
             "$JS.API.STREAM.MSG.GET.HR_STREAMS",
             "$JS.API.STREAM.PURGE.HR_STREAMS",
             "hr.media.t.d.0",
+            "hr.model.h",
         ],
         "subscribe": [
             "hr.tok.g",
@@ -69,6 +70,7 @@ JOBS = {
             "hr.stored.t.r",
             "hr.owner.w",
             "hr.timeline.g",
+            "hr.host.h",
             "_INBOX_gateway.x",
         ],
     },
@@ -88,6 +90,7 @@ JOBS = {
             "hr.dead.m.batch.t",
             "hr.reply.t.x",
             "hr.usage.t.m.batch.requests",
+            "hr.host.h",
         ],
         "subscribe": [
             "hr.worker.*.*",
@@ -96,6 +99,7 @@ JOBS = {
             "hr.tokenizer.m",
             "hr.probe.w",
             "hr.drain.w",
+            "hr.model.h",
             "hr.gateway.*",
             "_INBOX_worker.x",
         ],
@@ -150,7 +154,7 @@ FORBIDDEN = {
     },
     "worker": {
         "publish": [
-            "hr.req.m.interactive", "hr.req.m.batch.t", "hr.cancel.m", "hr.gateway.g", "_INBOX_gateway.x",
+            "hr.req.m.interactive", "hr.req.m.batch.t", "hr.cancel.m", "hr.gateway.g", "_INBOX_gateway.x", "hr.model.h",
             "$JS.API.CONSUMER.CREATE.HR_RESPONSES.c", "$JS.API.CONSUMER.DURABLE.CREATE.HR_RESPONSES.c",
             "$JS.API.STREAM.DELETE.HR_BATCH_default", "$JS.API.STREAM.UPDATE.HR_INTERACTIVE",
             "$JS.API.STREAM.CREATE.HR_BATCH_default", "$JS.API.STREAM.MSG.GET.HR_INTERACTIVE",
@@ -180,7 +184,7 @@ FORBIDDEN = {
         "publish": [
             "hr.req.m.interactive", "hr.req.m.interactive.w", "hr.cancel.m", "hr.tok.g", "hr.result.t.r",
             "hr.end.default.r", "hr.kept.default",
-            "hr.tokenizer.m", "hr.worker.m.w", "hr.peer.m.w", "hr.dead.m.batch.t",
+            "hr.tokenizer.m", "hr.worker.m.w", "hr.peer.m.w", "hr.dead.m.batch.t", "hr.model.h", "hr.host.h",
             "$JS.API.STREAM.MSG.GET.HR_BATCH_default",
             "hr.batch.active.default.b", "hr.batch.ended.default.b", "$JS.API.STREAM.MSG.GET.HR_BATCHES",
             "hr.response.default.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES", "$JS.API.STREAM.PURGE.HR_RESPONSES",

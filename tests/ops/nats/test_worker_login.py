@@ -120,7 +120,7 @@ async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWork
         f"$JS.ACK.HR_INTERACTIVE.{other}-interactive.1.1.1.1.0", f"$JS.ACK.HR_BATCH_default.{other}-batch.1.1.1.1.0",
         # What cannot be told apart by model.
         "$JS.API.STREAM.MSG.GET.HR_BATCH_default", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
-        "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.CREATE.HR_INTERACTIVE",
+        "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.CREATE.HR_INTERACTIVE", "hr.host.h",
         *FORBIDDEN["worker"]["publish"],
     ]  # fmt: skip
     subscribe = [

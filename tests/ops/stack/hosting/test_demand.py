@@ -1,0 +1,29 @@
+"""What wakes a model: messages that wait in its queues, whoever has published them."""
+
+from __future__ import annotations
+
+import nats
+
+from ops.stack.hosting.demand import Demand
+from shared.direct_client import DirectClient
+from shared.nats_connection import connect
+from shared.streams import StreamLimits, ensure_streams
+from shared.subjects import encode_name
+
+
+async def test_job_that_was_published_past_the_gateways_counts_for_its_model_alone(nats_url: str) -> None:
+    publisher = await nats.connect(nats_url)
+    host: DirectClient = await connect(nats_url, role="worker", name="host")
+    try:
+        js = publisher.jetstream()
+        await ensure_streams(js, StreamLimits(), ["default", "woken-by"])
+        sleeping, other = "org/sleeping by demand", "other by demand"
+        subject = f"hr.req.{encode_name(sleeping)}"
+        assert await Demand(host).count([sleeping, other]) == {sleeping: 0, other: 0}
+        await js.publish(f"{subject}.batch.woken-by", b"{}")
+        assert await Demand(host).count([sleeping, other]) == {sleeping: 1, other: 0}
+        await js.publish(f"{subject}.interactive", b"{}")
+        assert await Demand(host).count([sleeping, other]) == {sleeping: 2, other: 0}
+    finally:
+        await publisher.close()
+        await host.close()
