@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,9 @@ def record(config: RecordConfig) -> int:
 
 
 def check(config: CheckConfig) -> int:
-    """Show what the golden probes of each worker have found; the exit status is 1 where one fails.
+    """Show what the golden probes of each worker have found.
+
+    The exit status is 1 where one fails, and where no worker has been probed, which proves nothing.
 
     Needs the operator's key.
     """
@@ -105,6 +108,9 @@ def check(config: CheckConfig) -> int:
         for row in rows:
             if problem := row.get("problem"):
                 print(f"{printable_cell(row['worker'])}: {problem if problem.isprintable() else json.dumps(problem)}")
+    if not any(row.get("probes") for row in rows):
+        print("headrace: no worker has been probed yet: nothing is proved", file=sys.stderr)
+        return 1
     return 1 if any(row.get("in_a_row") or row.get("has_withdrawn") for row in rows) else 0
 
 

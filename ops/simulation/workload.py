@@ -1,7 +1,9 @@
 """Requests to simulate: drawn by a seed, or read from a trace.
 
 A trace is a file of lines, JSON objects with `at` (seconds), `prompt` and `output` (tokens) and optionally `tenant` and
-`prefix`, a name: requests with the same one begin with the same `prefix_tokens` tokens.
+`prefix`, a name: requests with the same one begin with the same `prefix_tokens` tokens. Mooncake's traces
+(`timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of 512 tokens each) and the CSV of Azure's
+(`TIMESTAMP,ContextTokens,GeneratedTokens`) are read too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from zlib import crc32
 
@@ -19,6 +22,7 @@ from shared.errors import HeadraceError
 MAX_TOKENS = 1 << 22
 _FIELDS = ("at", "prompt", "output", "tenant", "prefix", "prefix_tokens")
 _MAX_LINE = 1 << 20
+_MOONCAKE_BLOCK = 512
 # Ids of tokens are below 2^31. Texts are ranges of them that begin at different ids: as digests of blocks are chained,
 # it does not matter that ranges overlap.
 _STRIDE = 17
@@ -116,11 +120,14 @@ def read_trace(path: Path, most: int | None = None) -> list[Arrival]:
         TraceError: A line is invalid, or the file is empty.
     """
     arrivals: list[Arrival] = []
+    parse = _of_json
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), start=1):
-            if line.strip():
+            if number == 1 and line.startswith("TIMESTAMP"):
+                parse = _of_csv
+            elif line.strip():
                 try:
-                    arrivals.append(_checked(_read(line)))
+                    arrivals.append(_checked(parse(line)))
                 except KeyError as error:
                     raise TraceError(f"{path}: line {number}: {error.args[0]!r} is missing") from None
                 except (ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -141,13 +148,24 @@ def _checked(arrival: Arrival) -> Arrival:
     return arrival
 
 
-def _read(line: str) -> Arrival:
+def _of_csv(line: str) -> Arrival:
+    at, prompt, output = line.strip().split(",")[:3]
+    # Seven digits behind the second's point, of which Python reads six.
+    moment = datetime.fromisoformat(at.split("+")[0][:26])
+    return Arrival((moment - datetime(1970, 1, 1)).total_seconds(), int(prompt), int(output))
+
+
+def _of_json(line: str) -> Arrival:
     try:
         fields = json.loads(line)
     except ValueError:
         raise ValueError("is no JSON object") from None
     if not isinstance(fields, dict):
         raise ValueError("is no JSON object")
+    if "input_length" in fields:
+        texts = tuple((int(text), _MOONCAKE_BLOCK) for text in fields.get("hash_ids", ()))
+        at = float(fields["timestamp"]) / 1000
+        return Arrival(at, int(fields["input_length"]), int(fields["output_length"]), beginnings=texts)
     if unknown := sorted(fields.keys() - _FIELDS):
         raise ValueError(f"{unknown[0][:40]!r} is unknown; there are {', '.join(_FIELDS)}")
     beginnings: tuple[tuple[int, int], ...] = ()

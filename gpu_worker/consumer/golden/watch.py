@@ -80,6 +80,7 @@ class GoldenWatch:
         self._peers: dict[str, tuple[float, bytes]] = {}
         self._problem = ""
         self.has_withdrawn = False
+        self._is_overruled = False
         # From the first heartbeat on: others may not take a worker for sound that has not been probed.
         source.golden = self.reading
         self._prober = GoldenProber(engine, settings.baseline, settings.share, clock, sizes, self._decide)
@@ -93,6 +94,7 @@ class GoldenWatch:
     async def tick(self) -> None:
         """Begin a probe where one is due, and look again whether to withdraw. Called every `TICK_S`."""
         is_away = self._consumer.withdrawn is not None or self._source.is_draining
+        self._note_uncordoned()
         self._prober.tick(may_begin=not (is_away or self._source.held.has_suspect))
         if self._problem and not self.has_withdrawn:
             self._decide()
@@ -118,9 +120,16 @@ class GoldenWatch:
             problem=self._problem,
         )
 
+    def _note_uncordoned(self) -> None:
+        """Let an operator have the last word: who uncordons a worker that fails has it serve until a probe passes."""
+        if self.has_withdrawn and not self._source.is_withdrawn:
+            self.has_withdrawn = False
+            self._is_overruled = True
+
     def _decide(self) -> None:
         prober = self._prober
         if not prober.in_a_row:
+            self._is_overruled = False
             # Whoever has withdrawn stays so until an operator has looked: a fault that comes and goes is one.
             if not self.has_withdrawn:
                 self._problem = ""
@@ -131,6 +140,8 @@ class GoldenWatch:
         of = f"{baseline.model} {baseline.label}".strip()
         reason = f"{prober.in_a_row} golden probes in a row differ from {of[:128]}: {prober.deviation:.3g}, limit "
         self._problem = f"{reason}{prober.limit:.3g}"
+        if self._is_overruled:
+            return
         if self._may_withdraw():
             self.has_withdrawn = True
             self._consumer.cordon()

@@ -42,5 +42,5 @@ def test_prompts_that_are_none_are_refused(state_dir: Path, tmp_path: Path) -> N
 
 def test_check_tells_of_workers_without_a_baseline(cli_system: System, state_dir: Path) -> None:
     done = headrace("golden", "check", "--state-dir", str(state_dir))
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (1, "headrace: no worker has been probed yet: nothing is proved\n")
     assert "no baseline" in done.stdout

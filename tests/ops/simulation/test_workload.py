@@ -41,6 +41,30 @@ def test_trace_of_our_own_form_is_read(tmp_path: Path) -> None:
     assert first.token_ids(1)[32:] != second.token_ids(2)[32:64]
 
 
+def test_traces_of_mooncake_share_the_blocks_of_equal_hashes(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 2500, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 9, 10]},
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    first, second = read_trace(path)
+    assert second.at == 2.5
+    one, other = first.token_ids(1), second.token_ids(2)
+    assert (len(one), len(other)) == (1100, 1600)
+    assert one[:1024] == other[:1024]
+    assert all(first != second for first, second in zip(one[1024:], other[1024:1100], strict=True))
+
+
+def test_traces_of_azure_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:01:58.9800000,4808,10\n2023-11-16 18:02:00.4800000,110,27\n"
+    )
+    assert read_trace(path) == [Arrival(0.0, 4808, 10), Arrival(1.5, 110, 27)]
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -99,6 +99,12 @@ async def test_operator_has_the_last_word(make_worker: Make, gateway: TestGatewa
     await worker.wait_for_heartbeat(lambda beat: beat.draining)
     worker.worker.consumer.uncordon()
     assert (await gateway.ask()).finish.reason == "length"
+    # It serves on, and says that it is still wrong.
+    beat = await worker.wait_for_heartbeat(lambda beat: not beat.draining and not reading(beat).has_withdrawn)
+    more = reading(beat).failed + 3
+    beat = await worker.wait_for_heartbeat(lambda beat: reading(beat).failed >= more)
+    assert (beat.draining, reading(beat).has_withdrawn) == (False, False)
+    assert "golden probes in a row differ" in reading(beat).problem
 
 
 def _config(tmp_path: Path, baseline: Baseline, **changes: Any) -> WorkerConfig:
