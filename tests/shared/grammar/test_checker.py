@@ -101,9 +101,12 @@ def test_check_gets_no_more_memory_than_is_allowed() -> None:
     assert reason(checker_process.MEMORY_LIMIT_BYTES + (1 << 20)) == checker_process.TOO_LARGE
 
 
-def test_check_that_sleeps_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_process, "LIMITS", dataclasses.replace(checker_process.LIMITS, time_s=0.2))
-    assert verdict_of(lambda _: time.sleep(20)).reason == checker_process.TOO_LONG
+def test_check_that_gets_no_processor_is_ended_and_its_grammar_is_not_to_blame() -> None:
+    limits = dataclasses.replace(checker_process.LIMITS, time_s=0.2)
+    message = msgspec.msgpack.encode(schema_grammar({}))
+    fork = limited_process.begin(1, 0, message, partial(checked, lambda _: time.sleep(20)), limits)
+    outcome = limited_process.outcome_of(fork)
+    assert (outcome.content, outcome.is_late, outcome.is_interrupted) == (None, False, True)
 
 
 def test_stack_of_a_check_is_smaller_than_that_of_whoever_compiles_after_it() -> None:
