@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -15,7 +18,6 @@ from gateway.admission.auth import KeyStore
 from gateway.api.operator_app import OperatorRoute
 from gateway.api.query import check_query, whole_number
 from gateway.api.schemas.checks import invalid_value
-from gateway.console.files import ConsoleFiles
 from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView
 from gateway.console.records import dead_letters_view, tenants_view
@@ -23,6 +25,51 @@ from gateway.errors import ApiError
 from gateway.timelines.exchange import TimelineExchange
 from gateway.timelines.view import view_of
 from shared.timeline import MAX_LISTED, Order
+
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Pages load nothing but the console's own files and ask this port alone; no script stands in a page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class ConsoleFiles:
+    """Answers with files by their names."""
+
+    def __init__(self) -> None:
+        files = [path for path in _FOLDER.iterdir() if path.suffix in _TYPES]
+        self._contents = {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in files}
+
+    def response(self, request: Request) -> Response:
+        """Return the file that the path names, the page itself without a name.
+
+        Raises:
+            ApiError: 404; there is none.
+        """
+        name: str = request.path_params.get("name", "index.html")
+        found = self._contents.get(name)
+        if found is None:
+            raise ApiError(404, f"The console has no file {name[:64]!r}.", code="unknown_url")
+        content, media_type = found
+        tag = f'"{sha256(content).hexdigest()[:16]}"'
+        headers = {**HEADERS, "ETag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
+
 
 API = "/console/api"
 PLAYGROUND = frozenset({"/v1/chat/completions", "/v1/models"})

@@ -16,7 +16,7 @@ from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import EncodeWork, StepPlan
 from gpu_worker.core.shared_images import SharedImages
-from gpu_worker.execution.batch.media_positions import axis_positions
+from gpu_worker.execution.batch.placed_tokens import axis_positions
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s
 from gpu_worker.layers.media_inputs import MediaInputs, WholeSpan

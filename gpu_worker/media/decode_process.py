@@ -14,13 +14,45 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.media.jpeg_scans import check_scans
 from shared import limited_process
 from shared.image_header import JPEG, ImageHeader, ImageProblemError, read_header
 from shared.limited_process import Limits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+import re
+import struct
+
+# Each scan makes the decoder go through all pixels, and takes as few as 59 bytes. Encoders write about ten.
+MAX_SCANS = 64
+_MAX_MARKERS = 4096
+_SOS, _EOI, _FIRST_WITH_LENGTH = 0xDA, 0xD9, 0xC0
+# What is between markers is skipped, as decoders skip it. Zeros and restarts belong to the data of a scan.
+_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd8])")
+
+
+def check_scans(data: bytes) -> None:
+    """Refuse a JPEG of too many scans.
+
+    Raises:
+        ImageProblemError: It has too many scans, or markers.
+    """
+    at, num_scans = 2, 0
+    for _ in range(_MAX_MARKERS):
+        found = _MARKER.search(data, at)
+        if found is None:
+            return
+        marker, at = data[found.start(1)], found.end()
+        if marker == _EOI:
+            return
+        num_scans += marker == _SOS
+        if num_scans > MAX_SCANS:
+            raise ImageProblemError(f"has more than {MAX_SCANS} scans. Save it as a baseline JPEG.")
+        # Decoders pass over markers that are not defined, without a length.
+        if marker >= _FIRST_WITH_LENGTH and at + 2 <= len(data):
+            at += struct.unpack_from(">H", data, at)[0]
+    raise ImageProblemError(f"has more than {_MAX_MARKERS} markers, which is the most that is read of a JPEG.")
+
 
 LIMITS = Limits(cpu_s=10.0, time_s=30.0, memory_bytes=1 << 30, stack_bytes=8 << 20)
 """64 million pixels take up to 0.8 GB."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.file_format import Maker
+import hashlib
+
+from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +82,6 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
 def _maker(model: Path, groups: list[BlockBytes], arithmetic: str) -> Maker:
     """Name what computes contents: the weights, and how bits come about and lie."""
     from gpu_worker.execution.tiers.file_format import Maker
-    from gpu_worker.models.weights_digest import weights_digest
 
     layouts = tuple(sha256(f"{arithmetic}; {group.layout}; {group.row_bytes}".encode()).digest() for group in groups)
     return Maker(weights_digest(model), layouts)
@@ -99,3 +101,18 @@ def _arithmetic(runner: TorchModelRunner) -> str:
     else:
         computes = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
     return f"headrace {own}, torch {torch.__version__}, {runner.dtype}, {computes}"
+
+
+_PATTERNS = ("config.json", "*.safetensors", "quant*config*.json")
+
+
+def weights_digest(model: Path) -> bytes:
+    """Return a SHA-256 over all bytes of the weight files and their configuration, at about 1 s a GB."""
+    gguf = find_gguf(model)
+    digest = hashlib.sha256()
+    for path in [gguf] if gguf else sorted(path for pattern in _PATTERNS for path in model.glob(pattern)):
+        with path.open("rb") as file:
+            # A folder says by names which file is which; a GGUF file may be called anything.
+            digest.update(path.name.encode() if gguf is None else b"gguf")
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()

@@ -26,13 +26,58 @@ from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from kernels.activation.experts import ExpertActivation
 from kernels.layer_cache import LayerCache
-from kernels.linear import LinearFactory
+from kernels.linear import Linear, LinearFactory
 from kernels.moe import Experts, ExpertWeights
 from kernels.moe.layers import ExpertLayers, LinearExperts
 from kernels.state_rows import StateRows
 from ops.quantize.layer_blocks import expert_names, matrix_of
-from ops.quantize.layer_inputs import InputMoments, RecordingLinear
 from shared.errors import ConfigError
+
+
+class InputMoments:
+    """Sums over all tokens that one input has seen.
+
+    Attributes:
+        gram: `inputs.T @ inputs`, `[in_features, in_features]` float32.
+        num_tokens: How many.
+    """
+
+    __slots__ = ("gram", "num_tokens")
+
+    def __init__(self, gram: torch.Tensor, num_tokens: int = 0) -> None:
+        self.gram = gram
+        self.num_tokens = num_tokens
+
+    @classmethod
+    def none(cls, in_features: int, device: torch.device) -> InputMoments:
+        """Begin with no tokens."""
+        return cls(torch.zeros(in_features, in_features, device=device))
+
+    def add(self, inputs: torch.Tensor) -> None:
+        """Add tokens, `[num_tokens, in_features]`."""
+        inputs = inputs.float()
+        self.gram.addmm_(inputs.T, inputs)
+        self.num_tokens += len(inputs)
+
+
+class RecordingLinear:
+    """A linear layer that adds its inputs to the sums."""
+
+    __slots__ = ("_linear", "_moments")
+
+    def __init__(self, linear: Linear, moments: InputMoments) -> None:
+        self._linear = linear
+        self._moments = moments
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Record and multiply."""
+        self._moments.add(x)
+        return self._linear(x)
+
+    def to_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Record and multiply."""
+        self._moments.add(x)
+        return self._linear.to_float32(x)
 
 
 @dataclass(frozen=True, slots=True)

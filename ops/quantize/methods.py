@@ -10,11 +10,18 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from gpu_worker.quantization.scaled_rows import ScaledRows, float8_rows, int8_rows
-from ops.quantize.formats import Tensors, gptq_tensors, pack_quantized_tensors, scaled_row_tensors
+from ops.quantize.formats import (
+    ScaledRows,
+    Tensors,
+    float8_rows,
+    gptq_tensors,
+    int8_rows,
+    pack_quantized_tensors,
+    scaled_row_tensors,
+)
 from ops.quantize.gptq import gptq
 from ops.quantize.grid import QuantizedMatrix, round_to_nearest
-from ops.quantize.layer_inputs import InputMoments
+from ops.quantize.layer_pass import InputMoments
 
 BITS = 4
 # Of the head: nothing behind it can mend the changes of its rounding.

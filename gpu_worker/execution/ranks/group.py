@@ -37,7 +37,7 @@ from gpu_worker.execution.ranks.messages import (
     Stumbled,
     encode,
 )
-from gpu_worker.execution.ranks.network import interface_of
+from gpu_worker.execution.ranks.node import interface_of
 from gpu_worker.execution.ranks.process import Host, Life, LocalHost, RankProcess
 from gpu_worker.execution.ranks.remote import Remote
 from gpu_worker.execution.ranks.replies import RankLostError, Replies

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +16,6 @@ import msgspec
 from gpu_worker.execution.ranks.link import Link, LinkError, connect
 from gpu_worker.execution.ranks.member import TICK_S
 from gpu_worker.execution.ranks.messages import Reply
-from gpu_worker.execution.ranks.network import interface_of
 from gpu_worker.execution.ranks.node_messages import (
     TO_NODE,
     Beat,
@@ -139,3 +141,22 @@ def _beat(host: LocalHost, say: Callable[[FromNode], None], stopped: threading.E
     while not stopped.wait(TICK_S):
         processes = list(host.processes.values())
         say(Pulse([Beat(each.rank, *host.life(each.rank), each.is_starved) for each in processes]))
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface with an IPv4 address; empty where the system does not tell."""
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(found) == address:
+                    return name
+    return ""

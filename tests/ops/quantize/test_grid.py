@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.quantization.scaled_rows import float8_rows, int8_rows
+from ops.quantize.formats import float8_rows, int8_rows
 from ops.quantize.grid import fit_grid, round_to_nearest
 
 

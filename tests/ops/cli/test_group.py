@@ -8,8 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ops.cli.group import headrace
-from ops.cli.other_commands import every_command, instead_of
+from ops.cli.group import every_command, headrace, instead_of
 
 
 def _output(*arguments: str) -> str:

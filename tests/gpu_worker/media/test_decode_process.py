@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker.media.jpeg_scans import check_scans
+from gpu_worker.media.decode_process import check_scans
 from shared.image_header import ImageProblemError
 from tests.images import encoded, picture, scans_added
 
