@@ -103,7 +103,7 @@ class Shedder:
         if load is None:
             raise model_not_found(generation.model)
         if load.num_workers == 0 and load.coming is not None:
-            return self._admit_coming(load, load.coming, generation)
+            return self._admit_coming(load, load.coming, generation, num_own)
         if load.num_workers == 0:
             message = f"No worker serves `{load.model}` at the moment."
             raise self._refusal("no_worker", message, self._jittered(UNKNOWN_RETRY_S))
@@ -124,8 +124,10 @@ class Shedder:
         self._check_turn(load, _size(generation), caller, expected)
         return _prediction(load, generation, expected)
 
-    def _admit_coming(self, load: FleetLoad, coming: HostedModel, generation: Generation) -> Prediction:
+    def _admit_coming(self, load: FleetLoad, coming: HostedModel, generation: Generation, num_own: int) -> Prediction:
         """Let a request wait for a model that a host loads, unless its deadline is sooner, or the queue is full.
+
+        One tenant has at most seven eighths of the queue, as where workers run.
 
         The wait is the measured time of the model's last start. Retry-After is as long, and a little more: whoever
         comes back then finds the model awake.
@@ -142,6 +144,9 @@ class Shedder:
         if load.queued_requests + generation.num_at_once > self._config.max_queued_requests:
             message = f"{load.queued_requests} requests are waiting for `{load.model}` already, which is being loaded."
             raise self._refusal("queue_full", message, later_s)
+        most = self._config.max_queued_requests
+        if (own := tenant_excess(load, generation.num_at_once, num_own, 0.0, most)) is not None:
+            raise self._refusal("queue_full", own.text.format(*own.values), later_s)
         self._experience.setdefault(load.model, Experience())
         tokens, num = generation.estimated_prompt_tokens, generation.num_sequences
         return Prediction(load.model, coming.ready_in_s, tokens, num, own_s=coming.ready_in_s)

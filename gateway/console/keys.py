@@ -11,7 +11,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.admission.api_keys import ALL_MODELS, KeyNameTakenError, KeyNotFoundError, create_key, revoke_key
+from gateway.admission.api_keys import (
+    ALL_MODELS,
+    KeyNameTakenError,
+    KeyNotFoundError,
+    KeyRecord,
+    create_key,
+    list_keys,
+    revoke_key,
+)
 from gateway.errors import ApiError
 from shared.audit import audited
 from shared.errors import ConfigError, HeadraceError
@@ -70,12 +78,18 @@ class ConsoleKeys:
         return {"id": record.id, "key": key}
 
     async def revoke(self, key_id: str) -> dict[str, list[str]]:
-        """Revoke a key and those that it replaced; return their ids.
+        """Revoke a key, by its id alone, and those that it replaced; return their ids.
 
         Raises:
             ApiError: 404; there is no such key. 403 and 500 as `make`.
         """
-        records = await self._do("keys.revoke", {"key": key_id}, lambda file: revoke_key(file, key_id))
+
+        def revoke(file: Path) -> list[KeyRecord]:
+            if not any(record.id == key_id for record in list_keys(file)):
+                raise KeyNotFoundError(key_id[:64])
+            return revoke_key(file, key_id)
+
+        records = await self._do("keys.revoke", {"key": key_id[:64]}, revoke)
         return {"revoked": [record.id for record in records]}
 
     async def _do(self, action: str, what: dict[str, Any], act: Callable[[Path], Made]) -> Made:

@@ -153,7 +153,7 @@ class ConsoleRoutes:
         return _json(await self._services.key_file.make(await request.body()))
 
     async def _revoke_key(self, request: Request) -> Response:
-        return _json(await self._services.key_file.revoke(request.path_params["id"][:128]))
+        return _json(await self._services.key_file.revoke(request.path_params["id"]))
 
     async def _dead_letters(self, request: Request) -> Response:
         check_query(request, frozenset(), allow_unknown=False)

@@ -201,6 +201,9 @@ class Host:
             activity.waiting = waiting.get(name, 0)
             if activity.waiting or any(each.busy for each in seen if each.model == name):
                 activity.active_at = now
+            runs = any(each.model == name and each.phase != "stopping" for each in seen)
+            waits = not runs and (activity.waiting > 0 or activity.asked)
+            activity.waits_since = min(activity.waits_since, now) if waits else float("inf")
         activities = {name: model.activity for name, model in self._models.items()}
         settings = self._settings
         decision = decide(

@@ -51,14 +51,21 @@ class Activity:
     Attributes:
         waiting: Requests in its queues.
         active_at: When it last had work, or became ready; -inf when it is told to sleep.
+        waits_since: Since when requests wait, or it is asked for, and no worker of it runs; inf while that is not so.
         asked: It is to be awake once, although nothing waits.
         may_start_at: After failures no worker is started before.
     """
 
     waiting: int = 0
     active_at: float = -math.inf
+    waits_since: float = math.inf
     asked: bool = False
     may_start_at: float = -math.inf
+
+    @property
+    def turn(self) -> tuple[bool, float]:
+        """Whose turn it is: requests that wait go before a model that is only asked for, and the longest wait first."""
+        return not self.waiting, self.waits_since
 
 
 @dataclass(slots=True)
@@ -97,7 +104,7 @@ class _Host:
             if worker.phase != "stopping" and worker.model not in self._wanted:
                 self._stop(worker)
         # Those that always run come first; of the others, the one that has waited longest for its turn.
-        order = sorted(self._wanted.values(), key=lambda want: (want.on_demand, self._activity(want).active_at))
+        order = sorted(self._wanted.values(), key=lambda want: (want.on_demand, *self._activity(want).turn))
         for want in order:
             self._trim(want)
         for want in order:
@@ -139,32 +146,44 @@ class _Host:
         for _ in range(self._target(want) - len(current)):
             missing = self._used_bytes + want.need_bytes - self._budget_bytes
             if missing > 0:
-                self._make_room(want, missing - self._leaving_bytes)
+                if self._make_room(want, missing - self._leaving_bytes):
+                    # Nobody who comes after it may take what becomes free for it.
+                    self._used_bytes += want.need_bytes
                 return
             self.decision.starts.append(want.name)
             self._used_bytes += want.need_bytes
 
-    def _make_room(self, want: Wanted, missing: float) -> None:
-        """Put idle models to sleep, least recently used first, if that frees `missing` bytes; else nothing."""
+    def _make_room(self, want: Wanted, missing: float) -> bool:
+        """Put idle models to sleep, least recently used first, if that frees `missing` bytes; else nothing.
+
+        A model that is only asked for takes no room of one that was used within `min_awake_s`: who pays for no answer
+        must not keep those asleep who do.
+        """
+        idle_s = 0.0 if self._activity(want).waiting else self._min_awake_s
         victims: list[SeenWorker] = []
         for other in sorted(self._wanted.values(), key=lambda other: self._activity(other).active_at):
             if sum(victim.need_bytes for victim in victims) >= missing:
                 break
-            if other.name != want.name and self._gives_way(other):
+            if other.name != want.name and self._gives_way(other, idle_s):
                 victims += self._alive(other)
         if sum(victim.need_bytes for victim in victims) < missing:
             self.decision.no_room.add(want.name)
-            return
+            return False
         for victim in victims:
             self._stop(victim)
+        return True
 
-    def _gives_way(self, want: Wanted) -> bool:
+    def _gives_way(self, want: Wanted, idle_s: float) -> bool:
         activity, alive = self._activity(want), self._alive(want)
         if not want.on_demand or activity.waiting or activity.asked or want.name in self.decision.starts:
             return False
-        return bool(alive) and all(
-            worker.phase == "ready" and not worker.busy and self._now - worker.ready_at >= self._min_awake_s
-            for worker in alive
+        return (
+            bool(alive)
+            and self._now - activity.active_at >= idle_s
+            and all(
+                worker.phase == "ready" and not worker.busy and self._now - worker.ready_at >= self._min_awake_s
+                for worker in alive
+            )
         )
 
     def _stop(self, worker: SeenWorker) -> None:

@@ -170,6 +170,9 @@ class Wishes:
             config = _checked_options(order.options)
         except ConfigError as error:
             raise OrderError(str(error)) from None
+        except (OSError, RuntimeError) as error:
+            # A name that is too long, links in a circle, a directory that may not be read.
+            raise OrderError(f"path: {str(order.path)[:200]!r} cannot be read: {_reason(error)}") from None
         options = dict(order.options)
         need = order.memory_bytes
         if need is None:
@@ -263,7 +266,14 @@ def _checked_options(options: Mapping[str, str]) -> WorkerConfig:
 
 def _weight_bytes(path: Path) -> int:
     files = [path] if path.is_file() else [file for kind in WEIGHT_FILES for file in path.glob(kind)]
-    return sum(file.stat().st_size for file in files)
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise OrderError(f"path: its weights cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)[:200]
 
 
 def _gigabytes(count: float) -> str:

@@ -391,6 +391,13 @@ def test_request_that_cannot_wait_for_a_model_is_told_when_it_will_serve(shedder
     assert (full.code, full.retry_after_s) == ("queue_full", error.retry_after_s)
 
 
+def test_one_tenant_has_not_the_whole_queue_of_a_model_that_sleeps(shedder: Shedder) -> None:
+    load = coming(queued_requests=CONFIG.max_queued_requests * 7 // 8 + 1)
+    error = refused_own(shedder, load, load.queued_requests)
+    assert (error.status, error.code) == (503, "queue_full")
+    assert shedder.admit(load, generation(), caller(), num_own=0).ttft_s == 8.0
+
+
 def test_model_that_cannot_be_started_is_not_waited_for_and_its_files_are_not_told(shedder: Shedder) -> None:
     error = refused(shedder, coming("failed"), generation())
     assert (error.status, error.code) == (503, "model_failed")

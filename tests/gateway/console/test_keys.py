@@ -68,6 +68,18 @@ async def test_wrong_field_is_named_and_nothing_is_made(tmp_path: Path, body: by
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("named", ["laptop", "..", "x" * 5000, "key_"])
+async def test_key_is_revoked_by_its_id_alone(tmp_path: Path, named: str) -> None:
+    file = tmp_path / "keys.json"
+    keys = ConsoleKeys(file, tmp_path / "audit.jsonl", asks_for_key=True)
+    for name in ("laptop", "..", "x" * 128):
+        await keys.make(json.dumps({"tenant": "acme", "name": name}).encode())
+    with pytest.raises(ApiError) as refused:
+        await keys.revoke(named)
+    assert refused.value.status == 404
+    assert all(record.revoked is None for record in list_keys(file))
+
+
 async def test_unknown_key_is_a_404_and_an_unreadable_file_a_500(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     keys = ConsoleKeys(file, tmp_path / "audit.jsonl", asks_for_key=True)

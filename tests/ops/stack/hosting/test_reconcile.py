@@ -59,6 +59,63 @@ def test_request_that_comes_while_a_worker_stops_starts_another_one() -> None:
     assert decided([want], [stopping], a=Activity(waiting=1)) == Decision(starts=["a"])
 
 
+def test_model_that_has_waited_longest_gets_the_room_that_was_made_for_it() -> None:
+    """The one that gave way may have requests again before its process has ended: it takes its turn."""
+    wanted = [on_demand("a"), on_demand("b")]
+    activities = {"a": Activity(waiting=1, waits_since=99), "b": Activity(waiting=1, waits_since=80)}
+    assert decided(wanted, [worker("a", phase="stopping")], **activities) == Decision(no_room={"a"})
+    assert decided(wanted, [], **activities).starts == ["b"]
+    assert decided(wanted[::-1], [], **activities).starts == ["b"]
+
+
+def test_room_that_becomes_free_for_one_is_not_taken_by_a_smaller_one() -> None:
+    wanted = [on_demand("big", need_bytes=8), on_demand("small", need_bytes=4)]
+    activities = {"big": Activity(waiting=1, waits_since=80), "small": Activity(waiting=1, waits_since=90)}
+    assert decided(wanted, [worker("a", phase="stopping")], **activities).starts == []
+
+
+def test_model_that_is_only_asked_for_waits_for_those_with_requests_and_for_those_in_use() -> None:
+    wanted = [on_demand("a"), on_demand("b")]
+    asked = Activity(asked=True, waits_since=50)
+    assert decided(wanted, [], a=asked, b=Activity(waiting=1, waits_since=99)).starts == ["b"]
+    served = [worker("b", ready_at=0.0)]
+    assert decided(wanted, served, a=asked, b=Activity(active_at=96)) == Decision(no_room={"a"})
+    assert decided(wanted, served, a=asked, b=Activity(active_at=95)) == Decision(stops=["b-0-0"])
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_tenant_that_always_comes_back_starves_no_other_model(order: str) -> None:
+    """One client of `a` asks again half a second after each answer; a client of `b` asks once."""
+    activities = {name: Activity() for name in "ab"}
+    state: tuple[str, str, float] | None = None  # model, phase, since
+    last_answer, served_b = -1.0, None
+    activities["b"].waiting = 1
+    for tick in range(600):
+        now = tick / 5
+        activities["a"].waiting = int(now - last_answer >= 0.5)
+        if state is not None and state[1] == "ready" and activities[state[0]].waiting:
+            if state[0] == "b":
+                served_b = now
+                break
+            activities["a"].waiting, last_answer = 0, now
+        for name, activity in activities.items():
+            runs = state is not None and state[0] == name and state[1] != "stopping"
+            activity.active_at = now if activity.waiting else activity.active_at
+            activity.waits_since = min(activity.waits_since, now) if activity.waiting and not runs else float("inf")
+        seen = [] if state is None else [worker(state[0], phase=state[1], ready_at=state[2])]
+        found = decided([on_demand(name) for name in order], seen, now, **activities)
+        if state is not None and state[1] == "stopping" and now - state[2] > 0.5:
+            state = None
+        elif state is not None and state[1] == "loading" and now - state[2] > 2.0:
+            state = (state[0], "ready", now)
+        elif state is not None and found.stops:
+            state = (state[0], "stopping", now)
+        elif found.starts:
+            state = (found.starts[0], "loading", now)
+    assert served_b is not None
+    assert served_b < 20
+
+
 def test_least_recently_used_idle_model_gives_way() -> None:
     wanted = [on_demand("a", need_bytes=5), on_demand("b", need_bytes=5), on_demand("c", need_bytes=5)]
     workers = [worker("a", need_bytes=5), worker("b", need_bytes=5)]

@@ -47,6 +47,17 @@ def test_what_was_loaded_is_there_after_a_restart(models: Path) -> None:
     assert (found.path, found.generation, found.need_bytes) == (str(models / "b"), 1, 1000 + (512 << 20))
 
 
+@pytest.mark.parametrize("path", ["loop", "x" * 256, "x/" * 2048, "dangling"])
+def test_path_that_cannot_be_read_is_refused(models: Path, path: str) -> None:
+    (models / "loop").symlink_to(models / "pool")
+    (models / "pool").symlink_to(models / "loop")
+    shutil.copytree(models / "a", models / "dangling")
+    (models / "dangling" / "model.safetensors").unlink()
+    (models / "dangling" / "model.safetensors").symlink_to(models / "nothing")
+    with pytest.raises(OrderError, match=r"^(path: |HEADRACE_)"):
+        wishes(models).load(load(path=path))
+
+
 @pytest.mark.parametrize(
     "path", ["/etc", "..", "a/../..", "../models/../other", ".", "", "link", "a/\0b", "/proc/self/root"]
 )
