@@ -22,11 +22,15 @@ class AtomicFile:
         """Create the temporary file.
 
         Raises:
-            OSError: It cannot be created; `FileNotFoundError` if the directory is missing.
+            OSError: It cannot be created; `FileNotFoundError` if the directory is missing. Names `target`.
         """
         self._target = target
         self._temporary = temporary_beside(target)
-        self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            error.filename = str(target)
+            raise
         self._is_open = True
 
     def write(self, data: bytes | memoryview) -> None:

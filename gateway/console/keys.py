@@ -23,6 +23,7 @@ from gateway.admission.api_keys import (
 from gateway.errors import ApiError
 from shared.audit import audited
 from shared.errors import ConfigError, HeadraceError
+from shared.field_problem import field_problem
 from shared.messages import UNDECODABLE
 
 Made = TypeVar("Made")
@@ -68,8 +69,12 @@ class ConsoleKeys:
         """
         try:
             body = msgspec.json.decode(content, type=KeyBody)
-        except UNDECODABLE as error:
-            raise ApiError(400, f"The key cannot be made: {error}", code="invalid_value") from None
+        except msgspec.ValidationError as error:
+            problem = field_problem(error)
+            message = f"{problem.sentence('the body')}."
+            raise ApiError(400, message, param=problem.field, code="invalid_value") from None
+        except UNDECODABLE:
+            raise ApiError(400, "The body is no JSON object.", code="invalid_value") from None
         fields = msgspec.structs.asdict(body)
         days = fields.pop("expires_days")
         fields["models"] = body.models or (ALL_MODELS,)

@@ -120,3 +120,9 @@ def test_limit_follows_the_noise_of_the_recording_but_excuses_no_four_bits() -> 
     assert limit(0.0) == LIMIT
     assert limit(0.01) == 0.04
     assert limit(1e6) < 0.09
+
+
+def test_file_that_cannot_be_written_is_named_as_it_was_typed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as refused:
+        make_key(tmp_path / "nowhere" / "key")
+    assert refused.value.filename == str(tmp_path / "nowhere" / "key")

@@ -139,7 +139,8 @@ def image_at(url: str, detail: AskedDetail | None, where: str) -> ImageSource:
         if url[:8].lower() != "https://" or len(url) > MAX_URL_CHARACTERS:
             shown = url[:_SHOWN_CHARACTERS]
             message = f"'{where}' must be a data URL or an https URL of at most {MAX_URL_CHARACTERS} characters"
-            raise invalid_value(where, f"{message}; it is '{shown}'.")
+            upload = " An uploaded file is named as 'file_id'." if url.startswith("file-") else ""
+            raise invalid_value(where, f"{message}; it is '{shown}'.{upload}")
         return ImageSource(where, served_detail(detail), url=url)
     head = _DATA_URL.match(url)
     if head is None:

@@ -152,6 +152,7 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
             "image_file": ({"file_id": "a"},),
             "image_embeds": ("AAAA",),
             "input_image": ({"data": ""},),
+            "file_id": ("file-1",),
             "image": ("AAAA",),
         },
     },

@@ -114,6 +114,7 @@ def test_an_image_in_its_original_detail_is_read_as_finely_as_possible(detail: s
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
         {"type": "image_file", "image_file": {"file_id": "file-1"}},
         {"type": "image_embeds", "image_embeds": "AAAA"},
+        {"type": "input_image", "file_id": "file-1"},
     ],
 )
 def test_images_as_other_apis_write_them_are_refused_with_the_form_of_a_chat(part: dict[str, Any]) -> None:
@@ -212,6 +213,7 @@ def test_anthropics_tool_results_and_places_elsewhere_are_read() -> None:
         ("data:image/png;base64,!!", "is no valid base64"),
         ("data:image/png,abc", "must be a data URL in base64"),
         ("http://example.com/a.png", "must be a data URL or an https URL"),
+        ("file-abc", "it is 'file-abc'[.] An uploaded file is named as 'file_id'[.]$"),
         ("file:///etc/passwd", "must be a data URL or an https URL"),
         ("https://x/" + "a" * 9000, "at most 8192 characters"),
         ("data:image/png;base64,AAAA", "is not a PNG, JPEG, WebP or GIF"),
