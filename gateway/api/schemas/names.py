@@ -29,6 +29,8 @@ _SAME = (
     ("prompt", "input", "inputs", "text", "texts", "content"),
     ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens", "max_length", "num_predict"),
     ("system", "instructions", "system_prompt"),
+    ("stop", "stop_sequences"),
+    ("seed", "random_seed"),
 )
 
 

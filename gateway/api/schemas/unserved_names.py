@@ -1,6 +1,6 @@
-"""Names of OpenAI, vLLM and other servers that are not served: why they change nothing, or what to do instead.
+"""Names that official SDKs, agents and users of vLLM send and that are not served: why, or what to do instead.
 
-A name that only adjusts another one (the threshold of a sampler that is off) changes nothing while that one is refused.
+Any other unknown name is a 400 that names it and the nearest served one.
 """
 
 from __future__ import annotations
@@ -47,64 +47,14 @@ _CACHED = "Prompts are always cached."
 # By the object they stand in and the advice: names, each with an example and the values that pass as left out.
 _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]]]] = {
     _GENERATION: {
-        "Use 'max_tokens'.": {"max_new_tokens": (5,), "num_predict": (5,), "max_length": (5,)},
-        "Use 'min_p', 'top_p' or 'top_k'.": {
-            "typical_p": (0.9, 1, 1.0),
-            "tfs_z": (0.9, 1, 1.0),
-            "top_a": (0.1, 0, 0.0),
-            "top_n_sigma": (1.0, -1, -1.0),
-            "xtc_probability": (0.5, 0, 0.0),
-            "mirostat": (2, 0),
-            "min_keep": (5, 0, 1),
-            "epsilon_cutoff": (3.0, 0, 0.0),
-            "eta_cutoff": (3.0, 0, 0.0),
-        },
-        "Use 'temperature'; 0 takes the most likely token.": {
-            "do_sample": (False,),
-            "dynatemp_range": (0.5, 0, 0.0),
-            "smoothing_factor": (0.5, 0, 0.0),
-        },
-        "Use 'frequency_penalty' or 'repetition_penalty'.": {"dry_multiplier": (0.8, 0, 0.0)},
-        "Penalties look at the whole answer.": {"repeat_last_n": (64, -1)},
-        "Use 'logprobs'.": {"n_probs": (5, 0), "top_n_tokens": (5, 0), "details": (True, False)},
-        "Use 'return_token_ids'.": {"return_tokens": (True, False)},
-        "Use 'logit_bias'.": {"logits_processors": (["a.b"], []), "penalize_nl": (True, False)},
         "Use 'n' and a 'temperature': beam search is not served.": {
             "use_beam_search": (True, False),
             "length_penalty": (2.0, 1, 1.0),
             "early_stopping": (True, False),
         },
-        "Use 'truncate_prompt_tokens'.": {
-            "truncate": (100,),
-            "truncation_length": (2048,),
-            "transforms": (["middle-out"], []),
-        },
-        "The end of a prompt is kept.": {"truncation_side": ("right", "left")},
-        "A prompt that is too long is refused; shorten it.": {"n_keep": (5, 0)},
-        "The order of the samplers is fixed.": {"samplers": (["top_k"], [])},
-        "Use 'timeout', in seconds.": {"t_max_predict_ms": (500, 0)},
-        "Leave it out.": {
-            "spaces_between_special_tokens": (False, True),
-            "guidance_scale": (1.5, 1, 1.0),
-            "negative_prompt": ("a", ""),
-            "watermark": (True, False),
-        },
-        "Name the adapter as the model: `--lora-modules` of the worker gives it a name.": {
-            "lora": ([{"id": 0, "scale": 1.0}], [])
-        },
-        "Name one model in 'model'.": {"models": (["a", "b"], [])},
-        "Use 'guided_regex'.": {"regex": ("a+",)},
-        "Use 'guided_grammar'.": {"ebnf": ('root ::= "a"',)},
-        "Use 'response_format'.": {"format": ("json", "")},
-        "Use 'include_stop_str_in_output'.": {"no_stop_trim": (True, False)},
-        "Use 'ignore_eos'.": {"ban_eos_token": (True, False)},
-        "Use 'stop'.": {"stop_sequences": (["a"], [])},
-        "Use 'seed'.": {"random_seed": (5,)},
-        "Use 'echo'.": {"return_full_text": (True, False)},
-        "Use /v1/embeddings.": {"return_hidden_states": (True, False)},
+        "Leave it out.": {"spaces_between_special_tokens": (False, True)},
         "Send a message with the role `system`.": {"system": ("Be brief.",)},
         "Write the parameters into the body itself.": {"options": ({"num_predict": 5}, {})},
-        "Offer the tools with 'tools'.": {"plugins": ([{"id": "web"}], []), "grammar_triggers": ([{"type": 0}], [])},
         "Workers share no memory.": {"kv_transfer_params": ({"a": 1}, {})},
     },
     _CHAT: {
@@ -115,18 +65,14 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
         "Put the found text into a message.": {
             "web_search_options": ({"a": 1},),
             "web_search": (True, False),
-            "search_parameters": ({"mode": "on"}, {}),
             "files": ([{"id": "a"}], []),
         },
         "A chat template writes the special tokens itself.": {"add_special_tokens": (True, False)},
         # `deepseek` is served: reasoning stands in a field of its own.
         "Use 'include_reasoning'.": {
             "reasoning_format": ("none", "auto", "deepseek"),
-            "separate_reasoning": (False, True),
-            "stream_reasoning": (False, True),
         },
-        _THINKING: {"thinking_budget": (100,), "thinking_token_budget": (100,)},
-        "Use 'chat_template'.": {"template": ("x", "")},
+        _THINKING: {"thinking_token_budget": (100,)},
         "Offer the tools themselves with 'tools'.": {"tool_ids": (["a"], []), "skill_ids": (["a"], [])},
         "Leave it out.": {"moderation": ({"model": "omni-moderation-latest"},)},
         "Write the parameters into the body.": {"params": ({"temperature": 0.5}, {})},
@@ -168,7 +114,6 @@ _REFUSED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, tuple[object, ...]
     (OpenAi.CHAT_THINKING,): {_THINKING: {"budget_tokens": (100,)}},
     (OpenAi.CHAT_REASONING,): {_THINKING: {"max_tokens": (100,)}},
     (OpenAi.TOKENIZE,): {"Leave it out.": {"return_token_strs": (True, False)}},
-    (OpenAi.RESPONSE_FORMAT,): {"Offer the tools with 'tools'.": {"structures": ([{"begin": "a"}], [])}},
     _STRUCTURED: {
         "Offer the tools with 'tools'.": {"structural_tag": ("{}",)},
         "One space, or a new line with its indentation, separates the parts of JSON. For others use 'grammar'.": {
@@ -189,30 +134,12 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
             "prompt_cache_key": "a",
             "prompt_cache_retention": "24h",
             "prompt_cache_options": {"ttl": "30m"},
-            "cache_prompt": True,
-            "n_cache_reuse": 0,
         },
-        "A worker chooses the slot.": {"id_slot": -1, "slot_id": -1},
         "Models stay loaded.": {"keep_alive": "5m"},
-        "Times are in the metrics.": {"timings_per_token": True, "return_progress": True},
-        "Send the header `x-request-id`: it names the request everywhere.": {"request_id": "mine", "rid": "mine"},
+        "Send the header `x-request-id`: it names the request everywhere.": {"request_id": "mine"},
         "There is one implementation of structured output.": {"guided_decoding_backend": "auto"},
         "There is one provider.": {"provider": {"order": ["a"]}},
         "Whole answers always count tokens; `stream_options` asks a stream to.": {"usage": {"include": True}},
-        "It is LiteLLM's own.": {"caching": True},
-        "It adjusts a parameter that is not served.": {
-            "dynatemp_exponent": 1.0,
-            "xtc_threshold": 0.1,
-            "mirostat_tau": 5.0,
-            "mirostat_eta": 0.1,
-            "dry_base": 1.75,
-            "dry_allowed_length": 2,
-            "dry_penalty_last_n": -1,
-            "dry_sequence_breakers": ["\n"],
-            "n_discard": 0,
-            "grammar_lazy": False,
-            "post_sampling_probs": True,
-        },
     },
     _CHAT: {"Names the answer in the client.": {"id": "a"}},
     (OpenAi.COMPLETION,): {
@@ -279,7 +206,6 @@ _OF_CLIENTS: Mapping[str, Mapping[str, object]] = {
     "Names a trace for OpenRouter or Langfuse.": {"trace": {"trace_id": "a"}, "trace_id": "a", "generation_name": "a"},
     "How Ollama loads a model; here that is the operator's choice.": {
         "num_ctx": 4096,
-        "n_ctx": 4096,
         "num_gpu": 1,
         "num_thread": 8,
         "num_batch": 512,
