@@ -70,6 +70,15 @@ def save_calling_model(directory: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokens))
 
 
+def save_seeing_model(directory: Path) -> None:
+    """Write a random model that reads images, whose tokens are characters."""
+    from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, save_letters, save_seeing
+
+    directory.mkdir()
+    save_seeing(SEEING_CASES["qwen2.5-vl"], directory)
+    save_letters(directory)
+
+
 def _one_layer(**options: Any) -> Any:
     # Here, because every run of tests imports this module, and hardly any this.
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -185,11 +194,13 @@ MODELS: dict[str, tuple[Callable[[Path], None] | None, str]] = {
     "thinking": (save_thinking_model, "hermes-thinking"),
     # It calls a tool that it was not offered.
     "calling": (save_calling_model, "hermes"),
+    "seeing": (save_seeing_model, "hermes"),
 }
 # Those that try what a model does that thinks.
 THINKING = ("openai_client.py", "openai.mjs", "anthropic_client.py", "ai_sdk.mjs", "pydantic_ai_client.py")
 # Those that try what becomes of a call of a tool that was not offered.
 CALLING = (*THINKING, "langchain_client.py")
+SEEING = ("openai_client.py", "anthropic_client.py", "langchain_client.py", "litellm_client.py")
 CLIENT_TIMEOUT_S = 600
 
 
@@ -241,7 +252,7 @@ def test_every_feature_of_the_client_works(
         # No client reports these runs.
         "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     }
-    for kind, scripts in (("thinking", THINKING), ("calling", CALLING)):
+    for kind, scripts in (("thinking", THINKING), ("calling", CALLING), ("seeing", SEEING)):
         if script.name in scripts:
             other = system_of(kind)
             prefix = f"HEADRACE_{kind.upper()}"

@@ -22,15 +22,15 @@ import nats
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.gpu_worker.models.vision.seeing_models import (
     IMAGE,
+    LETTERS,
     SEEING_CASES,
-    VOCAB,
     Pixels,
     oracle_logits,
     random_image,
+    save_letters,
     save_seeing,
 )
 from tests.images import encoded, reference, scans_added
@@ -41,13 +41,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 CASE = SEEING_CASES["qwen2.5-vl"]
-LETTERS = [chr(0x21 + number) for number in range(VOCAB - 2)]
 TOKENS_BY_WIDTH = {32: 12, 48: 24}
 """An image of 24 or 32 lines, in squares of 8 pixels."""
-TEMPLATE = (
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}<|image_pad|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}."
-)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +50,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A random model that sees, with a tokenizer of characters."""
     directory = tmp_path_factory.mktemp("seeing")
     model = save_seeing(CASE, directory)
-    names = [*LETTERS[:IMAGE], "<|image_pad|>", *LETTERS[IMAGE:], "<unk>"]
-    tokenizer = Tokenizer(models.WordLevel({name: place for place, name in enumerate(names)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens(["<|image_pad|>"])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    save_letters(directory)
     return directory, model
 
 

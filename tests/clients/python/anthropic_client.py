@@ -10,19 +10,26 @@ from cells import (
     CALLING_URL,
     KEY,
     MODEL,
+    NUM_SEEN,
     NUM_TURNS,
+    PICTURE,
     SCHEMA,
+    SEEING_KEY,
+    SEEING_MODEL,
+    SEEING_URL,
     THINKING_KEY,
     THINKING_MODEL,
     THINKING_URL,
     URL,
     check_person,
+    picture,
     run,
 )
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
 thinking = anthropic.Anthropic(base_url=THINKING_URL, api_key=THINKING_KEY, max_retries=0, timeout=120)
 calling = anthropic.Anthropic(base_url=CALLING_URL, api_key=CALLING_KEY, max_retries=0, timeout=120)
+seeing = anthropic.Anthropic(base_url=SEEING_URL, api_key=SEEING_KEY, max_retries=0, timeout=120)
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"name": "person", "description": "Store.", "input_schema": SCHEMA, "strict": True}
 # The library knows no temperature any more.
@@ -215,6 +222,34 @@ def errors() -> None:
         raise AssertionError("an unknown model was shown")
 
 
+def _looked(source: dict[str, str], api: object) -> None:
+    turn = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Look"}]}
+    usage = api.messages.create(model=SEEING_MODEL, max_tokens=4, messages=[turn]).usage
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == NUM_SEEN, usage
+
+
+def images() -> None:
+    _looked({"type": "base64", "media_type": "image/png", "data": PICTURE}, seeing)
+    assert seeing.models.retrieve(SEEING_MODEL).capabilities.image_input.supported
+
+
+def file_images() -> None:
+    file = seeing.beta.files.upload(file=("a.png", picture(), "image/png"))
+    _looked({"type": "file", "file_id": file.id}, seeing.beta)
+    seeing.beta.files.delete(file.id)
+
+
+def files() -> None:
+    uploaded = [client.beta.files.upload(file=(f"{name}.png", picture(), "image/png")) for name in "abc"]
+    file = client.beta.files.retrieve_metadata(uploaded[0].id)
+    assert (file.mime_type, file.size_bytes, file.filename) == ("image/png", len(picture()), "a.png"), file
+    listed = [each.id for each in client.beta.files.list(limit=1)]
+    assert [each for each in listed if each in {one.id for one in uploaded}] == [one.id for one in uploaded[::-1]]
+    assert client.beta.files.download(file.id).read() == picture()
+    for each in uploaded:
+        assert client.beta.files.delete(each.id).type == "file_deleted"
+
+
 run(
     {
         "chat": chat,
@@ -232,5 +267,8 @@ run(
         "history of the provider's own tools": hosted_history,
         "call of a tool that was not offered": tool_not_offered,
         "typed errors": errors,
+        "images": images,
+        "files": files,
+        "images of files": file_images,
     }
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import struct
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 
 URL = os.environ["HEADRACE_URL"]
@@ -20,6 +23,10 @@ THINKING_MODEL = os.environ.get("HEADRACE_THINKING_MODEL", "")
 CALLING_URL = os.environ.get("HEADRACE_CALLING_URL", "")
 CALLING_KEY = os.environ.get("HEADRACE_CALLING_KEY", "")
 CALLING_MODEL = os.environ.get("HEADRACE_CALLING_MODEL", "")
+# A fourth one, whose model reads images.
+SEEING_URL = os.environ.get("HEADRACE_SEEING_URL", "")
+SEEING_KEY = os.environ.get("HEADRACE_SEEING_KEY", "")
+SEEING_MODEL = os.environ.get("HEADRACE_SEEING_MODEL", "")
 
 SCHEMA = {
     "type": "object",
@@ -38,6 +45,24 @@ POINT = {
 }
 # A model that has learned nothing of tools is made to call one by the grammar; this many turns are an agent's day.
 NUM_TURNS = 20
+
+
+def picture() -> bytes:
+    """Return a PNG of 32 times 24 pixels, which that model reads as 12 tokens."""
+    lines = b"".join(b"\0" + bytes(range(line, line + 96)) for line in range(24))
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", 32, 24, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+PICTURE = base64.b64encode(picture()).decode()
+PICTURE_URL = f"data:image/png;base64,{PICTURE}"
+# The picture, the letters of `Look`, and what the template adds.
+NUM_SEEN = 12 + 5
 
 
 def check_person(value: object) -> None:

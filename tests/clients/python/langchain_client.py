@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from cells import CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, SCHEMA, URL, check_person, run
+from cells import (
+    CALLING_KEY,
+    CALLING_MODEL,
+    CALLING_URL,
+    KEY,
+    MODEL,
+    NUM_SEEN,
+    NUM_TURNS,
+    PICTURE,
+    PICTURE_URL,
+    SCHEMA,
+    SEEING_KEY,
+    SEEING_MODEL,
+    SEEING_URL,
+    URL,
+    check_person,
+    run,
+)
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
@@ -82,6 +99,22 @@ def response() -> None:
     assert model(use_responses_api=True).invoke("hello").text
 
 
+def _looked(image: dict[str, object], **options: object) -> None:
+    place = {"base_url": f"{SEEING_URL}/v1", "api_key": SEEING_KEY, "model": SEEING_MODEL, "max_tokens": 4}
+    asked = HumanMessage([image, {"type": "text", "text": "Look"}])
+    answer = ChatOpenAI(**place, max_retries=0, timeout=120, **options).invoke([asked])
+    assert answer.usage_metadata["input_tokens"] == NUM_SEEN, answer.usage_metadata
+
+
+def images() -> None:
+    _looked({"type": "image_url", "image_url": {"url": PICTURE_URL}})
+    _looked({"type": "image", "base64": PICTURE, "mime_type": "image/png"})
+
+
+def response_images() -> None:
+    _looked({"type": "image", "base64": PICTURE, "mime_type": "image/png"}, use_responses_api=True)
+
+
 run(
     {
         "chat": chat,
@@ -93,5 +126,7 @@ run(
         "embeddings": embeddings,
         "Responses": response,
         "call of a tool that was not offered": tool_not_offered,
+        "images": images,
+        "images in Responses": response_images,
     }
 )

@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 
 import litellm
-from cells import KEY, MODEL, SCHEMA, URL, check_person, run
+from cells import (
+    KEY,
+    MODEL,
+    NUM_SEEN,
+    PICTURE_URL,
+    SCHEMA,
+    SEEING_KEY,
+    SEEING_MODEL,
+    SEEING_URL,
+    URL,
+    check_person,
+    run,
+)
 
 litellm.suppress_debug_info = True
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
@@ -76,6 +88,14 @@ def anthropic_messages() -> None:
     assert answer.choices[0].message.content
 
 
+def images() -> None:
+    content = [{"type": "image_url", "image_url": {"url": PICTURE_URL}}, {"type": "text", "text": "Look"}]
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "api_key": SEEING_KEY}
+    for kind, place in (("openai", f"{SEEING_URL}/v1"), ("anthropic", SEEING_URL)):
+        answer = litellm.completion(model=f"{kind}/{SEEING_MODEL}", api_base=place, timeout=120, **asked)
+        assert answer.usage.prompt_tokens == NUM_SEEN, answer.usage
+
+
 run(
     {
         "chat": chat,
@@ -87,5 +107,6 @@ run(
         "embeddings": embeddings,
         "typed errors": errors,
         "Messages": anthropic_messages,
+        "images": images,
     }
 )

@@ -13,13 +13,19 @@ from cells import (
     CALLING_URL,
     KEY,
     MODEL,
+    NUM_SEEN,
     NUM_TURNS,
+    PICTURE_URL,
     SCHEMA,
+    SEEING_KEY,
+    SEEING_MODEL,
+    SEEING_URL,
     THINKING_KEY,
     THINKING_MODEL,
     THINKING_URL,
     URL,
     check_person,
+    picture,
     run,
 )
 from openai.types.responses import (
@@ -34,6 +40,7 @@ from pydantic import BaseModel, Field
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
 thinking = openai.OpenAI(base_url=f"{THINKING_URL}/v1", api_key=THINKING_KEY, max_retries=0, timeout=120)
 calling = openai.OpenAI(base_url=f"{CALLING_URL}/v1", api_key=CALLING_KEY, max_retries=0, timeout=120)
+seeing = openai.OpenAI(base_url=f"{SEEING_URL}/v1", api_key=SEEING_KEY, max_retries=0, timeout=120)
 THOUGHT = {"model": THINKING_MODEL, "input": "hello", "max_output_tokens": 16}
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"type": "function", "function": {"name": "person", "description": "Store.", "parameters": SCHEMA}}
@@ -399,6 +406,36 @@ def _strict(tool: dict[str, object]) -> dict[str, object]:
     return tool | {"function": {**tool["function"], "strict": True}}
 
 
+def _looked(source: dict[str, str]) -> None:
+    content = [{"type": "image_url", "image_url": source}, {"type": "text", "text": "Look"}]
+    answer = seeing.chat.completions.create(
+        model=SEEING_MODEL, messages=[{"role": "user", "content": content}], max_tokens=4
+    )
+    assert answer.usage.prompt_tokens == NUM_SEEN, answer.usage
+
+
+def images() -> None:
+    _looked({"url": PICTURE_URL, "detail": "original"})
+
+
+def file_images() -> None:
+    file = seeing.files.create(file=("a.png", picture()), purpose="vision")
+    _looked({"file_id": file.id})
+    content = [{"type": "input_image", "file_id": file.id}, {"type": "input_text", "text": "Look"}]
+    _answered(content)
+    seeing.files.delete(file.id)
+
+
+def response_images() -> None:
+    _answered([{"type": "input_image", "image_url": PICTURE_URL}, {"type": "input_text", "text": "Look"}])
+
+
+def _answered(content: list[dict[str, str]]) -> None:
+    item = {"role": "user", "content": content}
+    answer = seeing.responses.create(model=SEEING_MODEL, input=[item], max_output_tokens=4)
+    assert answer.usage.input_tokens == NUM_SEEN, answer.usage
+
+
 run(
     {
         "chat": chat,
@@ -432,5 +469,8 @@ run(
         "compaction": compaction,
         "records": records,
         "call of a tool that was not offered": tool_not_offered,
+        "images": images,
+        "images in Responses": response_images,
+        "images of files": file_images,
     }
 )

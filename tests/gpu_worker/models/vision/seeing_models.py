@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 VOCAB, IMAGE = 97, 90
 SPECIAL = {"[IMG_BREAK]": 93, "[IMG_END]": 94, "<img>": 95, "</img>": 96}
@@ -245,3 +246,23 @@ SEEING_CASES: Mapping[str, SeeingCase] = {
         (91,),
     ),
 }
+
+
+LETTERS = [chr(0x21 + number) for number in range(VOCAB - 2)]
+"""The texts of a seeing model's tokens, but for the image's and the unknown one."""
+_TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<|image_pad|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}."
+)
+
+
+def save_letters(directory: Path) -> None:
+    """Write a tokenizer of single characters beside a model, with a chat template of nothing but the contents."""
+    names = [*LETTERS[:IMAGE], "<|image_pad|>", *LETTERS[IMAGE:], "<unk>"]
+    tokenizer = Tokenizer(models.WordLevel({name: place for place, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<|image_pad|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
