@@ -13,6 +13,7 @@ from types import MappingProxyType
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from gateway.telemetry.answer_counts import AnswerCounts
 from gateway.telemetry.model_metrics import RequestMetrics
 from gateway.telemetry.row import MetricRow, add
 from shared.histogram import Histogram
@@ -90,6 +91,7 @@ class GatewayMetrics:
         self.retry_after_error_s = Histogram(RETRY_ERROR_BUCKETS_S)
         self.by_model = RequestMetrics()
         self.usage = UsageLedger("interactive")
+        self.answers = AnswerCounts()
 
 
 _COUNTERS = {

@@ -11,6 +11,7 @@ hr.usage.<tenant>.<model>.<lane>.<measure>  what a tenant has had in all (counte
 hr.kept.<tenant>                    what a tenant's stored results amount to (the same stream)
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
+hr.response._answers.<day>.<gateway>  what a gateway process counts of answers (the same stream)
 hr.batch.<state>.<tenant>.<batch>  a batch of OpenAI's API, `active` or `ended` (stream `HR_BATCHES`)
 hr.stream.<tenant>.<stream>.<...>   head, requests and pieces of a resumable stream (stream `HR_STREAMS`)
 hr.stream.<tenant>.<key>.key        which stream an idempotency key stands for (the same stream)
@@ -220,6 +221,11 @@ def ends_filter(tenant: str) -> str:
 def usage_subject(tenant: str, model: str, lane: Lane, measure: str) -> str:
     """Subject of one total of what a tenant has had of a model."""
     return f"hr.usage.{encode_name(tenant)}.{encode_name(model)}.{lane}.{measure}"
+
+
+def answers_subject(day: str, process: str) -> str:
+    """Subject of what a process counts of a day's answers; `*` is the filter of all. No tenant has this name."""
+    return f"hr.response._answers.{day}.{process}"
 
 
 def ledger_subject(tenant: str) -> str:

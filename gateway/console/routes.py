@@ -22,8 +22,10 @@ from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView
 from gateway.console.records import dead_letters_view, tenants_view
 from gateway.errors import ApiError
+from gateway.telemetry.drift_watch import DriftWatch
 from gateway.timelines.exchange import TimelineExchange
 from gateway.timelines.view import view_of
+from shared.nats_connection import SEND_ERRORS
 from shared.timeline import MAX_LISTED, Order
 
 _FOLDER = Path(__file__).parent / "static"
@@ -86,6 +88,7 @@ class ConsoleServices:
     js: JetStreamContext
     keys: KeyStore
     key_file: ConsoleKeys
+    drift: DriftWatch
     device_hour_cost: float | None = None
     shows_prompts: bool = False
 
@@ -108,6 +111,7 @@ class ConsoleRoutes:
             OperatorRoute(f"{API}/requests/{{id:path}}", self._request),
             OperatorRoute(f"{API}/tenants", self._tenants),
             OperatorRoute(f"{API}/dead-letters", self._dead_letters),
+            OperatorRoute(f"{API}/drift", self._drift),
             OperatorRoute(f"{API}/keys", self._make_key, "POST"),
             OperatorRoute(f"{API}/keys/{{id}}/revoke", self._revoke_key, "POST"),
         ]
@@ -148,6 +152,14 @@ class ConsoleRoutes:
         check_query(request, frozenset(), allow_unknown=False)
         services = self._services
         return _json(await tenants_view(services.js, services.keys, services.device_hour_cost))
+
+    async def _drift(self, request: Request) -> Response:
+        check_query(request, frozenset(), allow_unknown=False)
+        try:
+            return _json({"workers": await self._services.drift.view()})
+        except SEND_ERRORS as error:
+            message = "Counts of answers cannot be read: NATS is away, or `headrace setup` has not been run."
+            raise ApiError(503, message, code="queue_unavailable", retry_after_s=5.0) from error
 
     async def _make_key(self, request: Request) -> Response:
         return _json(await self._services.key_file.make(await request.body()))

@@ -25,7 +25,7 @@ from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.queue_streams import QueueStreams
 from gateway.dispatch.recovery import Reason, Recovery
 from gateway.dispatch.revoker import Revoker
-from gateway.dispatch.sinks import Sink
+from gateway.dispatch.sinks import ScoredSink, Sink
 from gateway.dispatch.sweep import Prober, Sweep
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.dispatch.timeouts import RecoveryLimits
@@ -36,6 +36,7 @@ from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
 from gateway.metrics import GatewayMetrics
+from gateway.telemetry.answer_counts import Ending as AnswerEnding
 from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
 from shared.hosted_models import ModelOrder
@@ -74,6 +75,18 @@ class DispatchCounts:
         usage, timing = (None, None) if finish is None else (finish.usage, finish.timing)
         total_s = self._loop.time() - flight.submitted_at
         self.metrics.by_model.model(flight.request.model).sequence_ended(reason, total_s, usage, timing)
+
+    def answered(self, flight: Flight, delta: Delta, revision: str) -> None:
+        """Count what an answer is like, if one worker of this revision has computed all of it; `delta` is the last."""
+        finish = delta.finish
+        if finish is None or flight.worker is None or flight.log.ended or flight.start or flight.request.pooling:
+            return
+        logprob = flight.sink.mean(delta) if isinstance(flight.sink, ScoredSink) else None
+        ending: AnswerEnding = (
+            "length" if finish.reason == "length" else "stop" if finish.stop is None else "stop_string"
+        )
+        key = (flight.request.model, flight.worker, revision)
+        self.metrics.answers.add(key, len(flight.emitted), ending, logprob)
 
     def moved(self, reason: str) -> None:
         """Count a sequence that is dispatched again."""
@@ -195,6 +208,8 @@ class Dispatcher:
         now = self._loop.time()
         if expires_at is None and request.deadline is not None:
             expires_at = now + request.deadline - self.clock.now()
+        if request.sampling.logprobs is not None:
+            sink = ScoredSink(sink)
         flight = Flight(request, sink, estimated_tokens, published_at=now, expires_at=expires_at, submitted_at=now)
         return self._submit(flight, now)
 
@@ -263,6 +278,7 @@ class Dispatcher:
         if self._flights.remove(flight):
             self._recovery.note_answer(flight)
             self.counts.ended(flight, "completed", delta.finish)
+            self.counts.answered(flight, delta, self.fleet.revision(flight.worker))
             flight.sink.deliver(delta)
 
     def fail(self, flight: Flight, error: ApiError) -> None:

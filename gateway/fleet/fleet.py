@@ -96,6 +96,11 @@ class Fleet:
         heartbeat = self.liveness.last_heartbeat(worker)
         return 1 if heartbeat is None or heartbeat.metrics is None else max(1, len(heartbeat.metrics.ranks))
 
+    def revision(self, worker: str | None) -> str:
+        """Return the revision that a worker serves, by its last heartbeat; "" if it is not known."""
+        heartbeat = None if worker is None else self.liveness.last_heartbeat(worker)
+        return "" if heartbeat is None else heartbeat.revision
+
     def note_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in a worker's heartbeat. `now` is loop time, here and below."""
         self._loads.clear()

@@ -67,6 +67,7 @@ from gateway.responses.stored import StoredResponses
 from gateway.resumable.hub import StreamHub
 from gateway.resumable.owner import StreamLimits
 from gateway.resumable.routes import StreamRoutes
+from gateway.telemetry.drift_watch import DriftWatch
 from gateway.timelines.exchange import TimelineExchange
 from gateway.usage.routes import UsageRoutes
 from shared.direct_client import DirectClient
@@ -135,8 +136,10 @@ async def assemble(
     handler, count = AsgiHandler(application, config.max_body_bytes), partial(count_connections, metrics)
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     needs = _needs(config, dispatcher, shedder)
-    registry = await stack.enter_async_context(scrape_registry(metrics, nats, dispatcher, needs, slot, board, tasks))
-    console = await _console(services, nats, dispatcher)
+    drift = _drift(stack, nats, dispatcher, metrics)
+    watched = scrape_registry(metrics, nats, dispatcher, needs, drift, slot, board, tasks)
+    registry = await stack.enter_async_context(watched)
+    console = await _console(services, nats, dispatcher, drift)
     told = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry, needs, console)
     operator_handler = AsgiHandler(with_playground(create_operator_app(told), application), config.max_body_bytes)
     operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
@@ -156,7 +159,20 @@ async def _count_usage(
     await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
 
 
-async def _console(services: RouteServices, nats: DirectClient, dispatcher: Dispatcher) -> list[OperatorRoute]:
+def _drift(
+    stack: contextlib.AsyncExitStack, nats: DirectClient, dispatcher: Dispatcher, metrics: GatewayMetrics
+) -> DriftWatch:
+    """Return what compares the workers' answers; the counts of this process are stored when the stack ends."""
+    fleet = dispatcher.fleet
+    live = lambda: {beat.worker for beat in fleet.workers()}  # noqa: E731
+    drift = DriftWatch(nats.jetstream(), dispatcher.name, metrics.answers, lambda: fleet.is_eldest, live)
+    stack.push_async_callback(drift.store)
+    return drift
+
+
+async def _console(
+    services: RouteServices, nats: DirectClient, dispatcher: Dispatcher, drift: DriftWatch
+) -> list[OperatorRoute]:
     """Return the routes of the console, and begin to tell other gateways what this one keeps of requests."""
     config, timelines = services.config, dispatcher.counts.timelines
     own = partial(own_counts, dispatcher.name, dispatcher, services.metrics)
@@ -165,7 +181,7 @@ async def _console(services: RouteServices, nats: DirectClient, dispatcher: Disp
     now, js, cost = NowView(dispatcher, exchange), nats.jetstream(), config.device_hour_cost
     path = None if config.keys_file is None else Path(config.keys_file)
     key_file = ConsoleKeys(path, config.audit_file, asks_for_key=config.operator_key is not None)
-    shown = ConsoleServices(now, exchange, js, services.keys, key_file, cost, shows_prompts=config.log_prompts)
+    shown = ConsoleServices(now, exchange, js, services.keys, key_file, drift, cost, shows_prompts=config.log_prompts)
     return ConsoleRoutes(shown).routes()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from gateway import metrics
 from gateway.fleet import fleet_collector
 from gateway.telemetry import model_metrics, worker_rows
+from gateway.telemetry.drift_watch import DRIFT_ROW
 from gateway.telemetry.row import MetricRow
 from gateway.telemetry.stream_watch import STREAM_ROWS, USAGE_ROWS
 
@@ -42,7 +43,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[MetricRow, ...]], ...] = (
         "From heartbeats, at most a second old, shown by the oldest gateway process alone: of some 400 workers, those "
         "that it heard of first. `engine` and `worker` are a worker's name. GPU figures need `headrace[gpu]` and an "
         "NVIDIA driver.",
-        worker_rows.EVERY_ROW,
+        (*worker_rows.EVERY_ROW, DRIFT_ROW),
     ),
 )
 EVERY_ROW = tuple(row for _, _, rows in _SECTIONS for row in rows)

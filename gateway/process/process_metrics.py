@@ -26,6 +26,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.fleet.fleet_collector import FleetCollector
 from gateway.fleet.worker_needs import WorkerNeeds
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.telemetry.drift_watch import DriftWatch
 from gateway.telemetry.stream_watch import StreamWatch, UsageWatch
 from shared.direct_client import DirectClient
 from shared.task_supervisor import TaskSupervisor
@@ -128,6 +129,7 @@ async def scrape_registry(
     nats: DirectClient,
     dispatcher: Dispatcher,
     needs: WorkerNeeds,
+    drift: DriftWatch,
     slot: int,
     board: MetricsBoard | None,
     tasks: TaskSupervisor,
@@ -140,11 +142,12 @@ async def scrape_registry(
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)
     usage = UsageWatch(nats.jetstream(), lambda: fleet.is_eldest)
     fleet_collector = FleetCollector(fleet, dispatcher.oldest_unclaimed_s, streams, usage, needs, slot)
-    own = (MetricsCollector(metrics, slot), fleet_collector)
+    own = (MetricsCollector(metrics, slot), fleet_collector, drift)
     work: list[tuple[Coroutine[Any, Any, None], str]] = [
         (streams.watch_forever(), "watch of streams"),
         (usage.watch_forever(), "watch of usage"),
         (needs.watch_forever(), "needs for workers"),
+        (drift.watch_forever(), "comparison of answers"),
     ]
     if board is None:
         registry = make_registry(*own)

@@ -1,4 +1,4 @@
-"""`headrace golden`: baselines of golden prompts, and what the probes of workers say."""
+"""`headrace golden`: baselines of golden prompts, what the probes of workers say, and how their answers differ."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from shared.config import setting
 from shared.errors import ConfigError, HeadraceError
 from shared.golden import make_key, read_key, sign
 
+_DRIFT_HEADS = ("WORKER", "MODEL", "COMPARED WITH", "LENGTH", "FINISH", "LOGPROB", "ANSWERS", "OTHERS", "VERDICT")
+_COMPARED = {"fleet": "rest of the fleet", "revision": "other revisions", "yesterday": "yesterday"}
 _HEADS = ("WORKER", "MODEL", "PROBES", "FAILED", "DEVIATION", "LIMIT", "DEVICE S", "STATE")
 
 
@@ -114,6 +116,31 @@ def check(config: CheckConfig) -> int:
     return 1 if any(row.get("in_a_row") or row.get("has_withdrawn") for row in rows) else 0
 
 
+def drift(config: CheckConfig) -> int:
+    """Show how the answers of each worker differ from those of others today; the exit status is 1 where one does.
+
+    Compared are lengths, finish reasons and mean log probabilities (of answers that asked for them): with the rest of
+    the fleet of the same model and revision, with its other revisions, and with yesterday (UTC), by the population
+    stability index less what chance explains. Above 0.25 they differ. The exit status tells of the rest of the fleet
+    alone, which has the same requests. Needs the operator's key.
+    """
+    rows = find_operator(config).call("GET", "/console/api/drift")["workers"]
+    if config.json:
+        for row in rows:
+            print(json.dumps(row))
+    elif not rows:
+        print("nothing to compare yet: it takes answers of two workers, of two revisions, or of two days")
+    else:
+        print("\n".join(aligned([_DRIFT_HEADS, *map(_drift_cells, rows)])))
+    return 1 if any(row["verdict"] == "differs" and row["compared_with"] == "fleet" for row in rows) else 0
+
+
+def _drift_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    names = (printable_cell(row["worker"]), printable_cell(row["model"]), _COMPARED[row["compared_with"]])
+    values = ("" if value is None else f"{value:.3f}" for value in row["psi"].values())
+    return (*names, *values, str(row["answers"]), str(row["others"]), row["verdict"])
+
+
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     names = (printable_cell(row["worker"]), printable_cell(row["model"]))
     if "probes" not in row:
@@ -126,6 +153,14 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 command = SettingsGroup(
     "golden",
     help="Prove that answers are still the model's.",
-    commands=[settings_command(RecordConfig, "record", record), settings_command(CheckConfig, "check", check)],
-    instead={"Did you mean 'check'?": "ls list status show verify", "Did you mean 'record'?": "create make new add"},
+    commands=[
+        settings_command(RecordConfig, "record", record),
+        settings_command(CheckConfig, "check", check),
+        settings_command(CheckConfig, "drift", drift),
+    ],
+    instead={
+        "Did you mean 'check'?": "ls list status show verify",
+        "Did you mean 'drift'?": "compare psi diff",
+        "Did you mean 'record'?": "create make new add",
+    },
 )

@@ -100,7 +100,7 @@ async def test_need_for_workers_is_told_of_all_models_and_of_one() -> None:
 
 async def test_console_with_a_slash_leads_to_the_console() -> None:
     unused: Any = None
-    routes = ConsoleRoutes(ConsoleServices(*[unused] * 5)).routes()
+    routes = ConsoleRoutes(ConsoleServices(*[unused] * 6)).routes()
     async with client(KEY, more=routes) as http:
         answer = await http.get("/console/")
         assert answer.status_code == 308

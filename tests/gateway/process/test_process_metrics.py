@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process import process_metrics
 from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard, scrape_registry
+from gateway.telemetry.answer_counts import AnswerCounts
+from gateway.telemetry.drift_watch import DriftWatch
 from shared.task_supervisor import TaskSupervisor
 from tests.gateway.dispatch_bench import Bench
 from tests.gateway.fleet.test_worker_needs import needs_of
@@ -147,19 +149,28 @@ def values(registry: CollectorRegistry, name: str) -> dict[str, float]:
     return {next(iter(sample.labels.values())): sample.value for sample in samples if sample.name == name}
 
 
+def drift_of(bench: Bench) -> DriftWatch:
+    return DriftWatch(bench.nats.jetstream(), "g", AnswerCounts(), lambda: False, set)
+
+
 async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench) -> None:
     metrics, tasks = GatewayMetrics(), TaskSupervisor()
     metrics.prompt_tokens = 7
     bench.dispatcher.fleet.started = 0.0
     await bench.worker("w")
     async with scrape_registry(
-        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), 3, None, tasks
+        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), drift_of(bench), 3, None, tasks
     ) as registry:
         assert values(registry, "headrace_prompt_tokens_total") == {"3": 7}
         assert values(registry, "headrace_fleet_workers")[bench.model] == 1
         await until(lambda: "HR_INTERACTIVE" in values(registry, "headrace_stream_messages"))
         running = set(tasks._tasks)
-        assert {task.get_name() for task in running} == {"watch of streams", "watch of usage", "needs for workers"}
+        assert {task.get_name() for task in running} == {
+            "watch of streams",
+            "watch of usage",
+            "needs for workers",
+            "comparison of answers",
+        }
     assert all(task.cancelled() for task in running)
     assert not tasks.has_failed.is_set()
 
@@ -171,13 +182,19 @@ async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeyp
     neighbour.prompt_tokens = 5
     BoardCollector(board, 2, MetricsCollector(neighbour, 2)).publish()
     async with scrape_registry(
-        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), 1, board, tasks
+        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), drift_of(bench), 1, board, tasks
     ) as registry:
         metrics.prompt_tokens = 7
         assert values(registry, "headrace_prompt_tokens_total") == {"1": 7, "2": 5}
         await until(lambda: b"headrace_prompt_tokens" in board.read(1))
         running = set(tasks._tasks)
-        names = {"watch of streams", "watch of usage", "needs for workers", "metrics for the processes beside"}
+        names = {
+            "watch of streams",
+            "watch of usage",
+            "needs for workers",
+            "comparison of answers",
+            "metrics for the processes beside",
+        }
         assert {task.get_name() for task in running} == names
     assert all(task.cancelled() for task in running)
     board.clear(1)

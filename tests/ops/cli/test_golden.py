@@ -44,3 +44,9 @@ def test_check_tells_of_workers_without_a_baseline(cli_system: System, state_dir
     done = headrace("golden", "check", "--state-dir", str(state_dir))
     assert (done.returncode, done.stderr) == (1, "headrace: no worker has been probed yet: nothing is proved\n")
     assert "no baseline" in done.stdout
+
+
+def test_drift_tells_that_one_worker_has_none_to_be_compared_with(cli_system: System, state_dir: Path) -> None:
+    done = headrace("golden", "drift", "--state-dir", str(state_dir))
+    assert done.returncode == 0, done.stderr
+    assert "nothing to compare yet" in done.stdout

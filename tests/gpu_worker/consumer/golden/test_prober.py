@@ -72,9 +72,10 @@ def test_stale_block_of_the_prefix_cache_fails_the_next_probe(place: int, baseli
     lab.probe()
     anchor = lab.prober._sequence(baseline.prompts[0].token_ids, Sampling(), 1)
     blocks = lab.engine._scheduler._blocks._cache.match(anchor)  # type: ignore[union-attr]
-    slots = torch.arange(BLOCK)
     other = blocks[(place + 9) % len(blocks)]
-    lab.runner._cache.groups[0].move(other * BLOCK + slots, blocks[place] * BLOCK + slots)
+    for stack in lab.runner._cache.groups[0].stacks:
+        for tensor in (stack.keys, stack.values):
+            tensor[:, blocks[place]] = tensor[:, other]
     lab.probe()
     lab.probe()
     assert lab.prober.in_a_row == 2, lab.prober.deviation
@@ -108,11 +109,20 @@ def _probe_in_a_crowd(lab: Lab, number: int, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_right_model_passes_whatever_runs_beside_the_probe(dtype: str, baseline: Baseline) -> None:
+def test_right_model_passes_though_its_probe_is_preempted(dtype: str, baseline: Baseline) -> None:
     lab = Lab(DEMO_MODEL, baseline, dtype=dtype, num_blocks=64, token_budget=256)
-    _probe_in_a_crowd(lab, 2, random.Random(dtype))
-    assert lab.prober.num_failed == 0
-    assert lab.stats.num_preemptions > 0, "the crowd was to be more than the blocks hold"
+    # While the anchor runs, a job of 40 blocks, a person comes who needs as many.
+    prompt = [1 + number % 4000 for number in range(39 * BLOCK)]
+    waiting = [Sequence("person", prompt, len(prompt), Sampling(temperature=0.0, ignore_eos=True), 2, arrival=0.0)]
+
+    def come() -> None:
+        if waiting and lab.stats.free_blocks < 39:
+            lab.engine.add(waiting.pop())
+
+    lab.probe(come)
+    assert lab.stats.num_preemptions > 0
+    lab.probe()
+    assert (lab.prober.num_probes, lab.prober.num_failed) == (2, 0), lab.prober.deviation
     assert lab.stats.num_prefix_hits > 0
 
 
