@@ -56,7 +56,7 @@ from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
 from gateway.openapi.document import OPENAPI_ROUTE
 from gateway.pooling.endpoints import EmbeddingsEndpoint, RerankEndpoint, ScoreEndpoint
-from gateway.process.process_metrics import MetricsBoard, scrape_registry
+from gateway.process.process_metrics import MetricsBoard, drift_watch, scrape_registry
 from gateway.process.resources import affordable_connections
 from gateway.responses.endpoint import CompactEndpoint, ResponsesEndpoint, input_tokens_route
 from gateway.responses.job_queue import JobQueue
@@ -136,7 +136,8 @@ async def assemble(
     handler, count = AsgiHandler(application, config.max_body_bytes), partial(count_connections, metrics)
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     needs = _needs(config, dispatcher, shedder)
-    drift = _drift(stack, nats, dispatcher, metrics)
+    drift = drift_watch(nats, dispatcher, metrics)
+    stack.push_async_callback(drift.store)
     watched = scrape_registry(metrics, nats, dispatcher, needs, drift, slot, board, tasks)
     registry = await stack.enter_async_context(watched)
     console = await _console(services, nats, dispatcher, drift)
@@ -157,17 +158,6 @@ async def _count_usage(
     usage, js = metrics.usage, nats.jetstream()
     stack.push_async_callback(usage.flush, js, is_last=True)
     await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))
-
-
-def _drift(
-    stack: contextlib.AsyncExitStack, nats: DirectClient, dispatcher: Dispatcher, metrics: GatewayMetrics
-) -> DriftWatch:
-    """Return what compares the workers' answers; the counts of this process are stored when the stack ends."""
-    fleet = dispatcher.fleet
-    live = lambda: {beat.worker for beat in fleet.workers()}  # noqa: E731
-    drift = DriftWatch(nats.jetstream(), dispatcher.name, metrics.answers, lambda: fleet.is_eldest, live)
-    stack.push_async_callback(drift.store)
-    return drift
 
 
 async def _console(

@@ -123,6 +123,13 @@ class BoardCollector(Collector):
         yield from merged.values()
 
 
+def drift_watch(nats: DirectClient, dispatcher: Dispatcher, metrics: GatewayMetrics) -> DriftWatch:
+    """Return what compares the answers of a dispatcher's workers."""
+    fleet = dispatcher.fleet
+    live = lambda: {beat.worker for beat in fleet.workers()}  # noqa: E731
+    return DriftWatch(nats.jetstream(), dispatcher.name, metrics.answers, lambda: fleet.is_eldest, live)
+
+
 @contextlib.asynccontextmanager
 async def scrape_registry(
     metrics: GatewayMetrics,

@@ -15,9 +15,7 @@ from prometheus_client.registry import Collector
 
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process import process_metrics
-from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard, scrape_registry
-from gateway.telemetry.answer_counts import AnswerCounts
-from gateway.telemetry.drift_watch import DriftWatch
+from gateway.process.process_metrics import SLOT_BYTES, BoardCollector, MetricsBoard, drift_watch, scrape_registry
 from shared.task_supervisor import TaskSupervisor
 from tests.gateway.dispatch_bench import Bench
 from tests.gateway.fleet.test_worker_needs import needs_of
@@ -149,17 +147,20 @@ def values(registry: CollectorRegistry, name: str) -> dict[str, float]:
     return {next(iter(sample.labels.values())): sample.value for sample in samples if sample.name == name}
 
 
-def drift_of(bench: Bench) -> DriftWatch:
-    return DriftWatch(bench.nats.jetstream(), "g", AnswerCounts(), lambda: False, set)
-
-
 async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench) -> None:
     metrics, tasks = GatewayMetrics(), TaskSupervisor()
     metrics.prompt_tokens = 7
     bench.dispatcher.fleet.started = 0.0
     await bench.worker("w")
     async with scrape_registry(
-        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), drift_of(bench), 3, None, tasks
+        metrics,
+        bench.nats,
+        bench.dispatcher,
+        needs_of(bench.dispatcher.fleet),
+        drift_watch(bench.nats, bench.dispatcher, metrics),
+        3,
+        None,
+        tasks,
     ) as registry:
         assert values(registry, "headrace_prompt_tokens_total") == {"3": 7}
         assert values(registry, "headrace_fleet_workers")[bench.model] == 1
@@ -182,7 +183,14 @@ async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeyp
     neighbour.prompt_tokens = 5
     BoardCollector(board, 2, MetricsCollector(neighbour, 2)).publish()
     async with scrape_registry(
-        metrics, bench.nats, bench.dispatcher, needs_of(bench.dispatcher.fleet), drift_of(bench), 1, board, tasks
+        metrics,
+        bench.nats,
+        bench.dispatcher,
+        needs_of(bench.dispatcher.fleet),
+        drift_watch(bench.nats, bench.dispatcher, metrics),
+        1,
+        board,
+        tasks,
     ) as registry:
         metrics.prompt_tokens = 7
         assert values(registry, "headrace_prompt_tokens_total") == {"1": 7, "2": 5}
