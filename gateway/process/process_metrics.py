@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.fleet.fleet_collector import FleetCollector
 from gateway.fleet.worker_needs import WorkerNeeds
-from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
+from gateway.metrics import MetricsCollector, make_registry
 from gateway.telemetry.drift_watch import DriftWatch
 from gateway.telemetry.stream_watch import StreamWatch, UsageWatch
 from shared.direct_client import DirectClient
@@ -123,16 +123,15 @@ class BoardCollector(Collector):
         yield from merged.values()
 
 
-def drift_watch(nats: DirectClient, dispatcher: Dispatcher, metrics: GatewayMetrics) -> DriftWatch:
+def drift_watch(nats: DirectClient, dispatcher: Dispatcher) -> DriftWatch:
     """Return what compares the answers of a dispatcher's workers."""
-    fleet = dispatcher.fleet
+    fleet, answers = dispatcher.fleet, dispatcher.counts.metrics.answers
     live = lambda: {beat.worker for beat in fleet.workers()}  # noqa: E731
-    return DriftWatch(nats.jetstream(), dispatcher.name, metrics.answers, lambda: fleet.is_eldest, live)
+    return DriftWatch(nats.jetstream(), dispatcher.name, answers, lambda: fleet.is_eldest, live)
 
 
 @contextlib.asynccontextmanager
 async def scrape_registry(
-    metrics: GatewayMetrics,
     nats: DirectClient,
     dispatcher: Dispatcher,
     needs: WorkerNeeds,
@@ -143,13 +142,15 @@ async def scrape_registry(
 ) -> AsyncIterator[CollectorRegistry]:
     """Make the registry of a process, and run what keeps it current until the block ends.
 
+    What was counted of answers is stored at its end.
+
     `slot` is the process's on `board`, where those that share the port show each other their metrics.
     """
     fleet = dispatcher.fleet
     streams = StreamWatch(nats.jetstream(), lambda: fleet.is_eldest)
     usage = UsageWatch(nats.jetstream(), lambda: fleet.is_eldest)
     fleet_collector = FleetCollector(fleet, dispatcher.oldest_unclaimed_s, streams, usage, needs, slot)
-    own = (MetricsCollector(metrics, slot), fleet_collector, drift)
+    own = (MetricsCollector(dispatcher.counts.metrics, slot), fleet_collector, drift)
     work: list[tuple[Coroutine[Any, Any, None], str]] = [
         (streams.watch_forever(), "watch of streams"),
         (usage.watch_forever(), "watch of usage"),
@@ -167,3 +168,4 @@ async def scrape_registry(
         yield registry
     finally:
         await tasks.stop(*running)
+        await drift.store()

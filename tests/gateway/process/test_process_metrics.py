@@ -148,16 +148,15 @@ def values(registry: CollectorRegistry, name: str) -> dict[str, float]:
 
 
 async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench) -> None:
-    metrics, tasks = GatewayMetrics(), TaskSupervisor()
+    metrics, tasks = bench.dispatcher.counts.metrics, TaskSupervisor()
     metrics.prompt_tokens = 7
     bench.dispatcher.fleet.started = 0.0
     await bench.worker("w")
     async with scrape_registry(
-        metrics,
         bench.nats,
         bench.dispatcher,
         needs_of(bench.dispatcher.fleet),
-        drift_watch(bench.nats, bench.dispatcher, metrics),
+        drift_watch(bench.nats, bench.dispatcher),
         3,
         None,
         tasks,
@@ -178,16 +177,15 @@ async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench
 
 async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_metrics, "PUBLISH_INTERVAL_S", 0.01)
-    board, metrics, tasks = MetricsBoard(3), GatewayMetrics(), TaskSupervisor()
+    board, metrics, tasks = MetricsBoard(3), bench.dispatcher.counts.metrics, TaskSupervisor()
     neighbour = GatewayMetrics()
     neighbour.prompt_tokens = 5
     BoardCollector(board, 2, MetricsCollector(neighbour, 2)).publish()
     async with scrape_registry(
-        metrics,
         bench.nats,
         bench.dispatcher,
         needs_of(bench.dispatcher.fleet),
-        drift_watch(bench.nats, bench.dispatcher, metrics),
+        drift_watch(bench.nats, bench.dispatcher),
         1,
         board,
         tasks,
