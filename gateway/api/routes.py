@@ -220,7 +220,7 @@ class RouteServices:
                 check_sees(images, model, self.fleet.load(model))
                 media = await self.images.references(images, principal.tenant)
                 call = msgspec.structs.replace(call, media=media)
-            coming = None if self.fleet.num_workers(model) else self.fleet.hosted.find(model)
+            coming = self.fleet.coming(model)
             if coming is not None and coming.on_demand:
                 message = (
                     f"`{model}` is not loaded at the moment ({coming.state}), and this call does not load it: "

@@ -17,7 +17,7 @@ from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.liveness import FleetLimits, Liveness
-from shared.hosted_models import HostBeat
+from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
 
@@ -175,8 +175,14 @@ class Fleet:
 
     def has_failed(self, model: str) -> bool:
         """Whether the host of a model cannot start a worker of it, and none serves it."""
-        coming = self.hosted.find(model)
-        return coming is not None and coming.state == "failed" and not self.num_workers(model)
+        coming = self.coming(model)
+        return coming is not None and coming.state == "failed"
+
+    def coming(self, model: str) -> HostedModel | None:
+        """Return how a host is about to serve a model; None while a worker takes its requests, or if no host will."""
+        if self._takers(model):
+            return None
+        return self.hosted.find(model, sum(beat.model == model for beat in self.liveness.live()))
 
     def adapters(self) -> dict[str, str]:
         """Return the models of adapters that all their takers have with equal content, by the adapters' names."""
@@ -276,7 +282,7 @@ class Fleet:
         waiting = credible_waiting(model, workers, gateways, self._own.awaited())
         if not workers:
             self._note_traits()
-        coming = None if workers else self.hosted.find(model)
+        coming = self.coming(model)
         told = workers if coming is None or coming.last is None else [coming.last]
         traits = _answer_traits(told) if told else self._traits.get(model, _AnswerTraits())
         load = _fleet_load(model, workers, gateways, waiting, traits)

@@ -45,9 +45,18 @@ class HostedModels:
             self._num_models -= len(self._hosts.pop(name)[0].models)
         return bool(silent)
 
-    def find(self, model: str) -> HostedModel | None:
-        """Return a model as the host tells of it that will serve it first; None for a model of no host."""
-        found = [each for beat in self.beats() for each in beat.models if each.name == model]
+    def find(self, model: str, num_withheld: int = 0) -> HostedModel | None:
+        """Return a model as the host tells of it that will serve it first; None if no host will.
+
+        `num_withheld` workers of the model are heard, and take no requests (cordoned, or withdrawn for wrong answers).
+        A host that has started no more than those will not serve it soon.
+        """
+        found = [
+            each
+            for beat in self.beats()
+            for each in beat.models
+            if each.name == model and (each.state != "awake" or not num_withheld or each.num_ready > num_withheld)
+        ]
         return min(found, key=lambda each: (_COMING.index(each.state), each.ready_in_s), default=None)
 
     def names(self) -> set[str]:

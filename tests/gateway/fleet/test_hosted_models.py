@@ -56,6 +56,26 @@ def test_host_that_will_serve_first_counts() -> None:
     assert not fleet.has_failed("m")
 
 
+def test_worker_that_is_withheld_is_not_waited_for_but_one_that_its_host_starts_is() -> None:
+    fleet = new_fleet()
+    fleet.note_host_beat(beat("awake", num_ready=1), 1.0)
+    assert fleet.coming("m") is not None  # Ready, and not heard here yet.
+    cordoned = msgspec.structs.replace(BEAT, model="m", draining=True)
+    fleet.note_heartbeat(cordoned, 1.0)
+    assert fleet.coming("m") is None
+    load = fleet.load("m")
+    assert load is not None
+    assert load.coming is None
+    fleet.note_host_beat(beat("asleep", "b"), 1.0)
+    found = fleet.coming("m")
+    assert found is not None
+    assert found.state == "asleep"
+    fleet.note_host_beat(beat("awake", num_ready=2), 1.0)
+    found = fleet.coming("m")
+    assert found is not None
+    assert found.state == "awake"
+
+
 def test_nothing_is_waited_for_that_a_silent_host_could_load() -> None:
     fleet = new_fleet()
     fleet.note_host_beat(beat("asleep"), 1.0)
