@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches, allocate_layer_caches
+from kernels.quantized_kv import dequantize_heads, quantize_heads
 from tests.kernels.layer_caches import EIGHT_BITS
 
 NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 2, 8, 3, 10
@@ -62,3 +63,12 @@ def test_latent_values_are_the_first_numbers_of_the_keys(dtype: torch.dtype, dev
     assert layers[0].block_bytes == num_bytes
     layers[1].keys[3, 2].view(torch.uint8).fill_(9)
     assert (layers[1].values[3, 2].contiguous().view(torch.uint8) == 9).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_head_too_large_for_its_scale_stays_finite(dtype: torch.dtype) -> None:
+    heads = torch.tensor([[1e9, -1e9, 0.0], [1.0, -2.0, 0.5]])
+    back = dequantize_heads(*quantize_heads(heads, dtype))
+    assert back.isfinite().all()
+    assert back[0].sign().tolist() == [1.0, -1.0, 0.0]
+    torch.testing.assert_close(back[1], heads[1], rtol=0.07, atol=0.01)

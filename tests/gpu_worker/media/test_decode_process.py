@@ -15,3 +15,11 @@ def test_scans_cannot_be_hidden_from_the_count(filler: bytes) -> None:
         check_scans(scans_added(encoded(picture(), "JPEG", progressive=True), 100, filler))
     with pytest.raises(ImageProblemError, match="more than 4096 markers"):
         check_scans(b"\xff\xd8" + b"\xff\x01" * 5000)
+
+
+def test_jpeg_of_as_many_scans_as_are_allowed_is_read() -> None:
+    jpeg = encoded(picture(), "JPEG", progressive=True)
+    missing = 64 - jpeg.count(b"\xff\xda")
+    check_scans(scans_added(jpeg, missing))
+    with pytest.raises(ImageProblemError, match="more than 64 scans"):
+        check_scans(scans_added(jpeg, missing + 1))

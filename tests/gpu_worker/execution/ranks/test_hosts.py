@@ -134,3 +134,9 @@ def test_host_whose_rank_0_never_comes_says_so(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(node_module.DependencyError, match=r"rank 0 at 127\.0\.0\.1:1: no answer within 0\.3 s: "):
         node.serve("127.0.0.1", 1, TOKEN, 1)
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_interface_is_found_by_its_address() -> None:
+    assert node_module.interface_of("127.0.0.1") == "lo"
+    assert node_module.interface_of("192.0.2.1") == ""
