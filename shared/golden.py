@@ -85,6 +85,7 @@ class GoldenReading(Struct, frozen=True, array_like=True):
         given_up: Probes that did not end in time.
         has_withdrawn: The worker takes nothing more because of them.
         problem: Why it has withdrawn, or would have if it were not the last one; empty while nothing is wrong.
+        age_s: Seconds since the last probe ended with a deviation, or since the start; None from earlier versions.
     """
 
     probes: Counter = 0
@@ -96,6 +97,7 @@ class GoldenReading(Struct, frozen=True, array_like=True):
     given_up: Counter = 0
     has_withdrawn: bool = False
     problem: Annotated[str, Meta(max_length=512)] = ""
+    age_s: Seconds | None = None
 
 
 def sign(baseline: Baseline, key: bytes) -> bytes:

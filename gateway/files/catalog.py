@@ -23,7 +23,6 @@ from gateway.files.object_store import MissingObjectError, ObjectStore, StoreErr
 from gateway.files.objects import FILE_ID, FileRecord, Purpose
 from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
-from shared.image_header import ImageProblemError
 from shared.log_limit import LogLimit
 from shared.subjects import decode_name, encode_name
 from shared.tenant_bounds import counted
@@ -196,18 +195,16 @@ class FileCatalog:
             raise StoreError(f"file {record.id} is damaged: it ends after {start + len(data)} bytes")
         return data
 
-    async def read_whole(self, tenant: str, file_id: str, max_bytes: int) -> bytes | None:
+    async def read_whole(self, tenant: str, file_id: str, admit: Callable[[int], None]) -> bytes | None:
         """Return the bytes of a tenant's file, None if there is none.
 
-        Raises:
-            ImageProblemError: It has more than `max_bytes`.
-            ApiError: 503; the store fails.
+        `admit` is called with their number first, and raises an error where that is too much. `ApiError` 503 if the
+        store fails.
         """
         record = await self.get(tenant, file_id)
         if record is None:
             return None
-        if record.num_bytes > max_bytes:
-            raise ImageProblemError(f"is a file of {record.num_bytes} bytes; at most {max_bytes} are read.")
+        admit(record.num_bytes)
         try:
             with self.answering():
                 return await self.read(record, 0, record.num_bytes)

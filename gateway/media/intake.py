@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 from gateway.errors import ApiError
 from gateway.generation import Generation, ImageSource
 from gateway.media.fetch import ImageFetcher
-from gateway.shares import Shares
+from gateway.shares import Shares, Turns
 from shared.image_header import ImageHeader, ImageProblemError, read_header
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStore, MediaStoreError
@@ -25,14 +26,14 @@ from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, M
 _LARGE_BYTES = 64 << 10
 _AT_ONCE = 8
 MAX_HELD_BYTES = 256 << 20
-"""Of images from bodies that are being stored; a tenant may hold as many as are free."""
+"""Of images that are being stored; a tenant may hold as many as are free."""
 
 Result = TypeVar("Result")
 
-ReadFile = Callable[[str, str, int], Awaitable[bytes | None]]
-"""Takes a tenant, a file id and a size limit in bytes; returns the file's bytes, or None if there is no such file.
+ReadFile = Callable[[str, str, Callable[[int], None]], Awaitable[bytes | None]]
+"""Takes a tenant and a file id; returns the file's bytes, or None if there is no such file.
 
-Raises `ImageProblemError` for a file that is larger.
+Before it reads, it calls the function with the file's size in bytes, which raises an error where that is too much.
 """
 
 
@@ -61,7 +62,7 @@ class ImageIntake:
         self._limits = limits
         self._fetcher = fetcher
         self.read_file: ReadFile | None = None
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._places = Turns(_AT_ONCE, _AT_ONCE - 1)
         self._held = Shares(MAX_HELD_BYTES, 1)
 
     async def stored(self, generation: Generation, tenant: str) -> Generation:
@@ -70,14 +71,26 @@ class ImageIntake:
         Raises:
             ApiError: 400; an image is not there or not allowed. 429 or 503; it cannot be stored.
         """
-        num_bytes = sum(len(image.data or b"") for prompt in generation.prompts for image in prompt.images)
-        if self._held.take(tenant, num_bytes) is not None:
-            message = "Too many bytes of images are on their way to this gateway. Try again shortly."
-            raise ApiError(503, message, code="too_many_image_bytes", retry_after_s=1.0)
-        try:
+        with self._holding(tenant) as hold:
+            hold(sum(len(image.data or b"") for prompt in generation.prompts for image in prompt.images))
             return await self._stored(generation, tenant)
+
+    @contextmanager
+    def _holding(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Yield what counts bytes as held by a tenant until the end; `ApiError` 503 where they are too many."""
+        held = 0
+
+        def hold(num_bytes: int) -> None:
+            nonlocal held
+            if self._held.take(tenant, num_bytes) is not None:
+                message = "Too many bytes of images are on their way to this gateway. Try again shortly."
+                raise ApiError(503, message, code="too_many_image_bytes", retry_after_s=1.0)
+            held += num_bytes
+
+        try:
+            yield hold
         finally:
-            self._held.give_back(tenant, num_bytes)
+            self._held.give_back(tenant, held)
 
     async def _stored(self, generation: Generation, tenant: str) -> Generation:
         ttl_s = BATCH_TTL_S if generation.waits_long else INTERACTIVE_TTL_S
@@ -116,8 +129,13 @@ class ImageIntake:
         found: list[MediaRef] = []
         total = 0
         for image in images:
-            async with self._places:
-                ref = await self._reference(image, tenant, ttl_s)
+            await self._places.take(tenant)
+            try:
+                with self._holding(tenant) as hold:
+                    data = await self._data(image, tenant, hold)
+                    ref = await self._reference(image, data, tenant, ttl_s)
+            finally:
+                self._places.give_back(tenant)
             total += ref.width * ref.height
             if total > limits.max_total_pixels:
                 message = f"The images up to '{image.where}' have {total} pixels together; at most "
@@ -126,8 +144,8 @@ class ImageIntake:
             found.append(ref)
         return tuple(found)
 
-    async def _reference(self, image: ImageSource, tenant: str, ttl_s: float | None) -> MediaRef:
-        data, limits = await self._data(image, tenant), self._limits
+    async def _reference(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> MediaRef:
+        limits = self._limits
         if len(data) > limits.max_bytes:
             problem = f"has {len(data)} bytes; at most {limits.max_bytes} are read."
             raise _refused(image, problem, "image_too_large")
@@ -141,22 +159,28 @@ class ImageIntake:
         digest = await self._digest(image, data, tenant, ttl_s)
         return _reference(image, header, digest, len(data))
 
-    async def _data(self, image: ImageSource, tenant: str) -> bytes:
+    async def _data(self, image: ImageSource, tenant: str, hold: Callable[[int], None]) -> bytes:
         if image.data is not None:
             return image.data
         if image.url is not None:
-            return await self._fetcher.fetch(tenant, image.url, image.where)
+            data = await self._fetcher.fetch(tenant, image.url, image.where)
+            hold(len(data))
+            return data
         assert image.file_id is not None
         if self.read_file is None:
             problem = "is a file, and this gateway has no store of files. Send its bytes in base64."
             raise _refused(image, problem, "files_not_served")
-        try:
-            data = await self.read_file(tenant, image.file_id, self._limits.max_bytes)
-        except ImageProblemError as error:
-            raise _refused(image, str(error), "image_too_large") from None
-        if data is None:
+
+        def admit(num_bytes: int) -> None:
+            if num_bytes > self._limits.max_bytes:
+                problem = f"is a file of {num_bytes} bytes; at most {self._limits.max_bytes} are read."
+                raise _refused(image, problem, "image_too_large")
+            hold(num_bytes)
+
+        stored = await self.read_file(tenant, image.file_id, admit)
+        if stored is None:
             raise _refused(image, f"is not a file of this tenant: '{image.file_id[:64]}'.", "file_not_found")
-        return data
+        return stored
 
     async def _digest(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> bytes:
         if ttl_s is None:

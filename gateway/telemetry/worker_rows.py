@@ -113,6 +113,7 @@ WORKER_ROWS = (
     _own("golden_limit", "gauge", "Deviation from which a golden probe fails.", lambda b, m: _golden(m).limit),
     _own("golden_failures_in_a_row", "gauge", "Since a golden probe passed.", lambda b, m: _golden(m).in_a_row),
     _own("golden_device_seconds_total", "counter", "What golden probes took.", lambda b, m: _golden(m).device_s),
+    _own("golden_age_seconds", "gauge", "Since a golden probe ended.", lambda b, m: _golden(m).age_s or 0.0),
     _own("golden_withdrawn", "gauge", "1: it takes nothing because of them.", lambda b, m: _golden(m).has_withdrawn),
     _own("process_resident_memory_bytes", "gauge", "Memory of its process.", lambda b, m: m.resident_bytes),
 )

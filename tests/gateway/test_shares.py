@@ -1,11 +1,13 @@
-"""What one key may hold of what all keys have in common."""
+"""What one key may hold of what all keys have in common, and places that keys take in turn."""
 
 from __future__ import annotations
+
+import asyncio
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.shares import Refusal, Shares
+from gateway.shares import Refusal, Shares, Turns
 
 
 def test_key_alone_gets_the_multiple_of_what_it_leaves() -> None:
@@ -53,3 +55,35 @@ def test_counts_add_up_and_a_greedy_key_never_empties_what_is_free(
             held[key] -= num
         assert [shares.held(name) for name in "abc"] == list(held.values())
         assert shares.used == sum(held.values()) <= total
+
+
+async def test_keys_that_wait_take_turns_and_one_never_has_all_places() -> None:
+    turns, served = Turns(3, 2), []
+
+    async def ask(key: str, number: int) -> None:
+        await turns.take(key)
+        served.append(f"{key}{number}")
+
+    asking = [asyncio.create_task(ask("a", number)) for number in range(5)]
+    await asyncio.sleep(0)
+    asking += [asyncio.create_task(ask("b", number)) for number in range(2)]
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert served == ["a0", "a1", "b0"]
+    for key in ("b", "a", "a", "b", "a"):
+        turns.give_back(key)
+        for _ in range(2):
+            await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(*asking), 60)
+    assert served == ["a0", "a1", "b0", "b1", "a2", "a3", "a4"]
+
+
+async def test_turn_that_comes_as_its_caller_gives_up_is_free_again() -> None:
+    turns = Turns(1, 1)
+    await turns.take("t")
+    waiting = asyncio.create_task(turns.take("t"))
+    await asyncio.sleep(0)
+    turns.give_back("t")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.wait_for(turns.take("other"), 60)

@@ -4,7 +4,9 @@ One probe scores a short and a long prompt, computed anew, continues the anchor 
 behind each of its blocks, which come from the prefix cache then: from this probe, or from earlier ones while they last.
 So each block is looked at by the token right behind it, where a wrong one shows most. The deviation of the probe is the
 largest of these, in units in which the limit is that of whole prompts. Nobody waits for a probe: its sequences stand
-behind all people, and give their places up to them.
+behind all people, and give their places up to them. A probe that is due waits until half of the blocks are free: then
+it displaces nothing that others computed. After `PATIENCE_S` it waits no longer, since a busy worker can be wrong too:
+it goes to the batch lane, where the scheduler gives it the next free place.
 
 The share is kept by an account. It gains the share of each second that passes, and pays what probes took of the device,
 as the scheduler shares out each step. No probe begins while it is overdrawn, but the one that has to confirm a failure:
@@ -32,6 +34,8 @@ from shared.sampling import Sampling
 
 TIMEOUT_S = 900.0
 """A probe that has not ended by then is given up: people have had the device all that time, or the engine lost it."""
+PATIENCE_S = 600.0
+"""For how long a probe that is due waits for free blocks."""
 MAX_ANCHOR_BLOCKS = 32
 _AT_ONCE = 8
 """Sequences of one token that run side by side."""
@@ -125,7 +129,8 @@ class GoldenProber:
         self._unit = spread(self._anchor.logprobs)
         self._stages: Iterator[list[_Run]] = iter(())
         self._runs: dict[str, _Run] = {}
-        self._began = self._paid_until = clock()
+        self._began = self._judged_at = self._paid_until = clock()
+        self._due_since: float | None = None
         self._balance_s = 0.0
         self._found = 0.0
         self.limit = limit(baseline.noise)
@@ -141,10 +146,20 @@ class GoldenProber:
         if self._runs:
             if now - self._began > TIMEOUT_S:
                 self._give_up(f"it did not end within {TIMEOUT_S:g} s")
-        elif may_begin and self.has_prompts and (self._balance_s >= 0.0 or self.in_a_row == 1) and self._has_room():
-            self._began, self._found = now, 0.0
+            return
+        if not self.has_prompts or (self._balance_s < 0.0 and self.in_a_row != 1):
+            return
+        if self._due_since is None:
+            self._due_since = now
+        if may_begin and (self._has_room() or now - self._due_since >= PATIENCE_S):
+            self._began, self._due_since, self._found = now, None, 0.0
             self._stages = self._sequences()
             self._next()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last probe ended with a deviation, or since the start."""
+        return self._clock() - self._judged_at
 
     def take(self, event: SequenceEvent) -> bool:
         """Take in an event; return whether it is of a probe."""
@@ -225,6 +240,7 @@ class GoldenProber:
 
     def _judge(self) -> None:
         self.num_probes += 1
+        self._judged_at = self._clock()
         self.deviation = self._found
         if self._found > self.limit:
             self.num_failed += 1

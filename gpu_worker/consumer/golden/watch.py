@@ -118,6 +118,7 @@ class GoldenWatch:
             given_up=prober.num_given_up,
             has_withdrawn=self.has_withdrawn,
             problem=self._problem,
+            age_s=prober.age_s,
         )
 
     def _note_uncordoned(self) -> None:

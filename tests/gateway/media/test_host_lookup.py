@@ -1,4 +1,4 @@
-"""Lookups of hosts hold no thread but their own, and tenants take turns."""
+"""Lookups of hosts hold no thread but their own, and a tenant only a few of these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gateway.media import host_lookup
 from gateway.media.host_lookup import MAX_AT_ONCE_OF_ONE, HostLookup
 from tests.waiting import until
 
@@ -52,25 +51,3 @@ async def test_names_that_are_answered_late_hold_no_thread_of_others(names: Slow
     names.may_answer.set()
     assert await other == ["192.0.2.1"]
     assert await lookup.addresses("evil", "last.test", 443) == ["192.0.2.1"]
-
-
-async def test_tenants_that_wait_take_turns(names: SlowNames, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_lookup, "MAX_AT_ONCE", 1)
-    lookup = HostLookup()
-    hosts = [("a", "a0"), ("a", "a1"), ("a", "a2"), ("b", "b0"), ("b", "b1")]
-    waiting = [asyncio.create_task(lookup.addresses(tenant, host, 443)) for tenant, host in hosts]
-    await until(lambda: len(names.asked) == 1)
-    names.may_answer.set()
-    await asyncio.gather(*waiting)
-    assert names.asked == ["a0", "a1", "b0", "a2", "b1"]
-
-
-async def test_turn_that_comes_as_its_caller_gives_up_is_free_again() -> None:
-    lookup = HostLookup()
-    lookup._running["t"] = MAX_AT_ONCE_OF_ONE
-    waiting = asyncio.create_task(lookup._turn("t"))
-    await asyncio.sleep(0)
-    lookup._give_back("t")
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert lookup._running["t"] == MAX_AT_ONCE_OF_ONE - 1

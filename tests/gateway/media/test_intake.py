@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +15,6 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, ImageSource, Prompt
 from gateway.media import intake as intake_module
 from gateway.media.intake import ImageIntake, ImageLimits
-from shared.image_header import ImageProblemError
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStoreError
 from shared.sampling import Sampling
@@ -41,7 +41,7 @@ class Parts:
         return hashlib.sha256(data).digest()
 
     async def fetch(self, tenant: str, url: str, where: str) -> bytes:
-        return {"https://x/turned": turned(picture(), 6), "https://x/text": b"<html>"}[url]
+        return {"https://x/turned": turned(picture(), 6), "https://x/text": b"<html>", "https://x/png": PNG}[url]
 
 
 @pytest.fixture
@@ -118,42 +118,66 @@ async def test_each_limit_is_one_error_that_names_image_and_limit(
     assert (e.value.status, e.value.param) == (400, f"messages.[0].content.[{place}]")
 
 
-async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
-    async def read(tenant: str, file_id: str, max_bytes: int) -> bytes | None:
-        if len(PNG) > max_bytes:
-            raise ImageProblemError(f"is a file of {len(PNG)} bytes; at most {max_bytes} are read.")
-        return PNG if (tenant, file_id) == ("t", "file-1") else None
+async def read_file(tenant: str, file_id: str, admit: Callable[[int], None]) -> bytes | None:
+    if tenant == "other":
+        return None
+    admit(len(PNG))
+    return PNG
 
+
+async def test_files_are_read_for_their_tenant(parts: Parts) -> None:
     images = intake(parts)
-    images.read_file = read
+    images.read_file = read_file
     asked = [source(file_id="file-1", data=None)]
     (ref,) = await images.references(asked, "t", 1.0)
     assert ref.num_bytes == len(PNG)
     with pytest.raises(ApiError, match="is not a file of this tenant: 'file-1'"):
         await images.references(asked, "other", 1.0)
     small = intake(parts, max_bytes=len(PNG) - 1)
-    small.read_file = read
+    small.read_file = read_file
     with pytest.raises(ApiError, match=f"is a file of {len(PNG)} bytes; at most") as e:
         await small.references(asked, "t", 1.0)
     assert (e.value.param, e.value.code) == ("messages.[0].content.[0]", "image_too_large")
 
 
+@pytest.mark.parametrize("given", [{}, {"file_id": "file-1", "data": None}, {"url": "https://x/png", "data": None}])
 async def test_bytes_that_wait_to_be_stored_are_bounded_and_leave_room_for_others(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_module, "MAX_HELD_BYTES", 4 * len(PNG))
     images = intake(parts)
+    images.read_file = read_file
     parts.may_store.clear()
-    asking = [asyncio.create_task(images.stored(generation(source()), "many")) for _ in range(2)]
+    asking = [asyncio.create_task(images.stored(generation(source(**given)), "many")) for _ in range(2)]
     await until(lambda: images._held.used == 2 * len(PNG))
     with pytest.raises(ApiError, match="Too many bytes of images") as e:
-        await images.stored(generation(source()), "many")
+        await images.stored(generation(source(**given)), "many")
     assert (e.value.status, e.value.code, e.value.retry_after_s) == (503, "too_many_image_bytes", 1.0)
-    asking.append(asyncio.create_task(images.stored(generation(source()), "few")))
+    asking.append(asyncio.create_task(images.stored(generation(source(**given)), "few")))
     await until(lambda: images._held.used == 3 * len(PNG))
     parts.may_store.set()
     await asyncio.gather(*asking)
     assert images._held.used == 0
+
+
+async def test_many_images_of_one_tenant_keep_no_other_waiting(parts: Parts) -> None:
+    images, may_read, order = intake(parts), asyncio.Event(), list[str]()
+
+    async def read(tenant: str, file_id: str, admit: Callable[[int], None]) -> bytes | None:
+        if tenant == "many":
+            await may_read.wait()
+        order.append(tenant)
+        return PNG
+
+    images.read_file = read
+    asked = [source(file_id="file-1", data=None)]
+    many = [asyncio.create_task(images.references(asked, "many", 1.0)) for _ in range(20)]
+    await asyncio.sleep(0)
+    for tenant in ("few", "other", "few"):
+        await asyncio.wait_for(images.references(asked, tenant, 1.0), 60)
+    assert order == ["few", "other", "few"]
+    may_read.set()
+    await asyncio.gather(*many)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ METRICS = WorkerMetrics(
     expert_imbalance=1.13,
     unused_experts=114,
     evicted_blocks=115,
-    golden=GoldenReading(116, 117, 118, 1.19, 1.2, 121.0, 122, True),
+    golden=GoldenReading(116, 117, 118, 1.19, 1.2, 121.0, 122, True, "", 123.0),
 )
 BUSY = msgspec.structs.replace(
     BEAT,
@@ -81,6 +81,7 @@ EXPECTED = {
     "headrace_worker_golden_limit": 1.2,
     "headrace_worker_golden_device_seconds_total": 121.0,
     "headrace_worker_golden_given_up_total": 122,
+    "headrace_worker_golden_age_seconds": 123.0,
     "headrace_worker_golden_withdrawn": 1,
     "headrace_worker_process_resident_memory_bytes": 111,
 }

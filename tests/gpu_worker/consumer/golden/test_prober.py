@@ -135,6 +135,28 @@ def test_many_probes_raise_no_alarm(baseline: Baseline) -> None:
         _probe_in_a_crowd(lab, 40, rng)
 
 
+@pytest.mark.parametrize(("num_people", "num_prompt_tokens"), [(16, 16), (1, 900)], ids=["slots", "blocks"])
+def test_worker_that_is_always_busy_is_probed_too(num_people: int, num_prompt_tokens: int, baseline: Baseline) -> None:
+    lab = Lab(DEMO_MODEL, baseline, num_blocks=110)
+    for number in range(num_people):
+        prompt = [1 + number % 4000 for number in range(num_prompt_tokens)]
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        # One of them leaves early.
+        lab.engine.add(Sequence(f"p{number}", prompt, len(prompt), sampling, 20 if number else 100, arrival=0.0))
+    lab.step()
+    lab.step()
+    for _ in range(10):
+        lab.prober.tick(may_begin=True)
+        assert lab.stats.waiting + lab.stats.running == num_people, "people have the device"
+        lab.clock.now += 60.0
+        lab.step()
+    assert lab.prober.age_s == 600.0
+    lab.prober.tick(may_begin=True)
+    while lab.engine.has_work():
+        lab.step()
+    assert (lab.prober.num_probes, lab.prober.num_failed, lab.prober.age_s) == (1, 0, 0.0)
+
+
 def test_probes_take_their_share_of_the_time_at_most(baseline: Baseline) -> None:
     lab = Lab(DEMO_MODEL, baseline, share=0.001)
     spent_s, largest_s = 0.0, 0.0
