@@ -15,7 +15,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def printable_cell(text: str) -> str:
-    """Shorten a text, and escape what could move a terminal's cursor."""
-    short = text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
+def printable_cell(text: str, limit: int | None = _MAX_CELL) -> str:
+    """Shorten a text that has more than `limit` characters, and escape what could move a terminal's cursor."""
+    short = text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
     return short if short.isprintable() else json.dumps(short)[1:-1]

@@ -141,12 +141,17 @@ def _convert(variable: str, raw: Any, annotation: Any) -> Any:
             raise ConfigError(variable, f"{raw!r} is not a boolean; use true or false")
         return _BOOLEANS[str(raw).lower()]
     try:
-        return _whole_number(raw) if kind is int else kind(raw)
+        return whole_number(raw) if kind is int else kind(raw)
     except (TypeError, ValueError):
         raise ConfigError(variable, f"{raw!r} is not {_KINDS.get(kind, 'usable')}") from None
 
 
-def _whole_number(raw: Any) -> int:
+def whole_number(raw: Any) -> int:
+    """Return a whole number that may have a unit.
+
+    Raises:
+        ValueError: It is none; TypeError where it is no text either.
+    """
     found = _WITH_UNIT.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if found is None:
         return int(raw)

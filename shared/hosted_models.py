@@ -59,23 +59,24 @@ class HostBeat(Struct, frozen=True, kw_only=True, tag="host"):
     version: Version = PROTOCOL_VERSION
 
 
-class ModelOrder(Struct, frozen=True, kw_only=True, tag="model_order"):
-    """Change what a host serves.
+class ModelOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="model_order"):
+    """Change what a host serves. What is not given stays with `replace` what it was.
 
     Attributes:
         path: With `load` and `replace`: directory or GGUF file under the directories that the host's owner allows.
-        workers: Worker processes, each of which loads the model.
-        on_demand: It is loaded when requests wait for it, and sleeps after `idle_s` seconds without any.
+        workers: Worker processes, each of which loads the model; 1 with `load`.
+        on_demand: It is loaded when requests wait for it, and sleeps after `idle_s` seconds without any,
+            300 with `load`.
         memory_bytes: Memory of one worker; estimated from the files and the KV cache if not given.
-        options: Settings of the worker by their names, such as `max_num_seqs`.
+        options: Settings of the worker by their names, such as `max_num_seqs`; with `replace`, beside those it has.
     """
 
     action: Action
     name: PeerName
     path: PathText | None = None
-    workers: Annotated[int, Meta(ge=1, le=64)] = 1
-    on_demand: bool = False
-    idle_s: Annotated[float, Meta(ge=1, le=86400 * 7)] = 300.0
+    workers: Annotated[int, Meta(ge=1, le=64)] | None = None
+    on_demand: bool | None = None
+    idle_s: Annotated[float, Meta(ge=1, le=86400 * 7)] | None = None
     memory_bytes: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     options: Annotated[
         dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=256)]], Meta(max_length=64)

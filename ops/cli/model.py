@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -15,7 +17,10 @@ from ops.cli.hosted_table import hosted_table
 from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import SettingsGroup, options, resolve_settings
 from ops.cli.running_system import Endpoint
+from shared.config import whole_number
 from shared.errors import DependencyError
+
+FindOperator = Callable[[], Endpoint]
 
 _PATH = "/v1/hosted_models"
 _POLL_S = 0.2
@@ -40,7 +45,23 @@ def command(ctx: click.Context, /, **values: Any) -> None:
     A host does it: `headrace up`, or `headrace host` on another machine, started with --models-dir. Needs the
     operator's key.
     """
-    ctx.obj = find_operator(resolve_settings(ModelConfig, values))
+    # Found only by what asks it: help needs no system.
+    ctx.obj = partial(find_operator, resolve_settings(ModelConfig, values))
+
+
+class _Bytes(click.ParamType[int]):
+    """A number of bytes, which may have a unit, as those of settings."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            count = whole_number(value)
+        except ValueError:
+            count = 0
+        if not 1 <= count <= 2**53:
+            self.fail(f"{value!r} is no number of bytes of at least 1, such as 24GB", param, ctx)
+        return count
 
 
 _host = click.option("--host", help="Host that is meant, where several could be.")
@@ -51,17 +72,18 @@ def _described(function: Any) -> Any:
     """Add the options that describe a model."""
     for option in reversed(
         (
-            click.option("--workers", type=click.IntRange(1, 64), default=1, help="Worker processes."),
-            click.option("--on-demand", is_flag=True, help="Load it when requests wait; let it sleep when idle."),
+            click.option("--workers", type=click.IntRange(1, 64), help="Worker processes; 1 if not given."),
+            click.option(
+                "--on-demand/--always", default=None, help="Load it when requests wait, and let it sleep when idle."
+            ),
             click.option(
                 "--idle-s",
                 type=click.FloatRange(1, 604800),
-                default=300.0,
-                help="With --on-demand: idle time to sleep.",
+                help="Of a model loaded on demand: idle seconds until it sleeps; 300 if not given.",
             ),
             click.option(
                 "--memory-bytes",
-                type=click.IntRange(1),
+                type=_Bytes(),
                 help="Memory of one worker; by the files and the KV cache if not given.",
             ),
             click.option(
@@ -82,10 +104,11 @@ def _described(function: Any) -> Any:
 @command.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def list_models(operator: Endpoint, as_json: bool) -> None:
+def list_models(find: FindOperator, as_json: bool) -> None:
     """List the models of all hosts."""
-    hosts = operator.call("GET", _PATH)["hosts"]
-    click.echo(json.dumps(hosts) if as_json else "\n".join(hosted_table(hosts)))
+    hosts = find().call("GET", _PATH)["hosts"]
+    is_terminal = sys.stdout.isatty()
+    click.echo(json.dumps(hosts) if as_json else "\n".join(hosted_table(hosts, whole_errors=not is_terminal)))
 
 
 @command.command()
@@ -93,12 +116,14 @@ def list_models(operator: Endpoint, as_json: bool) -> None:
 @click.argument("path")
 @_described
 @click.pass_obj
-def load(operator: Endpoint, /, name: str, path: str, no_wait: bool, **described: Any) -> None:
+def load(find: FindOperator, /, name: str, path: str, no_wait: bool, **described: Any) -> None:
     """Serve the model of a directory, or a GGUF file, under a name.
 
     PATH lies under a --models-dir of the host.
     """
-    _order(operator, "load", {"name": name, "path": path, **_body(described)}, waits=not no_wait)
+    if described["idle_s"] is not None and not described["on_demand"]:
+        raise click.UsageError("--idle-s: only a model that is loaded on demand sleeps; give --on-demand too")
+    _order(find(), "load", {"name": name, "path": path, **_body(described)}, waits=not no_wait)
 
 
 @command.command()
@@ -106,17 +131,20 @@ def load(operator: Endpoint, /, name: str, path: str, no_wait: bool, **described
 @click.argument("path")
 @_described
 @click.pass_obj
-def replace(operator: Endpoint, /, name: str, path: str, no_wait: bool, **described: Any) -> None:
-    """Let a name mean another model: the old one serves until the new one does, and no request is lost."""
-    _order(operator, "replace", {"name": name, "path": path, **_body(described)}, waits=not no_wait)
+def replace(find: FindOperator, /, name: str, path: str, no_wait: bool, **described: Any) -> None:
+    """Let a name mean another model: the old one serves until the new one does, and no request is lost.
+
+    Its mode, idle time, workers, memory and options stay what they are unless they are given.
+    """
+    _order(find(), "replace", {"name": name, "path": path, **_body(described)}, waits=not no_wait)
 
 
 def _short(action: str, text: str, *, waits: bool = False) -> None:
     @click.argument("name")
     @_host
     @click.pass_obj
-    def run(operator: Endpoint, name: str, host: str | None) -> None:
-        _order(operator, action, {"name": name, **({} if host is None else {"host": host})}, waits=waits)
+    def run(find: FindOperator, name: str, host: str | None) -> None:
+        _order(find(), action, {"name": name, **({} if host is None else {"host": host})}, waits=waits)
 
     command.command(action, help=text)(run)
 
@@ -145,11 +173,16 @@ def _order(operator: Endpoint, action: str, body: dict[str, Any], *, waits: bool
     click.echo(f"{done['host']}: {action} {done['name']}")
     if waits:
         began = time.monotonic()
-        _wait(operator, done["host"], done["name"])
+        try:
+            _wait(operator, done["host"], done["name"])
+        except KeyboardInterrupt:
+            click.echo(f"the order goes on; `headrace model unload {done['name']}` takes it back", err=True)
+            raise
         click.echo(f"{done['name']} serves after {time.monotonic() - began:.1f} s")
 
 
 def _wait(operator: Endpoint, host: str, name: str) -> None:
+    told = False
     while True:
         time.sleep(_POLL_S)
         found = [
@@ -161,7 +194,13 @@ def _wait(operator: Endpoint, host: str, name: str) -> None:
         if not found:
             raise DependencyError(f"{host} does not have {name} any more")
         (model,) = found
-        if model["state"] == "failed" or (model["error"] and model["num_ready"]):
+        if model["state"] == "failed":
+            remedy = f"it is tried again every minute until `headrace model unload {name}`"
+            raise DependencyError(f"{name} cannot be started: {model['error']}; {remedy}")
+        if model["state"] == "no_room" and not told:
+            told = True
+            click.echo(f"{name} waits for room: no other model can give way yet", err=True)
+        if model["error"] and model["num_ready"]:
             # Of one that could not be replaced, the old workers are there again.
             raise DependencyError(f"{name} cannot be started: {model['error']}")
         if model["num_ready"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -38,6 +39,10 @@ ORDER_OPTIONS = frozenset(
     }
 )
 _VARIABLE = "HEADRACE_MODELS_DIR"
+# What gateways of the version before send where none is given.
+_IDLE_S = 300.0
+
+T = TypeVar("T")
 
 
 class OrderError(HeadraceError):
@@ -50,6 +55,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     Attributes:
         load_s: How long its last start took, from the process to the first heartbeat; None before the first.
         last: The last heartbeat of one of its workers.
+        memory_bytes: What was ordered for one worker; `need_bytes` is estimated without.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     options: dict[str, str] = {}
     load_s: float | None = None
     last: Heartbeat | None = None
+    memory_bytes: int | None = None
 
     @property
     def wanted(self) -> Wanted:
@@ -117,17 +124,16 @@ class Wishes:
             raise OrderError(f"name: {order.name!r} is loaded already; replace it, or unload it first")
         if len(self._by_name) >= MAX_HOSTED_MODELS:
             raise OrderError(f"name: a host serves at most {MAX_HOSTED_MODELS} models")
-        self._put(self._checked(order, generation=0))
+        self._put(self._checked(order, Wish(name=order.name, path="", generation=-1)))
 
     def replace(self, order: ModelOrder) -> Wish:
-        """Change what a name means, and return what it meant.
+        """Change what a name means, and return what it meant. Its mode, workers, memory and options stay unless given.
 
         Raises:
             OrderError: It is unknown, the new one cannot be served here, or not beside the old one.
         """
         old = self.known(order.name)
-        new = self._checked(order, generation=old.generation + 1)
-        self._put(new)
+        self._put(self._checked(order, old))
         return old
 
     def unload(self, name: str) -> None:
@@ -163,18 +169,21 @@ class Wishes:
             raise OrderError(f"name: {name[:64]!r} is not loaded on this host; loaded: {loaded}")
         return wish
 
-    def _checked(self, order: ModelOrder, generation: int) -> Wish:
+    def _checked(self, order: ModelOrder, old: Wish) -> Wish:
+        options = {**old.options, **order.options}
+        on_demand = _given(order.on_demand, old.on_demand)
+        if not on_demand and order.idle_s not in (None, _IDLE_S):
+            raise OrderError("idle_s: only a model that is loaded on demand sleeps; give on_demand too")
         try:
             check_setting("name", order.name)
             path = self._checked_path(order.path)
-            config = _checked_options(order.options)
+            config = _checked_options(options)
         except ConfigError as error:
             raise OrderError(str(error)) from None
         except (OSError, RuntimeError) as error:
             # A name that is too long, links in a circle, a directory that may not be read.
             raise OrderError(f"path: {str(order.path)[:200]!r} cannot be read: {_reason(error)}") from None
-        options = dict(order.options)
-        need = order.memory_bytes
+        memory_bytes = need = _given(order.memory_bytes, old.memory_bytes)
         if need is None:
             need = _weight_bytes(path) + (config.kv_cache_bytes or DEFAULT_KV_BYTES)
             if config.kv_cache_bytes is None and config.num_blocks is None and self._memory_bytes is not None:
@@ -183,12 +192,13 @@ class Wishes:
         wish = Wish(
             name=order.name,
             path=str(path),
-            generation=generation,
-            workers=order.workers,
-            on_demand=order.on_demand,
-            idle_s=order.idle_s,
+            generation=old.generation + 1,
+            workers=_given(order.workers, old.workers),
+            on_demand=on_demand,
+            idle_s=_given(order.idle_s, old.idle_s),
             need_bytes=need,
             options=options,
+            memory_bytes=memory_bytes,
         )
         self._check_memory(wish)
         return wish
@@ -219,7 +229,7 @@ class Wishes:
             # Nothing is told of what lies elsewhere, not even whether it exists.
             allowed = ", ".join(map(str, self._directories))
             raise OrderError(f"path: {text[:200]!r} is not under a directory that this host allows: {allowed}")
-        check_is_model(path, _VARIABLE, "a directory in Hugging Face's format, or a GGUF file")
+        check_is_model(path, "path", "a directory in Hugging Face's format, or a GGUF file")
         return path
 
     def _put(self, wish: Wish) -> None:
@@ -255,6 +265,10 @@ def _allowed(setting: str | None) -> Iterable[Path]:
         if not directory.is_dir():
             raise ConfigError(_VARIABLE, f"{directory} is not a directory")
         yield directory
+
+
+def _given(ordered: T | None, before: T) -> T:
+    return before if ordered is None else ordered
 
 
 def _checked_options(options: Mapping[str, str]) -> WorkerConfig:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ops.stack.config import DEMO_MODEL
@@ -14,6 +15,7 @@ from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from shared.config import resolve
 from shared.errors import ConfigError
 from shared.hosted_models import ModelOrder
+from shared.messages import encode
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_options_that_name_files_or_addresses_are_refused(models: Path, name: st
     ("order", "problem"),
     [
         (load(options={"max_num_seqs": "many"}), "HEADRACE_MAX_NUM_SEQS"),
-        (load(path="c"), "does not exist"),
+        (load(path="c"), "^path: .*does not exist"),
         (load(name="m\0"), "must not contain a NUL"),
         (ModelOrder(action="load", name="m"), "^path: name the directory"),
     ],
@@ -144,3 +146,41 @@ def test_damaged_list_is_told(models: Path) -> None:
     (models.parent / "models.json").write_text("[{}]")
     with pytest.raises(ConfigError, match=r"models\.json cannot be read"):
         wishes(models)
+
+
+def test_replaced_model_keeps_what_is_not_given(models: Path) -> None:
+    host = wishes(models)
+    host.load(load(on_demand=True, idle_s=7.0, workers=2, memory_bytes=5000, options={"max_num_seqs": "3"}))
+    host.replace(load(path="b"))
+    kept = host.get("m")
+    assert kept is not None
+    assert (kept.on_demand, kept.idle_s, kept.workers, kept.need_bytes) == (True, 7.0, 2, 5000)
+    assert kept.options == {"max_num_seqs": "3"}
+    host.replace(load(on_demand=False, workers=1, memory_bytes=6000, options={"dtype": "float32"}))
+    given = host.get("m")
+    assert given is not None
+    assert (given.on_demand, given.workers, given.need_bytes) == (False, 1, 6000)
+    assert given.options == {"max_num_seqs": "3", "dtype": "float32"}
+
+
+def test_memory_of_a_replacement_is_estimated_anew_where_it_was_estimated(models: Path) -> None:
+    (models / "b" / "model.safetensors").write_bytes(b"0" * 3000)
+    host = wishes(models)
+    host.load(load())
+    host.replace(load(path="b"))
+    assert host.wanted()["m"].need_bytes == 3000 + (512 << 20)
+
+
+def test_idle_time_of_a_model_that_never_sleeps_is_refused(models: Path) -> None:
+    host = wishes(models)
+    with pytest.raises(OrderError, match=r"^idle_s: "):
+        host.load(load(idle_s=5.0))
+    host.load(load(on_demand=True))
+    host.replace(load(idle_s=5.0))
+    assert host.wanted()["m"].idle_s == 5.0
+
+
+def test_order_says_nothing_of_what_is_not_given() -> None:
+    """A host of the version before knows no null."""
+    sent = msgspec.msgpack.decode(encode(load()))
+    assert sent == {"type": "model_order", "action": "load", "name": "m", "path": "a"}
