@@ -91,7 +91,7 @@ def _described(function: Any) -> Any:
                 "options",
                 multiple=True,
                 metavar="NAME=VALUE",
-                help="Setting of its workers; may be repeated.",
+                help="Setting of its workers, the default where VALUE is empty; may be repeated.",
             ),
             _host,
             _no_wait,

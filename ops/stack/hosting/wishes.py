@@ -56,6 +56,7 @@ class Wish(Struct, frozen=True, kw_only=True):
         load_s: How long its last start took, from the process to the first heartbeat; None before the first.
         last: The last heartbeat of one of its workers.
         memory_bytes: What was ordered for one worker; `need_bytes` is estimated without.
+        kv_cache_bytes: What an estimate that must hold gives the KV cache of a worker; None where its options say it.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Wish(Struct, frozen=True, kw_only=True):
     load_s: float | None = None
     last: Heartbeat | None = None
     memory_bytes: int | None = None
+    kv_cache_bytes: int | None = None
 
     @property
     def wanted(self) -> Wanted:
@@ -78,7 +80,8 @@ class Wish(Struct, frozen=True, kw_only=True):
     @property
     def environ(self) -> dict[str, str]:
         """Variables of its workers."""
-        return {variable_name(name): value for name, value in self.options.items()}
+        estimated = {} if self.kv_cache_bytes is None else {"kv_cache_bytes": str(self.kv_cache_bytes)}
+        return {variable_name(name): value for name, value in (estimated | self.options).items()}
 
 
 class Wishes:
@@ -170,7 +173,7 @@ class Wishes:
         return wish
 
     def _checked(self, order: ModelOrder, old: Wish) -> Wish:
-        options = {**old.options, **order.options}
+        options = old.options | order.options
         on_demand = _given(order.on_demand, old.on_demand)
         if not on_demand and order.idle_s not in (None, _IDLE_S):
             raise OrderError("idle_s: only a model that is loaded on demand sleeps; give on_demand too")
@@ -183,12 +186,13 @@ class Wishes:
         except (OSError, RuntimeError) as error:
             # A name that is too long, links in a circle, a directory that may not be read.
             raise OrderError(f"path: {str(order.path)[:200]!r} cannot be read: {_reason(error)}") from None
+        kv_cache_bytes = None
         memory_bytes = need = _given(order.memory_bytes, old.memory_bytes)
         if need is None:
             need = _weight_bytes(path) + (config.kv_cache_bytes or DEFAULT_KV_BYTES)
             if config.kv_cache_bytes is None and config.num_blocks is None and self._memory_bytes is not None:
                 # What is counted is what it gets.
-                options["kv_cache_bytes"] = str(DEFAULT_KV_BYTES)
+                kv_cache_bytes = DEFAULT_KV_BYTES
         wish = Wish(
             name=order.name,
             path=str(path),
@@ -197,8 +201,10 @@ class Wishes:
             on_demand=on_demand,
             idle_s=_given(order.idle_s, old.idle_s),
             need_bytes=need,
-            options=options,
+            # An empty value says the default again.
+            options={name: value for name, value in options.items() if value},
             memory_bytes=memory_bytes,
+            kv_cache_bytes=kv_cache_bytes,
         )
         self._check_memory(wish)
         return wish

@@ -184,3 +184,16 @@ def test_order_says_nothing_of_what_is_not_given() -> None:
     """A host of the version before knows no null."""
     sent = msgspec.msgpack.decode(encode(load()))
     assert sent == {"type": "model_order", "action": "load", "name": "m", "path": "a"}
+
+
+def test_estimated_kv_cache_is_not_kept_as_if_it_had_been_ordered(models: Path) -> None:
+    host = wishes(models, host_memory_bytes=4 << 30)
+    host.load(load(options={"max_num_seqs": "3"}))
+    estimated = host.get("m")
+    assert estimated is not None
+    assert estimated.environ == {"HEADRACE_MAX_NUM_SEQS": "3", "HEADRACE_KV_CACHE_BYTES": str(512 << 20)}
+    # An empty value says the default again.
+    host.replace(load(path="b", memory_bytes=1 << 30, options={"max_num_seqs": ""}))
+    ordered = host.get("m")
+    assert ordered is not None
+    assert ordered.environ == {}
