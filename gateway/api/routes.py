@@ -191,7 +191,7 @@ class RouteServices:
                 raise model_not_found(model)
             # An adapter reads texts as its model does.
             model = self.fleet.adapters().get(model, model)
-            if model not in self.fleet.models():
+            if model not in self.fleet.models() and self.fleet.coming(model) is None:
                 raise model_not_found(model)
             return model
         only = self.only_model(principal)
@@ -221,12 +221,11 @@ class RouteServices:
                 media = await self.images.references(images, principal.tenant)
                 call = msgspec.structs.replace(call, media=media)
             coming = self.fleet.coming(model)
-            if coming is not None and coming.on_demand:
-                message = (
-                    f"`{model}` is not loaded at the moment ({coming.state}), and this call does not load it: "
-                    "send the model a request first."
-                )
-                raise ApiError(503, message, code="no_worker", retry_after_s=2.0)
+            if coming is not None:
+                message = f"`{model}` is not loaded at the moment ({coming.state})"
+                if coming.on_demand:
+                    message += ", and this call does not load it: send the model a request first"
+                raise ApiError(503, f"{message}.", code="no_worker", retry_after_s=2.0)
             return await self.tokenizer.call(model, principal.tenant, call)
         finally:
             lease.release()

@@ -31,9 +31,10 @@ class Readiness:
 def readiness(fleet: Fleet, *, is_connected: bool) -> Readiness:
     """Judge from the heartbeats: a worker is there when it is heard and its steps advance while it has work.
 
-    A model that sleeps counts: requests wake it.
+    A model that sleeps counts: requests wake it. One whose workers take no requests, as they are cordoned, does not.
     """
-    models = tuple(sorted({*filter(fleet.is_ready, fleet.models()), *fleet.hosted.names()}))
+    coming = (name for name in fleet.hosted.names() if fleet.coming(name) is not None)
+    models = tuple(sorted({*filter(fleet.is_ready, fleet.models()), *coming}))
     status: Status = "no_queue" if not is_connected else "ready" if models else "no_worker"
     return Readiness(status, models)
 

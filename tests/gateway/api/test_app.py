@@ -38,6 +38,7 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.http1.handlers import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
+from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import IMAGES, Heartbeat, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
@@ -327,6 +328,19 @@ async def test_tokenize_and_detokenize_ask_a_worker(http: httpx2.AsyncClient, co
     assert calls[-1].chat == ChatOptions(add_generation_prompt=False)
     assert not calls[-1].add_special_tokens
     assert (await http.post("/detokenize", json={"tokens": [1, 2, 3]})).json() == {"prompt": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("on_demand", "said"), [(True, "(loading), and this call does not load it"), (False, "(loading).")]
+)
+async def test_model_that_its_host_has_not_loaded_yet_is_told_as_such(
+    http: httpx2.AsyncClient, fleet: Fleet, on_demand: bool, said: str
+) -> None:
+    """No worker of it is heard any more, and it is listed all the same."""
+    coming = HostedModel(name="later", path="/m", state="loading", on_demand=on_demand)
+    fleet.note_host_beat(HostBeat(host="h", models=(coming,)), time.monotonic())
+    error = assert_error(await http.post("/tokenize", json={"model": "later", "prompt": "x"}), 503, "no_worker")
+    assert said in error["message"]
 
 
 async def test_input_a_worker_refuses_is_a_400(http: httpx2.AsyncClient, connection: Client) -> None:

@@ -66,7 +66,9 @@ def test_worker_that_is_withheld_is_not_waited_for_but_one_that_its_host_starts_
     load = fleet.load("m")
     assert load is not None
     assert load.coming is None
+    assert readiness(fleet, is_connected=True).status == "no_worker"
     fleet.note_host_beat(beat("asleep", "b"), 1.0)
+    assert readiness(fleet, is_connected=True).models == ("m",)
     found = fleet.coming("m")
     assert found is not None
     assert found.state == "asleep"
