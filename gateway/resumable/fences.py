@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Awaitable
 from typing import NamedTuple
 
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.errors import ConnectionReconnectingError
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, NoStreamResponseError
+from nats.js.errors import APIError
 
 from gateway.resumable.journal import SLOTS, JournalTail, Span
+from gateway.resumable.store import MessageStore
 from shared.background_tasks import BackgroundTasks
-from shared.direct_client import DirectClient
-from shared.nats_connection import SEND_ERRORS, unsubscribe
-from shared.publication import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE, decode_ack, last_message, publish_expecting
+from shared.nats_connection import SEND_ERRORS
 from shared.streams import STREAMS_STREAM
 from shared.subjects import fence_subject, journal_subject
 
@@ -37,8 +31,7 @@ _SPAN = "Hr-Journal"
 # A dead writer's journal is kept this long. Streams not taken over by then lose what is only there.
 _JOURNAL_KEPT_S = 600.0
 # Messages of a journal that are asked for at once.
-_AHEAD = 16
-_ACK_TIMEOUT_S = 3.0
+_AHEAD = 64
 _ERRORS: tuple[type[Exception], ...] = (APIError, *SEND_ERRORS)
 
 
@@ -64,72 +57,33 @@ class _Revoked(NamedTuple):
 class Fences:
     """Reads and writes fences and journals. Methods raise one of the log's `ERRORS` where NATS does not answer."""
 
-    def __init__(self, nats: DirectClient, js: JetStreamContext) -> None:
-        self._nats = nats
+    def __init__(self, store: MessageStore, js: JetStreamContext) -> None:
+        self._store = store
         self._js = js
-        self._inbox = nats.new_inbox()
-        self._numbers = itertools.count()
-        self._acks: dict[str, asyncio.Future[Msg]] = {}
-        self._subscription: Subscription | None = None
         self._revoked: dict[str, _Revoked] = {}
         self._tasks = BackgroundTasks()
-
-    async def start(self) -> None:
-        """Listen for acknowledgements."""
-        if self._subscription is None:
-            self._subscription = await self._nats.subscribe_direct(self._inbox + ".*", self._acknowledge)
+        self._is_closed = False
 
     async def close(self) -> None:
-        """Hear of nothing more."""
-        subscription, self._subscription = self._subscription, None
-        await unsubscribe(subscription)
+        """Wait for what is under way."""
+        self._is_closed = True
         await self._tasks.wait()
 
     def send_journal(self, writer: str, number: int, payload: bytes) -> None:
         """Write a message of a writer's journal without waiting; the next fence that is stored says that it is, too."""
-        self._nats.send(journal_subject(writer, number % SLOTS), payload)
+        self._store.send(journal_subject(writer, number % SLOTS), payload)
 
     def write(self, writer: str, seq: int, span: Span) -> Awaitable[int | None]:
-        """Write a writer's fence, whose last message is `seq`.
-
-        The library's way to publish takes three times as long as the rest of a round.
-
-        Returns:
-            Gives the fence's number, or None if its last message is another one. Everything that this connection has
-            sent before is stored when it gives a number. It may raise any of the log's `ERRORS`.
-        """
-        if not self._nats.is_connected:
-            raise ConnectionReconnectingError
-        reply = f"{self._inbox}.{next(self._numbers)}"
-        ack = self._acks[reply] = asyncio.get_running_loop().create_future()
-        headers = f"{EXPECTED_SEQUENCE}: {seq}\r\n{_SPAN}: {_span_text(span)}\r\n".encode()
-        self._nats.send(fence_subject(writer), writer.encode(), reply, headers)
-        return self._written(reply, ack)
-
-    async def _written(self, reply: str, ack: asyncio.Future[Msg]) -> int | None:
-        try:
-            async with asyncio.timeout(_ACK_TIMEOUT_S):
-                message = await ack
-        except TimeoutError:
-            raise NatsTimeoutError from None
-        finally:
-            del self._acks[reply]
-        if not message.data:
-            # NATS answers with an empty message when no stream listens on the subject.
-            raise NoStreamResponseError
-        answer = decode_ack(message.data)
-        error = answer.error
-        if error is not None and error.err_code != WRONG_LAST_SEQUENCE:
-            raise APIError(code=error.code, err_code=error.err_code, description=error.description)
-        return answer.seq if error is None else None
+        """Write a writer's fence, whose last message is `seq` (`MessageStore.write`)."""
+        return self._store.write(fence_subject(writer), writer.encode(), seq, _span_header(span))
 
     async def find(self, writer: str) -> Fence | None:
         """Return the fence of a writer; a JetStream stream that was made anew has none."""
-        message = await last_message(self._js, STREAMS_STREAM, fence_subject(writer))
+        message = await self._store.last(fence_subject(writer))
         if message is None:
             return None
-        first, _, end = (message.headers or {}).get(_SPAN, "0-0").partition("-")
-        return Fence(message.data == writer.encode(), message.seq or 0, (int(first), int(end)))
+        first, _, end = message.header(_SPAN, "0-0").partition("-")
+        return Fence(message.data == writer.encode(), message.seq, (int(first), int(end)))
 
     async def revoke(self, writer: str) -> JournalTail:
         """Keep a writer from showing what it writes from now on; return the end of its journal."""
@@ -151,8 +105,8 @@ class Fences:
             fence = await self.find(writer) or Fence(True, 0)
             if not fence.is_own:
                 return JournalTail(await self._journal(writer, fence.span))
-            headers = {_SPAN: _span_text(fence.span)}
-            if await publish_expecting(self._js, fence_subject(writer), b"revoked", fence.seq, headers) is not None:
+            header = _span_header(fence.span)
+            if await self._store.write(fence_subject(writer), b"revoked", fence.seq, header) is not None:
                 asyncio.get_running_loop().call_later(_JOURNAL_KEPT_S, self._drop_later, writer)
                 return JournalTail(await self._journal(writer, fence.span))
 
@@ -166,22 +120,17 @@ class Fences:
         return found
 
     async def _message(self, writer: str, number: int) -> bytes | None:
-        found = await last_message(self._js, STREAMS_STREAM, journal_subject(writer, number % SLOTS))
+        found = await self._store.last(journal_subject(writer, number % SLOTS))
         return None if found is None else found.data
 
     def _drop_later(self, writer: str) -> None:
-        if self._subscription is not None or self._nats.is_connected:
+        if not self._is_closed:
             self._tasks.spawn(self._drop(writer), f"purge of the journal of {writer}")
 
     async def _drop(self, writer: str) -> None:
         with contextlib.suppress(*_ERRORS):
             await self._js.purge_stream(STREAMS_STREAM, subject=journal_subject(writer))
 
-    def _acknowledge(self, message: Msg) -> None:
-        ack = self._acks.get(message.subject)
-        if ack is not None and not ack.done():
-            ack.set_result(message)
 
-
-def _span_text(span: Span) -> str:
-    return f"{span[0]}-{span[1]}"
+def _span_header(span: Span) -> str:
+    return f"{_SPAN}: {span[0]}-{span[1]}\r\n"

@@ -93,8 +93,12 @@ class Follower:
 
     async def _call(self) -> bool:
         """Tell the owner that the stream is read here; False if it does not have it, after which all may be another."""
-        self._called_at = self._loop.time()
+        is_first, self._called_at = self._called_at is None, self._loop.time()
         reply = await self._calls.ask(self._stream.head, "watch")
+        if reply is None and is_first and self._stream.head.ended is None:
+            # The head was read a moment ago. If it is another one by now, it cannot be replaced.
+            await self._take_over()
+            return False
         if reply is None or not reply.is_known:
             await self._look_again(is_dead=reply is None)
             return False

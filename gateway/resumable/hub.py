@@ -69,7 +69,7 @@ class StreamHub:
 
     async def start(self) -> None:
         """Answer the calls of other gateways, and look for streams that have none."""
-        await self._log.fences.start()
+        await self._log.start()
         orphans = Orphans(self._log, self._calls, self._dispatcher.fleet, self._adopt)
         self._looking = self._tasks.spawn(orphans.look_forever(), "look for streams without a gateway")
         await self._calls.serve(self._owner.writer.name)
@@ -95,30 +95,28 @@ class StreamHub:
         await self._tasks.wait()
         await self._log.close()
 
-    async def open(self, tenant: str, stream_id: str) -> LiveStream:
-        """Return a stream, wherever it is generated; `ApiError` 404, 410 or 503."""
-        known = self._streams.get((tenant, stream_id))
+    def open(self, found: Stored) -> LiveStream:
+        """Return the stream of a head that was just read, wherever it is generated; `ApiError` 410."""
+        head = found.head
+        # Another request may have opened it meanwhile.
+        known = self._streams.get((head.tenant, head.id))
         if known is None:
-            found = await self._find(tenant, stream_id)
-            # Another request may have opened it meanwhile.
-            known = self._streams.get((tenant, stream_id))
-            if known is None:
-                if found.head.is_cut or self._is_over(found.head):
-                    raise no_longer_kept(stream_id, "it is too large" if found.head.is_cut else "its time is over")
-                known = LiveStream(found.head, found.head.form.generation(found.head.model), time.perf_counter())
-                known.seq = found.seq
-                self._streams[tenant, stream_id] = known
-                self._follow(known)
+            if head.is_cut or self._is_over(head):
+                raise no_longer_kept(head.id, "it is too large" if head.is_cut else "its time is over")
+            known = LiveStream(head, head.form.generation(head.model), time.perf_counter())
+            known.seq = found.seq
+            self._streams[head.tenant, head.id] = known
+            self._follow(known)
         if known.is_cut:
-            raise no_longer_kept(stream_id, "it is too large")
+            raise no_longer_kept(head.id, "it is too large")
         return known
 
-    async def head(self, tenant: str, stream_id: str) -> StreamHead:
+    async def find(self, tenant: str, stream_id: str) -> Stored:
         """Return the head of a stream; `ApiError` 404 or 503."""
         known = self._streams.get((tenant, stream_id))
         if known is not None:
-            return known.head
-        return (await self._find(tenant, stream_id)).head
+            return Stored(known.head, known.seq)
+        return await self._find(tenant, stream_id)
 
     async def _find(self, tenant: str, stream_id: str) -> Stored:
         with answering():
@@ -171,13 +169,12 @@ class StreamHub:
                 )
                 raise ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
             try:
-                head = await self.head(tenant, record.stream_id)
+                stored = await self.find(tenant, record.stream_id)
             except ApiError as error:
                 if error.status != 404:
                     raise
-                head = None
-            if head is not None:
-                return None if self._is_over(head) else await self.open(tenant, record.stream_id), seq
+            else:
+                return None if self._is_over(stored.head) else self.open(stored), seq
             if self._dispatcher.clock.now() - record.created > _HEAD_WAIT_S:
                 # Its gateway died before it began, or its stream is no longer kept.
                 return None, seq
@@ -263,11 +260,11 @@ class StreamHub:
         """Whether a stream has ended for so long that it is no longer kept."""
         return head.ended is not None and self._dispatcher.clock.now() > head.ended + self._limits.keep_s
 
-    async def _adopt(self, head: StreamHead) -> None:
+    async def _adopt(self, found: Stored) -> None:
         """Go on with a stream whose gateway is dead, for its grace period."""
         if self._is_closing:
             return
-        stream = await self.open(head.tenant, head.id)
+        stream = self.open(found)
         await stream.caught_up.wait()
         if not (stream.is_owned or stream.is_held or stream.has_views):
             # Another gateway was faster.

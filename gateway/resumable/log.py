@@ -21,11 +21,11 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 from gateway.errors import ApiError
 from gateway.resumable.fences import Fences
 from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_head, decode_key, encode
+from gateway.resumable.store import MessageStore
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.publication import last_message, publish_expecting
 from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
 from shared.subjects import decode_name, stream_subject, streams_filter
 from shared.tenant_bounds import TenantBound
@@ -37,8 +37,11 @@ MESSAGES_BETWEEN_PURGES = 512
 # A message that begins so names chunks by their digests. No msgpack has this byte.
 _CHUNKS_MARK = b"\xc1"
 _DIGEST_BYTES = 12
-# Pieces that are asked for at once.
-READ_AHEAD = 4
+# Heads of a list that are asked for at once.
+_HEADS_AHEAD = 4
+# Pieces that are asked for at once: most streams have fewer. Twice as many each time, up to `_MAX_AHEAD`.
+_PIECES_AHEAD = 2
+_MAX_AHEAD = 16
 # Chunks of a head that are asked for at once.
 _CHUNKS_AHEAD = 16
 # The part that a stream has besides once it has ended: no list reads its head any more.
@@ -71,9 +74,14 @@ class StreamLog:
         self._nats = nats
         self._limits = limits or StreamLimits()
         self._js = nats.jetstream(timeout=_TIMEOUT_S)
-        self.fences = Fences(nats, self._js)
+        self._store = MessageStore(nats)
+        self.fences = Fences(self._store, self._js)
         self._bound = TenantBound(self._js, STREAMS_STREAM, streams_filter, TENANT_MESSAGES, MESSAGES_BETWEEN_PURGES)
         self._log_limit = LogLimit(_log)
+
+    async def start(self) -> None:
+        """Listen for answers; must be awaited before a fence is written."""
+        await self._store.start()
 
     async def ensure(self) -> None:
         """Make the JetStream stream if it is missing; raise `DependencyError` if that fails."""
@@ -132,13 +140,14 @@ class StreamLog:
             raise no_longer_kept(head.id, "its requests are gone")
         return present
 
-    async def pieces(self, head: StreamHead, first: int, num_ahead: int = READ_AHEAD) -> list[bytes]:
+    async def pieces(self, head: StreamHead, first: int) -> list[bytes]:
         """Return the messages with pieces of a stream from number `first` on, as far as they are there.
 
-        `num_ahead` of them are asked for at once. They are read one by one: one that is read early may lack entries
-        that are before those of the next.
+        Several are asked for at once. They are read one by one: one that is read early may lack entries that are before
+        those of the next.
         """
         pieces: list[bytes] = []
+        num_ahead = _PIECES_AHEAD
         while True:
             numbers = range(first + len(pieces), first + len(pieces) + num_ahead)
             subjects = [stream_subject(head.tenant, head.id, head.owner, number) for number in numbers]
@@ -146,6 +155,7 @@ class StreamLog:
                 if found is None:
                     return pieces
                 pieces.append(found[0])
+            num_ahead = min(2 * num_ahead, _MAX_AHEAD)
 
     def send(self, tenant: str, stream_id: str, *place: str | int, payload: bytes) -> None:
         """Write a part of a stream without waiting; a later message that is acknowledged says that it is stored."""
@@ -159,8 +169,8 @@ class StreamLog:
         """Return the heads of a tenant's streams that have not ended, and whether there are more than `MAX_LISTED`."""
         places = await self.running(tenant)
         heads: list[StreamHead] = []
-        for start in range(0, min(len(places), MAX_LISTED), READ_AHEAD):
-            several = places[start : min(start + READ_AHEAD, MAX_LISTED)]
+        for start in range(0, min(len(places), MAX_LISTED), _HEADS_AHEAD):
+            several = places[start : min(start + _HEADS_AHEAD, MAX_LISTED)]
             found = await asyncio.gather(*(self.find(*place) for place in several))
             heads += [each.head for each in found if each is not None]
         return heads, len(places) > MAX_LISTED
@@ -198,10 +208,10 @@ class StreamLog:
         """Let an idempotency key stand for a stream if its last message is `seq`; False if another was faster."""
         subject = stream_subject(tenant, digest, "key")
         try:
-            stored = await publish_expecting(self._js, subject, encode(record), seq)
+            stored = await self._publish(subject, encode(record), seq)
         except NoStreamResponseError:
             await self.ensure()
-            stored = await publish_expecting(self._js, subject, encode(record), seq)
+            stored = await self._publish(subject, encode(record), seq)
         return stored is not None
 
     async def release_key(self, tenant: str, digest: str) -> None:
@@ -215,6 +225,7 @@ class StreamLog:
     async def close(self) -> None:
         """Wait for purges under way."""
         await self.fences.close()
+        await self._store.close()
         await self._bound.close()
 
     async def _create(self, head: StreamHead, requests: Sequence[bytes]) -> int | None:
@@ -224,7 +235,11 @@ class StreamLog:
 
     async def _publish_head(self, head: StreamHead, seq: int) -> int | None:
         subject = stream_subject(head.tenant, head.id, "head")
-        return await publish_expecting(self._js, subject, self._in_chunks(head.tenant, subject, encode(head)), seq)
+        return await self._publish(subject, self._in_chunks(head.tenant, subject, encode(head)), seq)
+
+    async def _publish(self, subject: str, payload: bytes, seq: int) -> int | None:
+        await self._store.start()
+        return await self._store.write(subject, payload, seq)
 
     def _in_chunks(self, tenant: str, subject: str, payload: bytes) -> bytes:
         """Return a payload, or if it is large, send its chunks and return what names them.
@@ -260,8 +275,8 @@ class StreamLog:
         await self._js.purge_stream(STREAMS_STREAM, subject=subject)
 
     async def _last(self, subject: str) -> tuple[bytes, int] | None:
-        found = await last_message(self._js, STREAMS_STREAM, subject)
-        return None if found is None else (found.data or b"", found.seq or 0)
+        found = await self._store.last(subject)
+        return None if found is None else (found.data, found.seq)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable
 from gateway.errors import ApiError
 from gateway.fleet.fleet import GATEWAY_SILENCE_S, Fleet
 from gateway.resumable.calls import OwnerCalls
-from gateway.resumable.log import ERRORS, StreamLog
-from gateway.resumable.record import StreamHead
+from gateway.resumable.log import ERRORS, Stored, StreamLog
 
 _LOOK_EVERY_S = 1.0
 # Heads that are read at once.
@@ -29,7 +28,7 @@ class Orphans:
     """Looks for streams without a gateway."""
 
     def __init__(
-        self, log: StreamLog, calls: OwnerCalls, fleet: Fleet, adopt: Callable[[StreamHead], Awaitable[None]]
+        self, log: StreamLog, calls: OwnerCalls, fleet: Fleet, adopt: Callable[[Stored], Awaitable[None]]
     ) -> None:
         """Look in `log`; `adopt` lets this process go on with a stream."""
         self._log = log
@@ -67,6 +66,6 @@ class Orphans:
         if not await self._calls.is_dead(found.head.owner):
             return
         try:
-            await self._adopt(found.head)
+            await self._adopt(found)
         except ApiError as error:
             _log.warning("stream %s has lost its gateway, and cannot go on: %s", stream_id, error.message)

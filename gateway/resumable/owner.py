@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -36,6 +37,8 @@ from shared.messages import JOURNAL, Request
 MAX_OWNED = 1024
 # Epochs of one owner: more than it can move a request.
 _EPOCHS = 1 << 20
+# After a takeover, when the pieces of the owner before are dropped, in seconds.
+_PURGE_S = (5.0, 15.0)
 
 _log = logging.getLogger(__name__)
 
@@ -151,24 +154,27 @@ class StreamOwner:
         head = stream.head
         if self._num_of[head.tenant] >= MAX_OWNED:
             raise unavailable()
-        with answering():
-            pieces = await self._log.requests(head)
-            requests = decode_requests(pieces, head.form.n)
         seq, stream.head = stream.seq, msgspec.structs.replace(head, owner=self.writer.name, term=head.term + 1)
         self.begin(stream)
-        new_seq = None
+        new_seq, pieces, requests = None, list[bytes](), list[Request]()
         try:
-            if await self.writer.settle(stream):
+            with answering():
+                pieces, is_settled = await asyncio.gather(self._log.requests(head), self.writer.settle(stream))
+                requests = decode_requests(pieces, head.form.n)
+            if is_settled:
                 new_seq = await self._log.replace(stream.head, seq)
-                if new_seq is not None and head.owner != stream.head.owner:
-                    self._tasks.spawn(self._delete_pieces(head), f"purge of a copy of stream {head.id}")
         except ERRORS as error:
             _log.warning("stream %s could not be taken over: %r", head.id, error)
-        if new_seq is None or stream.ended.done():
-            # Another process was faster, or this one stops.
-            self.give_up(stream)
-            stream.head = head
+        finally:
+            if new_seq is None or stream.ended.done():
+                # Another process was faster, or this one stops.
+                self.give_up(stream)
+                stream.head = head
+        if new_seq is None or stream.head is head:
             return False
+        if head.owner != stream.head.owner:
+            # Others are taken over at the same time: a purge keeps NATS from answering them.
+            self._loop.call_later(random.uniform(*_PURGE_S), self._forget_copy, head)
         stream.started, stream.requests, stream.is_held = time.perf_counter(), pieces, False
         stream.show(len(stream.entries))
         self._resume(stream, requests)
@@ -322,6 +328,9 @@ class StreamOwner:
 
     def _forget(self, head: StreamHead) -> None:
         self._tasks.spawn(self._delete(head), f"forget stream {head.id}")
+
+    def _forget_copy(self, head: StreamHead) -> None:
+        self._tasks.spawn(self._delete_pieces(head), f"purge of a copy of stream {head.id}")
 
     async def _delete_pieces(self, head: StreamHead) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.resumable.live import LiveStream
-from gateway.resumable.log import READ_AHEAD, StreamLog, no_longer_kept
+from gateway.resumable.log import StreamLog, no_longer_kept
 from gateway.resumable.record import FIRST_PART, LAST_PART, MIDDLE_PART, decode_piece
 
 _MAX_GAPS = 20
@@ -26,7 +26,6 @@ class LogReader:
         self._number = 0
         # Entries that the stream had when the last piece of several messages was read.
         self._num_read = 0
-        self._has_read = False
 
     async def read(self) -> None:
         """Take the entries that the log has more than the stream.
@@ -38,14 +37,12 @@ class LogReader:
         """
         head = self._stream.head
         if head.owner != self._owner:
-            self._owner, self._number, self._has_read = head.owner, 0, False
+            self._owner, self._number = head.owner, 0
         for _ in range(_MAX_GAPS):
-            # Once it is read to its end, there is seldom more than the next piece.
-            pieces = await self._log.pieces(head, self._number, 2 if self._has_read else READ_AHEAD)
+            pieces = await self._log.pieces(head, self._number)
             if not pieces and (self._stream.entries or head.term or head.ended is not None):
                 raise PiecesGoneError
             if self._take_all(pieces):
-                self._has_read = True
                 return
             # The stream may have fewer entries than when the last piece was read: those that may not be shown go.
             self._number = 0

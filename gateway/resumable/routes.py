@@ -25,8 +25,7 @@ from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
 from gateway.http1.head import REQUEST_ID
 from gateway.resumable.hub import StreamHub
-from gateway.resumable.log import not_found
-from gateway.resumable.record import StreamHead
+from gateway.resumable.log import Stored, not_found
 from gateway.streams.numbered import MAX_EVENT
 from shared.bounds import MAX_NAME_BYTES
 
@@ -122,38 +121,38 @@ class StreamRoutes:
     async def _read(self, request: Request, principal: Principal) -> Response:
         check_query(request, frozenset({"from"}), allow_unknown=self._allow_unknown)
         first_event = _first_event(request)
-        head = await self._found(request, principal)
-        if isinstance(head, str):
-            return await self._background.stream(request, head, principal, first_event - 1)
+        found = await self._found(request, principal)
+        if isinstance(found, str):
+            return await self._background.stream(request, found, principal, first_event - 1)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        endpoint = self._endpoints[head.form.endpoint]
-        return _StreamResponse(self._service, endpoint, self._hub, head, principal, first_event)
+        endpoint = self._endpoints[found.head.form.endpoint]
+        return _StreamResponse(self._service, endpoint, self._hub, found, principal, first_event)
 
     async def _delete(self, request: Request, principal: Principal) -> Response:
         (await self._limiter.admit_read(principal)).release(1)
-        head = await self._found(request, principal)
-        if isinstance(head, str):
-            await self._background.forget(head, principal)
-            return json_response(DeletedStream(head, "stream", True))
-        await self._hub.stop(head)
-        return json_response(DeletedStream(head.id, "stream", True))
+        found = await self._found(request, principal)
+        if isinstance(found, str):
+            await self._background.forget(found, principal)
+            return json_response(DeletedStream(found, "stream", True))
+        await self._hub.stop(found.head)
+        return json_response(DeletedStream(found.head.id, "stream", True))
 
-    async def _found(self, request: Request, principal: Principal) -> StreamHead | str:
+    async def _found(self, request: Request, principal: Principal) -> Stored | str:
         """Return the head of a stream, or the id of one that may be a background response."""
         stream_id: str = request.path_params["stream_id"]
         if not 1 <= len(stream_id.encode(errors="replace")) <= MAX_NAME_BYTES or "\0" in stream_id:
             raise not_found(stream_id)
         try:
-            head = await self._hub.head(principal.tenant, stream_id)
+            found = await self._hub.find(principal.tenant, stream_id)
         except ApiError as error:
             if error.status == 404 and self._background.is_one(stream_id):
                 return stream_id
             raise
-        form = head.form
-        if not form.has_ids or form.endpoint not in self._endpoints or not principal.can_use(head.model):
+        form = found.head.form
+        if not form.has_ids or form.endpoint not in self._endpoints or not principal.can_use(found.head.model):
             raise not_found(stream_id)
-        return head
+        return found
 
 
 class _StreamResponse(Response):
@@ -162,7 +161,7 @@ class _StreamResponse(Response):
         service: GenerationService,
         endpoint: Endpoint,
         hub: StreamHub,
-        stream: StreamHead,
+        found: Stored,
         principal: Principal,
         first_event: int,
     ) -> None:
@@ -170,7 +169,7 @@ class _StreamResponse(Response):
         self._service = service
         self._endpoint = endpoint
         self._hub = hub
-        self._stream = stream
+        self._found = found
         self._principal = principal
         self._first_event = first_event
 
@@ -179,8 +178,8 @@ class _StreamResponse(Response):
         head.dialect, head.first_event = self._endpoint.dialect, self._first_event
         # A client that goes on later names the stream as before.
         others = [header for header in exchange.more_headers if header[0] != REQUEST_ID]
-        exchange.more_headers = [*others, (REQUEST_ID, self._stream.id.encode())]
-        stream = await self._hub.open(self._stream.tenant, self._stream.id)
+        exchange.more_headers = [*others, (REQUEST_ID, self._found.head.id.encode())]
+        stream = self._hub.open(self._found)
         head.status = await self._service.show(self._endpoint, stream, exchange, head, self._principal)
 
 

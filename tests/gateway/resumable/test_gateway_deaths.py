@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
+from shared.nats_connection import connect
+from shared.streams import STREAMS_STREAM
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.resumable.stream_reader import Client, Reading
@@ -73,12 +78,35 @@ def check(reading: Reading, rest: Reading, text: str) -> None:
     assert rest.events[max(rest.events)].endswith(b"data: [DONE]")
 
 
-async def test_a_stream_goes_on_when_its_gateway_is_killed(pair: Pair) -> None:
+@contextlib.asynccontextmanager
+async def messages_read(nats: NatsServer) -> AsyncIterator[Counter[str]]:
+    """Count the messages of streams that gateways read: of heads, requests and pieces."""
+    count: Counter[str] = Counter()
+    client = await connect(nats.url, role="gateway", name="observer")
+
+    def note(message: Msg) -> None:
+        subject = json.loads(message.data)["last_by_subj"].split(".")
+        if subject[1] == "stream" and subject[2] != "_j":
+            # A piece is named by its owner and its number.
+            count[subject[4] if subject[4] in ("head", "req") else "piece"] += 1
+
+    await client.subscribe_direct(f"$JS.API.STREAM.MSG.GET.{STREAMS_STREAM}", note)
+    await client.flush()
+    yield count
+    await client.flush()
+    await client.close()
+
+
+async def test_a_stream_goes_on_when_its_gateway_is_killed(pair: Pair, nats: NatsServer) -> None:
     async with pair.one.post("/v1/completions", pair.body()) as reading:
         await reading.read(20)
         pair.gateways[0].process.kill()
         await read_until_cut(reading)
-    rest, took_s = await rest_of(pair.two, reading)
+    async with messages_read(nats) as count:
+        rest, took_s = await rest_of(pair.two, reading)
+    # Hundreds of streams are taken over at once, and each reading is a round trip of them all.
+    assert (count["head"], count["req"]) == (1, 1)
+    assert count["piece"] <= 2
     check(reading, rest, expected_text(NUM_TOKENS))
     assert took_s < MAX_TAKEOVER_S
     assert rest.objects[-1]["usage"]["completion_tokens"] == NUM_TOKENS

@@ -122,12 +122,12 @@ async def test_revoked_writer_writes_no_more_and_whoever_comes_later_reads_the_s
     opened: tuple[StreamLog, JetStreamContext],
 ) -> None:
     log, js = opened
-    await log.fences.start()
+    await log.start()
     log.fences.send_journal("w", 0, msgspec.msgpack.encode((0, [("t", "s", 0, [(0, None, None)])])))
     seq = await log.fences.write("w", 0, (0, 1))
     assert seq is not None
     # The second one asks for itself: what it knows of the first is its fence alone.
-    for fences in (log.fences, Fences(log._nats, js)):
+    for fences in (log.fences, Fences(log._store, js)):
         entries: list[Entry] = []
         (await fences.revoke("w")).extend(head_of("t", "s"), entries)
         assert entries == [(0, None, None)]
@@ -136,4 +136,4 @@ async def test_revoked_writer_writes_no_more_and_whoever_comes_later_reads_the_s
         assert (found.is_own, found.span) == (False, (0, 1))
     assert await log.fences.write("w", seq, (0, 1)) is None
     # Answers that were waited for are not kept.
-    assert not log.fences._acks
+    assert not log._store._answers

@@ -50,9 +50,9 @@ class Case:
     async def _is_dead(self, owner: str) -> bool:
         return owner == "dead"
 
-    async def _adopt(self, head: StreamHead) -> None:
-        self.adopted.append(head.id)
-        if head.id == "gone":
+    async def _adopt(self, found: Stored) -> None:
+        self.adopted.append(found.head.id)
+        if found.head.id == "gone":
             raise ApiError(410, "gone", code="stream_expired")
 
 
