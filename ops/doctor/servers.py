@@ -18,6 +18,7 @@ from nats.errors import Error as NatsError
 
 from gateway.cache.redis_url import check_redis_url
 from ops.doctor.finding import Finding, Level, problem, warning
+from ops.doctor.hosts import host_findings
 from ops.doctor.settings import place_of, shown_url
 from shared.errors import ConfigError, HeadraceError
 from shared.http_url import is_http_url
@@ -40,6 +41,8 @@ from shared.subjects import (
 LISTEN_S = 0.6
 _SETTLE_S = 0.1
 _REQUEST_TIMEOUT_S = 2.0
+# Those that may; an administrator of an earlier version's configuration hears none.
+_HEARS_HOSTS = frozenset({"admin", "gateway"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,10 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
         # A login without the rights is refused this too: one cause is told once.
         has_rights = all(one.level is not Level.PROBLEM for one in rights)
         findings += [one for one in await _queue_and_clock(client) if has_rights or one.level is not Level.PROBLEM]
-        findings.append(await _fleet(client, login.model, workers))
-        return findings
+        if login.role in _HEARS_HOSTS:
+            fleet, hosts = await asyncio.gather(_fleet(client, login.model, workers), host_findings(client))
+            return [*findings, *hosts, fleet]
+        return [*findings, await _fleet(client, login.model, workers)]
     finally:
         await client.close()
 

@@ -25,6 +25,7 @@ from ops.doctor.servers import (
     redis_finding,
 )
 from ops.doctor.settings import setting_findings
+from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import encode
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
@@ -151,6 +152,35 @@ async def test_every_worker_that_is_heard_is_described(start_nats: Callable[...,
     assert (await nats_findings(dataclasses.replace(login, model="m")))[-1].text == f"a serves m {served}"
     beating.cancel()
     await nats.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "level", "text", "remedy"),
+    [
+        ({"state": "awake"}, Level.FINE, "h: 1 awake", ""),
+        ({"state": "no_room", "on_demand": True}, Level.FINE, "h: 1 no_room", ""),
+        ({"state": "no_room"}, Level.WARNING, "h: 1 no_room; m: no room", "HEADRACE_HOST_MEMORY_BYTES"),
+        ({"state": "failed", "error": "bad"}, Level.WARNING, "h: 1 failed; m: bad", "`headrace model unload m`"),
+    ],
+)
+async def test_models_of_hosts_that_cannot_be_served_are_told(
+    model: dict[str, Any], level: Level, text: str, remedy: str, secured: NatsServer
+) -> None:
+    host = await connect(secured.url, role="worker", name="host", user="worker", password=PASSWORDS["worker"])
+    found = HostedModel(**{"name": "m", "path": "/m", "on_demand": False, **model})
+
+    async def beat() -> None:
+        while True:
+            await host.publish("hr.host.junk", b"\xc1")
+            await host.publish("hr.host.h", encode(HostBeat(host="h", models=(found,))))
+            await asyncio.sleep(0.05)
+
+    beating = asyncio.create_task(beat())
+    findings = await nats_findings(NatsLogin(secured.url, "admin", "admin", PASSWORDS["admin"]))
+    (told,) = [each for each in findings if each.topic == "models"]
+    assert (told.level, told.text, remedy in told.remedy) == (level, text, True)
+    beating.cancel()
+    await host.close()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ JOBS = {
             "hr.stored.t.r",
             "hr.owner.w",
             "hr.timeline.g",
-            "hr.host.h",
+            "hr.host.*",
             "_INBOX_gateway.x",
         ],
     },
@@ -110,7 +110,7 @@ JOBS = {
     },
     "admin": {
         "publish": ["$JS.API.INFO", "hr.req.m.batch.t", "hr.drain.w", "hr.cancel.m", "hr.result.t.r", "hr.end.t.r"],
-        "subscribe": ["hr.worker.*.*", "hr.gateway.*", "_INBOX_admin.x"],
+        "subscribe": ["hr.worker.*.*", "hr.gateway.*", "hr.host.*", "_INBOX_admin.x"],
     },
 }
 # Wildcards hide that two roles share these: dead letters and the API's information; the plain inbox belongs to tenants
