@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
 from ops.stack import probe
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.console import Console
@@ -30,7 +31,6 @@ _POLL_S = 0.05
 _LOOK_AGAIN_S = 0.5
 # A child that ends so often before the system was ever ready will not become better by itself.
 _MAX_EARLY_EXITS = 3
-_EXIT_BAD_SETTINGS = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -225,7 +225,7 @@ class Supervisor:
         """Take note of an end; say whether the child is to be started again."""
         if self.model is not None:
             self._write_ready_files()
-        elif child.spec.role != "redis" and (exit_.returncode == _EXIT_BAD_SETTINGS or child.exits >= _MAX_EARLY_EXITS):
+        elif child.spec.role != "redis" and (exit_.returncode == EXIT_BAD_SETTINGS or child.exits >= _MAX_EARLY_EXITS):
             log = self._state.logs / f"{child.spec.name}.log"
             last = exit_.last_lines[-1].removeprefix("headrace: ") if exit_.last_lines else "it wrote nothing"
             self._failure = DependencyError(f"{child.spec.name} {exit_.reason}: {last} (its log: {log})")

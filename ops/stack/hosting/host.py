@@ -1,8 +1,8 @@
 """A host: keeps the workers of one machine in line with its list of models, tells of them, and takes orders.
 
 Owns the processes and what is known of each model. Every round it looks at what waits, has `reconcile` decide, and
-carries that out. A model that fails to start is tried three times, with growing pauses, and again a minute later if it
-is still wanted; a replaced one goes back to what it was.
+carries that out. A model that fails to start is tried three times, with growing pauses, or once where its files or
+settings are bad, and again a minute later if it is still wanted; a replaced one goes back to what it was.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ops.stack.child import Child
 from ops.stack.console import Console
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.demand import Demand
-from ops.stack.hosting.model_state import MAX_FAILURES, KnownModel, told_of
+from ops.stack.hosting.model_state import KnownModel, told_of
 from ops.stack.hosting.reconcile import Activity, decide
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from ops.stack.hosting.worker_process import AdoptedWorker, HostedWorker, WorkerProcess
@@ -37,9 +37,6 @@ from shared.nats_connection import SEND_ERRORS, connect
 from shared.subjects import ALL_WORKERS, check_setting, host_subject, model_order_subject
 
 ROUND_S = 0.2
-# The pause after a start that failed, which doubles, and after the last one.
-FIRST_PAUSE_S = 1.0
-RETRY_FAILED_S = 60.0
 # A worker that served so long was well: the next failure is a first one.
 HEALTHY_S = 30.0
 _OF_ONE_MODEL = frozenset(
@@ -243,15 +240,10 @@ class Host:
             return
         now, seen = self._clock(), worker.seen()
         was_well = seen.phase == "ready" and now - seen.ready_at > HEALTHY_S
-        model.failures = 1 if was_well else model.failures + 1
-        model.error = worker.failure[:1000]
-        pause_s = FIRST_PAUSE_S * 2 ** (model.failures - 1)
-        if model.failures >= MAX_FAILURES:
-            pause_s, model.activity.asked = RETRY_FAILED_S, False
-            if model.previous is not None:
-                self._restore(model)
-                return
-        model.activity.may_start_at = now + pause_s
+        # One that has served before may miss a server now.
+        is_final = worker.has_bad_settings and wish.load_s is None
+        if model.note_failure(worker.failure, now, was_well=was_well, is_final=is_final) and model.previous is not None:
+            self._restore(model)
 
     def _restore(self, model: KnownModel) -> None:
         """Go back to what a model was: workers of it may still serve."""

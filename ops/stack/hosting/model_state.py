@@ -13,6 +13,8 @@ from shared.hosted_models import HostedModel, HostedState
 
 # Starts that fail in a row until a model counts as failed.
 MAX_FAILURES = 3
+# The pause after a start that failed, which doubles, and after the last one.
+FIRST_PAUSE_S, RETRY_FAILED_S = 1.0, 60.0
 # Of a model that was never loaded: its process, and its weights from a disk.
 START_S, READ_BYTES_PER_S = 8.0, 500e6
 # Where nothing can be said of when there will be room.
@@ -29,6 +31,23 @@ class KnownModel:
     has_room: bool = True
     wakes: int = 0
     previous: Wish | None = None
+
+    def note_failure(self, error: str, now: float, *, was_well: bool, is_final: bool) -> bool:
+        """Take note of a worker that ended by itself; return whether the model counts as failed now.
+
+        Args:
+            error: Why it ended.
+            now: The time.
+            was_well: It had served for a while.
+            is_final: The next start would end alike.
+        """
+        self.error = error[:1000]
+        self.failures = MAX_FAILURES if is_final else 1 if was_well else self.failures + 1
+        has_failed = self.failures >= MAX_FAILURES
+        if has_failed:
+            self.activity.asked = False
+        self.activity.may_start_at = now + (RETRY_FAILED_S if has_failed else FIRST_PAUSE_S * 2 ** (self.failures - 1))
+        return has_failed
 
 
 def told_of(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
 from ops.stack import commands
 from ops.stack.child import Child, ChildSpec, Exit
 from ops.stack.console import Console
@@ -39,12 +40,14 @@ class HostedWorker(ABC):
         id: Its name among the processes of the host.
         wish: What it serves.
         failure: Why it ended by itself; None while it runs, and when it was stopped.
+        has_bad_settings: It ended because of a setting, the model's files or a server.
     """
 
     def __init__(self, id_: str, wish: Wish, on_end: Callable[[HostedWorker], None]) -> None:
         self.id = id_
         self.wish = wish
         self.failure: str | None = None
+        self.has_bad_settings = False
         self.beat: Heartbeat | None = None
         self._clock = asyncio.get_running_loop().time
         self.started_at = self._clock()
@@ -163,6 +166,7 @@ class WorkerProcess(HostedWorker):
     def _ended(self, child: Child, exit_: Exit) -> bool:
         last = exit_.last_lines[-1].removeprefix("headrace: ") if exit_.last_lines else "it wrote nothing"
         self.failure = f"{exit_.reason}: {last[:500]} (its log: {self._log})"
+        self.has_bad_settings = exit_.returncode == EXIT_BAD_SETTINGS
         self._on_end(self)
         return False
 
