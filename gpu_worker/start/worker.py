@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -25,10 +24,10 @@ import uvloop
 from gpu_worker.consumer.consumer import Consumer
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.execution.start_up import StartUp
-from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine
+from gpu_worker.start.golden_baseline import served_name
 from gpu_worker.start.golden_setup import golden_settings
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.host_settings import check_hosts, with_launcher
@@ -95,7 +94,7 @@ def _with_local_models(config: WorkerConfig) -> WorkerConfig:
 def _identity(config: WorkerConfig) -> Identity:
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: a directory in Hugging Face's format, or a .gguf file")
-    model = config.served_model_name or Path(config.model).resolve().name.removesuffix(SUFFIX)
+    model = served_name(config)
     worker = config.worker_id or f"worker-{secrets.token_hex(4)}"
     # A folder whose name cannot be one needs this setting too.
     check_setting("HEADRACE_SERVED_MODEL_NAME", model)

@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.config import GatewayConfig
 from gpu_worker.start.config import WorkerConfig
+from gpu_worker.start.golden_baseline import golden_baseline, served_name
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from ops.stack.console import Console
 from ops.stack.plan import Plan
@@ -24,12 +25,13 @@ from shared.errors import ConfigError, HeadraceError
 
 # Many times what it takes: a draft model that is named by its id at the hub may be downloaded meanwhile.
 _CHECK_TIMEOUT_S = 300.0
-# Settings of a worker that fit any model and machine, and those that are ours.
+# Settings of a worker that fit any model and machine, or are looked at here, and those that are ours.
 ALWAYS_FIT = frozenset(
     {
         *("model", "served_model_name", "allow_revision_change", "allow_chat_template", "num_threads"),
         *("simulate", "simulate_growth", "nats_url", "nats_user", "nats_password", "nats_creds_file"),
         *("nats_nkey_seed_file", "nats_ca_file", "nats_cert_file", "nats_key_file", "health_host", "health_port"),
+        *("golden", "golden_key_file", "golden_share", "golden_withdraw"),
         *("drain_timeout_s", "audit_file", "log_format", "log_level", "request_log_per_s", "otlp_endpoint"),
     }
 )
@@ -54,6 +56,7 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
 
 def _check_worker_if_needed(environ: Mapping[str, str], console: Console, *, is_demo: bool) -> None:
     settings = resolve(WorkerConfig, {}, environ)
+    golden_baseline(settings, served_name(settings))
     chosen = [
         field.name
         for field in dataclasses.fields(WorkerConfig)

@@ -18,6 +18,7 @@ from ops.stack.preconditions import ALWAYS_FIT, check_parts
 from ops.stack.state import StateDirectory
 from shared.config import resolve
 from shared.errors import ConfigError
+from shared.golden import make_key
 
 Make = Callable[[dict[str, str]], Plan]
 
@@ -50,6 +51,18 @@ def test_secret_that_the_gateway_would_refuse_is_refused_before_anything_starts(
     check_parts(make({}), Console(), is_demo=True)
     with pytest.raises(ConfigError, match=f"HEADRACE_RESPONSES_SECRET: .*fewer than {MIN_SECRET_CHARACTERS}"):
         check_parts(make({"HEADRACE_RESPONSES_SECRET": "short"}), Console(), is_demo=True)
+
+
+def test_baseline_that_cannot_be_used_is_told_before_anything_starts(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "baseline").write_text("{}")
+    make_key(tmp_path / "key")
+    for name, environ in {
+        "GOLDEN_KEY_FILE": {"HEADRACE_GOLDEN": "baseline"},
+        "GOLDEN": {"HEADRACE_GOLDEN": "baseline", "HEADRACE_GOLDEN_KEY_FILE": "key"},
+    }.items():
+        files = {variable: str(tmp_path / file) for variable, file in environ.items()}
+        with pytest.raises(ConfigError, match=f"^HEADRACE_{name}: "):
+            check_parts(make(files), Console(), is_demo=True)
 
 
 @pytest.mark.parametrize(
