@@ -82,8 +82,8 @@ def _check_revision(identity: Identity, others: Mapping[str, Heartbeat]) -> None
         raise ConfigError(
             "HEADRACE_ALLOW_REVISION_CHANGE",
             f"worker {worker} serves another revision of {identity.model!r} ({revision}; this one is "
-            f"{identity.revision}): {difference}. Name the same model everywhere, choose "
-            "another --served-model-name, or allow it while a new revision is rolled out",
+            f"{identity.revision}): {difference}. Name the same model everywhere, serve this "
+            "one under another name, or allow it while a new revision is rolled out",
         )
 
 

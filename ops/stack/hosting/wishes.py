@@ -36,6 +36,7 @@ ORDER_OPTIONS = frozenset(
         *("num_blocks", "block_size", "enable_prefix_caching", "prefix_wait_s", "state_checkpoint_ratio"),
         *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "batch_slowdown", "max_loras"),
         *("image_memory_bytes", "chat_format", "sampling_defaults", "simulate", "simulate_growth"),
+        "allow_revision_change",
     }
 )
 _VARIABLE = "HEADRACE_MODELS_DIR"
