@@ -63,6 +63,8 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
         error: Code and message that the client was told.
         source: `generated`, `cache`, or `shared` with an identical request that was in flight.
         asked: Parameters of the request that are no text.
+        stop: Its stop strings, where the operator has texts shown.
+        not_kept: Names of further parameters, or of those that are kept in part.
         prompt: Its end, where the operator has texts shown.
         admitted_s: When it was admitted, and its sequences were handed to the queue.
         first_token_s: When the gateway had the first output.
@@ -80,6 +82,8 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     source: str = "generated"
     asked: dict[str, int | float | str | bool] = {}
+    stop: tuple[str, ...] = ()
+    not_kept: tuple[str, ...] = ()
     prompt: str | None = None
     admitted_s: float | None = None
     first_token_s: float | None = None

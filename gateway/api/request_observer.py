@@ -1,16 +1,18 @@
 """Reports each request of a generating route when it ends: a log line, and spans for OpenTelemetry.
 
 Neither has any text of prompts or answers, unless the operator asks for prompts in the log. Without traces, all that
-they cost is a comparison with None.
+they cost is a comparison with None. What a timeline keeps of a request's parameters is for asking it again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from gateway.admission.auth import Principal
 from gateway.api.usage import UsageTotals
@@ -18,7 +20,9 @@ from gateway.dispatch.inflight import new_key
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.errors import ApiError
 from gateway.generation import Generation, Prompt
+from shared.conversation import ChatOptions
 from shared.request_log import RequestLog, is_slow
+from shared.sampling import Sampling
 from shared.timeline import Timeline
 from shared.tracing import AttributeValue, Tracing, traceparent
 
@@ -30,6 +34,14 @@ MAX_ERROR_CHARACTERS = 500
 _TRACEPARENT = b"traceparent"
 # Names of OpenTelemetry's conventions for generative AI, for our kinds of answers.
 _OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "score": "score"}
+_PLAIN, _PLAIN_CHAT = Sampling(), ChatOptions()
+# Parameters of sampling with one value, whose names are those of the API.
+_SINGLE = tuple(
+    name for name, value in structs.asdict(_PLAIN).items() if isinstance(value, int | float) and name != "seed"
+)
+_LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids")
+# Options of a chat template, by the parameters that they come from.
+_CHAT = {"tools": "tools", "variables": "chat_template_kwargs", "template": "chat_template"}
 
 
 @dataclass(slots=True, eq=False)
@@ -74,15 +86,16 @@ class RequestRecord:
         """Take note of the error that the client got."""
         self.error_code, self.error_message = error.code, error.message
 
-    def timeline(self, gateway: str, status: int, prompt: str | None = None) -> Timeline:
+    def timeline(self, gateway: str, status: int, *, keeps_texts: bool = False) -> Timeline:
         """Return the timeline of the request without its sequences, which the dispatcher knows.
 
         Args:
             gateway: Name of this process.
             status: Of its answer; 0 while it runs.
-            prompt: The end of its prompt, where it may be shown.
+            keeps_texts: With the end of its prompt, and its stop strings.
         """
         began_at, usage, generation, now = self.began_at, self.usage, self.generation, time.monotonic()
+        has_texts = keeps_texts and generation is not None and len(generation.prompts) > 0
         return Timeline(
             id=self.request_id,
             gateway=gateway,
@@ -94,8 +107,10 @@ class RequestRecord:
             outcome=self.outcome if status else "running",
             error=_error(self),
             source=self.source,
-            asked={} if generation is None else _parameters(generation),
-            prompt=prompt,
+            asked={} if generation is None else _asked_parameters(generation),
+            stop=generation.sampling.stop if generation is not None and has_texts else (),
+            not_kept=() if generation is None else _not_kept(generation, keeps_texts=has_texts),
+            prompt=_excerpt(generation.prompts[0]) if generation is not None and has_texts else None,
             admitted_s=None if self.dispatched_at is None else self.dispatched_at - began_at,
             first_token_s=None if self.first_token_at is None else self.first_token_at - began_at,
             ended_s=now - began_at,
@@ -147,10 +162,8 @@ class RequestObserver:
             self._end_span(self._tracing, record, record.span, status)
 
     def _keep(self, timelines: TimelineKeeper, record: RequestRecord, status: int) -> None:
-        generation = record.generation
-        shows_prompt = timelines.shows_prompts and generation is not None and generation.prompts
-        prompt = _excerpt(generation.prompts[0]) if generation is not None and shows_prompt else None
-        timelines.request_ended(record.key, record.timeline(timelines.gateway, status, prompt))
+        timeline = record.timeline(timelines.gateway, status, keeps_texts=timelines.shows_prompts)
+        timelines.request_ended(record.key, timeline)
 
     def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
         generation, usage, now = record.generation, record.usage, time.monotonic()
@@ -219,27 +232,78 @@ def _since(record: RequestRecord, moment: float | None) -> float | None:
     return None if moment is None else moment - record.began_at
 
 
-def _excerpt(prompt: Prompt) -> str | None:
-    """Return the end of a prompt, where a conversation's newest text stands; None for token ids."""
-    if prompt.messages:
-        return str(prompt.messages[-1].content)[-MAX_PROMPT_CHARACTERS:]
-    return None if prompt.text is None else prompt.text[-MAX_PROMPT_CHARACTERS:]
-
-
 def _error(record: RequestRecord) -> str | None:
     if record.error_message is None:
         return None
     return f"{record.error_code or 'error'}: {record.error_message}"[:MAX_ERROR_CHARACTERS]
 
 
-def _parameters(generation: Generation) -> dict[str, int | float | str | bool]:
+def _asked_parameters(generation: Generation) -> dict[str, int | float | str | bool]:
+    """Return the parameters that have one value and are no text, without those that the client left to the model."""
     sampling = generation.sampling
     asked: dict[str, int | float | str | bool | None] = {
         "stream": generation.stream,
         "n": generation.num_choices,
+        "best_of": None if generation.ranking is None else generation.n,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "priority": generation.priority,
+        "timeout": generation.timeout_s,
+        "echo": generation.echo or None,
+        "truncate_prompt_tokens": generation.truncate_prompt_tokens,
+        # Without one of the client's choice, the next answer is another one, too.
+        "seed": sampling.seed if generation.deterministic and sampling.temperature > 0 else None,
     }
-    return {name: value for name, value in asked.items() if value is not None}
+    asked |= {name: value for name in _SINGLE if (value := getattr(sampling, name)) != getattr(_PLAIN, name)}
+    if sampling.logprobs is not None:
+        is_chat = generation.kind == "chat"
+        asked |= {"logprobs": True, "top_logprobs": sampling.logprobs} if is_chat else {"logprobs": sampling.logprobs}
+    if generation.details is not None and generation.details.prompt_logprobs:
+        asked["prompt_logprobs"] = sampling.prompt_logprobs
+    return {name: value for name, value in asked.items() if value is not None and name not in generation.left_out}
+
+
+def _not_kept(generation: Generation, *, keeps_texts: bool) -> tuple[str, ...]:
+    """Name the parameters that were given and are not kept: most are long, or texts.
+
+    Args:
+        generation: What was asked for.
+        keeps_texts: The end of the prompt and stop strings are kept.
+    """
+    sampling, prompts = generation.sampling, generation.prompts
+    found = [name for name in _LISTS if getattr(sampling, name)]
+    if sampling.stop and not keeps_texts:
+        found.append("stop")
+    if generation.structured_output is not None:
+        found.append(generation.structured_output.field)
+    if not generation.may_reason:
+        found.append("reasoning_effort")
+    if prompts:
+        found += _not_kept_of_prompt(prompts[0], is_only=len(prompts) == 1)
+    return tuple(sorted(set(found)))
+
+
+def _excerpt(prompt: Prompt) -> str | None:
+    """Return the end of a prompt, where a conversation's newest text stands; None for token ids."""
+    text = _newest(prompt)
+    return None if text is None else text[-MAX_PROMPT_CHARACTERS:]
+
+
+def _newest(prompt: Prompt) -> str | None:
+    return str(prompt.messages[-1].content) if prompt.messages else prompt.text
+
+
+def _not_kept_of_prompt(prompt: Prompt, *, is_only: bool) -> Iterator[str]:
+    text, messages = _newest(prompt), prompt.messages
+    is_whole = is_only and text is not None and len(text) <= MAX_PROMPT_CHARACTERS and not prompt.images
+    if messages:
+        is_whole = is_whole and len(messages) == 1 and messages[0].role == "user"
+    if not is_whole:
+        yield "messages" if messages else "prompt"
+    if prompt.suffix:
+        yield "suffix"
+    if prompt.chat is not None:
+        for name, value in structs.asdict(prompt.chat).items():
+            if value != getattr(_PLAIN_CHAT, name):
+                yield _CHAT.get(name, name)

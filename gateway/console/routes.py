@@ -74,7 +74,7 @@ class ConsoleFiles:
 
 
 API = "/console/api"
-PLAYGROUND = frozenset({"/v1/chat/completions", "/v1/models"})
+PLAYGROUND = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
 """Paths of the public port that the operator's port serves, too, by the public port's rules: with an API key."""
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -173,7 +173,7 @@ class ConsoleRoutes:
 
 
 def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
-    """Return an application of the operator's port that passes a page's chats on to the public port's application."""
+    """Return an application of the operator's port that passes what a page asks models on to the public application."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         is_public = scope["type"] == "http" and scope["path"] in PLAYGROUND

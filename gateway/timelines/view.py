@@ -238,11 +238,13 @@ def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
 
 
 def _curl(timeline: Timeline) -> str | None:
-    """Return a command that asks the same again; without the text of the prompt, where texts are hidden."""
+    """Return a command that asks the same again, as far as it is kept; without texts, where they are hidden."""
     path = _PATHS.get(timeline.route)
     if path is None or not timeline.model:
         return None
     body: dict[str, object] = {"model": timeline.model, **timeline.asked}
+    if timeline.stop:
+        body["stop"] = timeline.stop
     text = "<prompt>" if timeline.prompt is None else timeline.prompt
     if timeline.route == "chat":
         body["messages"] = [{"role": "user", "content": text}]

@@ -189,7 +189,8 @@ def test_key_is_made_used_and_revoked(system: System, page: Page) -> None:
 
 
 def test_request_is_asked_again_with_tools_and_an_image(system: System, page: Page) -> None:
-    assert ask(system, "again", "tell me of mills", temperature=0.25).status_code == 200
+    chosen = {"temperature": 0.25, "top_p": 0.5, "stop": ["zzz"]}
+    assert ask(system, "again", "tell me of mills", **chosen).status_code == 200
     page.run(f"sessionStorage.setItem('headrace-api-key', {json.dumps(system.info['api_key'])})")
     page.run("location.hash = 'request/again'")
     page.click("#replay")
@@ -203,7 +204,8 @@ def test_request_is_asked_again_with_tools_and_an_image(system: System, page: Pa
     page.click("button", "Send")
     page.wait("document.getElementById('raw').textContent.includes('x-request-id')")
     sent = json.loads(page.run("document.getElementById('raw').textContent"))["request"]
-    assert (sent["tools"], sent["temperature"], sent["max_tokens"]) == ([tool], 0.25, 5)
+    assert sent["tools"] == [tool]
+    assert {name: sent[name] for name in (*chosen, "seed", "max_tokens")} == chosen | {"seed": 1, "max_tokens": 5}
     assert sent["messages"][0] == {"role": "user", "content": "tell me of mills"}
     page.run(ATTACH)
     page.click("#message")
@@ -211,6 +213,31 @@ def test_request_is_asked_again_with_tools_and_an_image(system: System, page: Pa
     page.click("button", "Send")
     page.wait_text("image", "#notice")  # The model reads text alone, and the gateway says so.
     assert page.run("document.getElementById('message').value") == "what is this?"
+    # An image alone is sent too.
+    page.run("document.getElementById('notice').textContent = ''")
+    page.run("document.getElementById('message').value = ''")
+    assert page.run("document.getElementById('images').files[0].name") == "dot.png"
+    page.click("button", "Send")
+    page.wait_text("image", "#notice")
+
+
+def test_completion_is_asked_again_as_one_and_what_is_not_kept_is_told(system: System, page: Page) -> None:
+    prompt = "x " * 300 + "the end"
+    chosen = {"max_tokens": 5, "seed": 3, "stop": ["zzz"]}
+    body = {"model": system.model, "prompt": prompt, **chosen}
+    headers = system.headers() | {"x-request-id": "completed"}
+    assert httpx2.post(f"{system.url}/v1/completions", headers=headers, json=body, timeout=60).status_code == 200
+    page.run(f"sessionStorage.setItem('headrace-api-key', {json.dumps(system.info['api_key'])})")
+    page.run("location.hash = 'request/completed'")
+    page.wait_text("of prompt not everything is kept", "#not-kept")
+    page.click("#replay")
+    page.wait("document.querySelector('#model')?.value.length > 0")
+    page.click("button", "Send")
+    page.wait("document.getElementById('raw').textContent.includes('x-request-id')")
+    sent = json.loads(page.run("document.getElementById('raw').textContent"))["request"]
+    assert {name: sent[name] for name in ("prompt", *chosen)} == {"prompt": prompt[-500:], **chosen}
+    assert page.text(".turn.assistant")
+    assert page.problems == []
 
 
 ATTACH = """(() => {

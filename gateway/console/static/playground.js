@@ -1,4 +1,5 @@
-// A chat with a model: live tokens a second, the probability of each token, tools, images, and the answer as JSON.
+// A chat with a model, or a completion: live tokens a second, the probability of each token, tools, images, and the
+// answer as JSON.
 
 import { refusal } from "./api.js";
 import { el, number, seconds } from "./dom.js";
@@ -11,11 +12,13 @@ const EXAMPLE_TOOLS = JSON.stringify([{ type: "function", function: { name: "get
 export function show(root, _argument, tell) {
   const key = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(STORED) ?? "", id: "api-key" });
   const model = el("select", { id: "model", "aria-label": "Model" });
+  const route = el("select", { id: "route" }, el("option", { value: "chat" }, "chat"), el("option", { value: "completion" }, "completion"));
   const temperature = el("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7 });
   const most = el("input", { type: "number", min: 1, value: 200, id: "max-tokens" });
   const shows = el("input", { type: "checkbox", checked: true });
   const json = el("input", { type: "checkbox" });
   const tools = el("textarea", { id: "tools", spellcheck: "false", placeholder: EXAMPLE_TOOLS, "aria-label": "Tools" });
+  const more = el("textarea", { id: "more", spellcheck: "false", placeholder: '{"seed": 7, "stop": ["."]}', "aria-label": "More parameters" });
   const images = el("input", { type: "file", id: "images", multiple: true, accept: "image/png,image/jpeg,image/webp,image/gif", "aria-label": "Images" });
   const message = el("textarea", { id: "message", placeholder: "Say something. Ctrl+Enter sends.", "aria-label": "Message" });
   const send = el("button", { type: "submit" }, "Send");
@@ -42,20 +45,22 @@ export function show(root, _argument, tell) {
 
   async function chat(event) {
     event?.preventDefault();
-    if (running || !message.value) return;
+    if (running || !(message.value || images.files.length)) return;
     if (!key.value.trim()) {
       tell(new Error("An API key is needed."));
       key.focus();
       return;
     }
     const text = message.value;
+    // A list of its own: that of the field is emptied with it.
+    const shown = copied(images.files);
     try {
-      turns.push({ role: "user", content: await content(text, images.files) });
+      turns.push({ role: "user", content: await content(text, shown) });
     } catch (error) {
       tell(error);
       return;
     }
-    const asked = el("div", { class: "turn user" }, text, [...images.files].map((file) => el("div", { class: "dim" }, file.name)));
+    const asked = el("div", { class: "turn user" }, text, [...shown].map((file) => el("div", { class: "dim" }, file.name)));
     log.append(asked);
     message.value = images.value = "";
     const answer = el("div", { class: "turn assistant" });
@@ -74,6 +79,7 @@ export function show(root, _argument, tell) {
         asked.remove();
         answer.remove();
         message.value ||= text;
+        if (!images.files.length) images.files = shown;
       }
     } finally {
       running = null;
@@ -83,15 +89,19 @@ export function show(root, _argument, tell) {
   }
 
   async function stream(answer) {
+    const isChat = route.value === "chat";
     const body = {
-      model: model.value, messages: turns, stream: true, stream_options: { include_usage: true },
-      temperature: Number(temperature.value), max_tokens: most.value ? Number(most.value) : undefined,
+      model: model.value, stream: true, stream_options: { include_usage: true },
+      temperature: temperature.value ? Number(temperature.value) : undefined,
+      max_tokens: most.value ? Number(most.value) : undefined,
     };
-    if (shows.checked) Object.assign(body, { logprobs: true, top_logprobs: 3 });
-    if (tools.value.trim()) body.tools = parsed(tools.value);
+    Object.assign(body, isChat ? { messages: turns } : { prompt: turns.at(-1).content });
+    if (shows.checked) Object.assign(body, isChat ? { logprobs: true, top_logprobs: 3 } : { logprobs: 3 });
+    if (tools.value.trim()) body.tools = parsed(tools.value, "Tools");
     if (json.checked) body.response_format = { type: "json_object" };
+    if (more.value.trim()) Object.assign(body, parsed(more.value, "More parameters"));
     const began = performance.now();
-    const response = await fetch("v1/chat/completions",
+    const response = await fetch(isChat ? "v1/chat/completions" : "v1/completions",
       { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
     if (!response.ok) throw await refusal(response);
     const id = response.headers.get("x-request-id");
@@ -104,9 +114,9 @@ export function show(root, _argument, tell) {
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices[0];
       last = { ...last, ...chunk, choices: choice ? [choice] : last.choices };
-      const piece = choice?.delta?.content ?? "";
+      const piece = choice?.delta?.content ?? choice?.text ?? "";
       for (const part of choice?.delta?.tool_calls ?? []) add(calls, part, answer);
-      const probable = choice?.logprobs?.content ?? [];
+      const probable = choice?.logprobs?.content ?? completionTokens(choice?.logprobs);
       if (!piece && !probable.length) continue;
       first ||= performance.now();
       tokens += probable.length || 1;
@@ -127,13 +137,27 @@ export function show(root, _argument, tell) {
   if (replayed) {
     sessionStorage.removeItem(REPLAY);
     message.value = replayed.prompt ?? "";
-    const { asked } = replayed;
-    if (asked.temperature !== undefined) temperature.value = asked.temperature;
-    if (asked.max_tokens !== undefined) most.value = asked.max_tokens;
+    // The playground streams one answer, and asks for probabilities by itself.
+    const { temperature: warmth, max_tokens: length, stream: _, n, logprobs, top_logprobs: __, ...others } = replayed.asked ?? {};
+    route.value = replayed.route;
+    temperature.value = warmth ?? "";
+    most.value = length ?? "";
+    shows.checked = logprobs !== undefined;
+    if (replayed.stop) others.stop = replayed.stop;
+    const lacks = [...replayed.lacks, ...(n > 1 ? ["n"] : [])];
+    if (others.seed !== undefined && !Number.isSafeInteger(others.seed)) {
+      delete others.seed;
+      lacks.push("seed");
+    }
+    delete others.best_of;
+    if (!others.priority) delete others.priority;
+    if (Object.keys(others).length) more.value = JSON.stringify(others);
     if (!replayed.prompt) tell(new Error("The prompt is hidden (gateways show it with --log-prompts): type it again."));
+    else if (lacks.length) tell(new Error(`Not the same in all: ${lacks.join(", ")} cannot be taken over in full.`));
   }
   const form = el("form", { onsubmit: chat }, message, el("label", { class: "dim" }, "Images ", images),
-    el("details", {}, el("summary", {}, "Tools"), tools), el("div", { class: "bar-form" }, send, stop, clear));
+    el("details", {}, el("summary", {}, "Tools"), tools),
+    el("details", { open: Boolean(more.value) }, el("summary", {}, "More parameters"), more), el("div", { class: "bar-form" }, send, stop, clear));
   stop.addEventListener("click", () => running?.abort());
   clear.addEventListener("click", () => {
     turns.length = 0;
@@ -146,7 +170,8 @@ export function show(root, _argument, tell) {
   key.addEventListener("change", () => models().catch(tell));
   root.append(el("h1", {}, "Playground"),
     el("div", { class: "bar-form" },
-      el("label", {}, "API key", key), el("label", {}, "Model", model), el("label", {}, "Temperature", temperature),
+      el("label", {}, "API key", key), el("label", {}, "Model", model), el("label", {}, "API", route),
+      el("label", {}, "Temperature", temperature),
       el("label", {}, "Most tokens", most), el("label", { class: "check" }, shows, "probabilities"),
       el("label", { class: "check" }, json, "JSON")),
     el("section", {}, log, speed, form), el("details", {}, el("summary", {}, "JSON"), raw));
@@ -163,15 +188,29 @@ async function content(text, files) {
     reader.readAsDataURL(file);
   })));
   const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
-  return parts.length ? [{ type: "text", text }, ...parts] : text;
+  return parts.length ? [...(text ? [{ type: "text", text }] : []), ...parts] : text;
 }
 
-function parsed(text) {
+function copied(files) {
+  const copies = new DataTransfer();
+  for (const file of files) copies.items.add(file);
+  return copies.files;
+}
+
+function parsed(text, name) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`Tools: ${error.message}`);
+    throw new Error(`${name}: ${error.message}`);
   }
+}
+
+// The tokens of a completion in the form of a chat's.
+function completionTokens(told) {
+  return (told?.tokens ?? []).map((each, index) => ({
+    token: each, logprob: told.token_logprobs[index],
+    top_logprobs: Object.entries(told.top_logprobs?.[index] ?? {}).map(([other, logprob]) => ({ token: other, logprob })),
+  }));
 }
 
 // Add a piece of a tool's call to those of the answer, and show the call.

@@ -113,9 +113,10 @@ function receipt(bill) {
 
 function again(view) {
   const text = view.curl;
+  const { model, route, prompt, asked, stop, not_kept: lacks = [] } = view.timeline;
   const replay = el("button", { type: "button", id: "replay" }, "Ask again in the playground");
   replay.addEventListener("click", () => {
-    sessionStorage.setItem("headrace-replay", JSON.stringify({ model: view.timeline.model, prompt: view.timeline.prompt, asked: view.timeline.asked }));
+    sessionStorage.setItem("headrace-replay", JSON.stringify({ model, route, prompt, asked, stop, lacks }));
     location.hash = "playground";
   });
   const button = el("button", { type: "button" }, "Copy as curl");
@@ -123,5 +124,6 @@ function again(view) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   });
-  return el("div", {}, el("h2", {}, "Ask again"), el("pre", { class: "curl" }, text), button, " ", replay);
+  const note = lacks.length ? el("p", { id: "not-kept" }, `Not the same in all: of ${lacks.join(", ")} not everything is kept.`) : null;
+  return el("div", {}, el("h2", {}, "Ask again"), el("pre", { class: "curl" }, text), note, button, " ", replay);
 }
