@@ -44,8 +44,8 @@ def test_every_attribute_is_exported() -> None:
     assert values["headrace_retry_after_error_seconds_sum", ""] == 0.02
     assert values["vllm:time_to_first_token_seconds_sum", "m"] == 0.02
     families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name, _ in values if name.startswith("headrace_")}
-    # `by_model` is another table, `usage` is added up by NATS; processor time and memory are read when asked for.
-    assert len(families) == len(vars(GatewayMetrics())) - 2 + 2
+    # `by_model` is another table, NATS adds up `usage` and `answers`; processor time and memory are read on demand.
+    assert len(families) == len(vars(GatewayMetrics())) - 3 + 2
 
 
 def test_two_gateways_in_one_process_do_not_share_numbers() -> None:

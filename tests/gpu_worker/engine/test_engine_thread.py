@@ -1,4 +1,5 @@
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -235,11 +236,14 @@ def test_error_in_the_engine_itself_ends_it_and_leaves_everything_to_others(star
         max_steps_in_flight = 1
 
         def submit(self, plan: StepPlan) -> CompletedStep:
+            assert are_added.wait(10)
             return CompletedStep(StepResult(plan.step + 1, [None] * len(plan.rows)))  # type: ignore[list-item]
 
+    are_added = threading.Event()
     running = start(LyingRunner(), max_num_seqs=1)
     running.thread.add(make_sequence(5))
     running.thread.add(make_sequence(5))
+    are_added.set()
     outcome = running.outcome()
     assert (outcome.events, outcome.stats.is_fatal) == ([], True)
     wait_for(lambda: not running.thread.is_alive, 10)

@@ -351,8 +351,8 @@ def test_interrupt_while_waiting_for_nats_ends_at_once(arguments: tuple[str, ...
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=60)
-    # A run that waits to the end has another status.
-    assert process.returncode in (0, 130)
+    # A run that waits to the end has another status; a shell shows the end by the signal itself as 130 too.
+    assert process.returncode in (0, 130, -signal.SIGINT)
     assert "Traceback" not in first_line + text
 
 

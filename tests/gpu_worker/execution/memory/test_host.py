@@ -63,6 +63,6 @@ def test_weights_beyond_the_free_memory_are_refused() -> None:
     not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="the kernel gives no huge pages"
 )
 def test_large_tensors_get_huge_pages_when_asked_for() -> None:
-    done = subprocess.run([sys.executable, "-c", _MAKE_A_TENSOR], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _MAKE_A_TENSOR], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert sum(map(int, re.findall(r"AnonHugePages: +(\d+) kB", done.stdout))) > 32 << 10
