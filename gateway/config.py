@@ -14,6 +14,9 @@ from shared.request_log import DEFAULT_PER_S, LOG_FORMAT_HELP, REQUEST_LOG_HELP
 from shared.telemetry import FORMATS
 from shared.tracing import ENDPOINT_HELP, RATIO_HELP
 
+PROBE_KEY_ID = "probe"
+"""Id of the key of `GatewayConfig.probe_key`, whose requests count for no tenant."""
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig(NatsFiles):
@@ -130,7 +133,9 @@ class GatewayConfig(NatsFiles):
     )
     max_image_bytes: int = setting(20 << 20, "Larger images get a 400.", minimum=1024, maximum=MAX_IMAGE_BYTES)
     max_image_pixels: int = setting(64_000_000, "Images of more pixels get a 400.", minimum=1, maximum=1 << 28)
-    max_images: int = setting(32, "Requests with more images get a 400.", minimum=1, maximum=MAX_IMAGES)
+    max_images: int = setting(
+        32, "Requests with more images get a 400; 0: no images are read.", minimum=0, maximum=MAX_IMAGES
+    )
     max_request_pixels: int = setting(
         100_000_000, "Requests whose images have more pixels together get a 400.", minimum=1, maximum=1 << 30
     )

@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
 
+# Where the package asks last for credentials: a machine in a cloud is told those of its role there.
+_CREDENTIALS_OF_A_MACHINE = "://169.254.169.254/"
+
 
 def open_bucket(url: str, variable: str, **client_options: Any) -> tuple[Any, Any]:
     """Return the package, and the bucket or what begins with a prefix in it, of `s3://bucket/prefix`.
@@ -45,6 +48,10 @@ def bucket_errors() -> Iterator[None]:
         yield
     except (BaseError, FileNotFoundError) as error:
         reason = str(error).partition("\n")[0][:300]
+        if _CREDENTIALS_OF_A_MACHINE in reason:
+            reason = "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        elif "401 Unauthorized" in reason or "403 Forbidden" in reason:
+            reason += "; does AWS_ACCESS_KEY_ID name credentials that may use it?"
         if isinstance(error, NotFoundError | FileNotFoundError):
             raise FileNotFoundError(reason) from None
         raise (FileExistsError if isinstance(error, AlreadyExistsError) else OSError)(reason) from None

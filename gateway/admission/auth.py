@@ -25,6 +25,7 @@ from gateway.admission.api_keys import (
     tenants_file,
 )
 from gateway.admission.watermark_secrets import list_watermarks, watermarks_file
+from gateway.config import PROBE_KEY_ID
 from gateway.errors import ApiError, model_not_found
 from gateway.http1.body import BodyOwner
 from gateway.metrics import GatewayMetrics
@@ -33,7 +34,6 @@ from shared.errors import ConfigError
 CHECK_INTERVAL_S = 1.0
 MAX_KEY_BYTES = 512
 BOOTSTRAP_KEY_ID = "bootstrap"
-PROBE_KEY_ID = "probe"
 NO_KEY_ID = "none"
 _DIGEST = "digest of the key"
 _WHERE_KEYS_ARE = (

@@ -339,7 +339,7 @@ class Routes:
         parent = self._services.fleet.adapters().get(name)
         load = self._services.fleet.load(parent or name)
         max_model_len = load.max_model_len or None if load is not None else None
-        sees = _sees(load)
+        sees = _sees(load) if self._services.config.max_images else False
         return ModelAnswer(
             id=name,
             object="model",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
+from gateway.config import PROBE_KEY_ID
 from gateway.dispatch.inflight import Flight, key_of
 from shared.messages import Delta, Finish
 from shared.receipt import Receipt
@@ -171,7 +172,8 @@ class TimelineKeeper:
                 return
             receipt = _bounded(receipt, claimed_at, now, self._num_devices(worker))
             log.receipts[delta.epoch] = receipt
-            self._usage.add_time(request.tenant, request.model, receipt)
+            if request.key != PROBE_KEY_ID:
+                self._usage.add_time(request.tenant, request.model, receipt)
             return
         late = self._late.get(delta.id)
         if late is None or (late.worker, late.epoch) != (worker, delta.epoch) or now > late.until:

@@ -47,11 +47,14 @@ class AllowedHosts:
 
     @classmethod
     def read(cls, setting: str | None) -> AllowedHosts:
-        """Return the hosts of a comma-separated setting; `ConfigError` for a URL, or for what is not a name."""
+        """Return the hosts of a comma-separated setting; `ConfigError` for what is not a name, or never public."""
         hosts = tuple(host.strip().lower() for host in (setting or "").split(",") if host.strip())
         for host in hosts:
             if "/" in host or "@" in host or "*" in host.removeprefix("*.").removeprefix(_ANY):
                 problem = f"{host!r} is not a host: write images.example.com, *.example.com, example.com:8443 or *"
+                raise ConfigError("HEADRACE_IMAGE_HOSTS", problem)
+            if not _may_be_public(host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host):
+                problem = f"{host!r} is not at a public address: images are never fetched from private ones"
                 raise ConfigError("HEADRACE_IMAGE_HOSTS", problem)
         return cls(hosts)
 
@@ -79,6 +82,13 @@ def is_public(address: str) -> bool:
         if parsed.sixtofour is not None or parsed.teredo is not None or parsed.is_site_local or parsed in _NAT64:
             return False
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
+
+
+def _may_be_public(host: str) -> bool:
+    try:
+        return is_public(host.strip("[]"))
+    except ValueError:
+        return not f".{host}".endswith(".localhost")
 
 
 class ImageFetcher:

@@ -122,6 +122,10 @@ class ImageIntake:
             ApiError: As `stored`.
         """
         limits = self._limits
+        if images and not limits.max_images:
+            where = images[0].where
+            message = f"'{where}' is an image, and this server reads none (--max-images 0)."
+            raise ApiError(400, message, param=where, code="unsupported_image")
         if len(images) > limits.max_images:
             where = images[limits.max_images].where
             message = f"The request has {len(images)} images; at most {limits.max_images} are read."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ops.cli.options import settings_command
+from ops.cli.options import SettingsGroup, settings_command
 from ops.cli.parts import require
 from ops.text_table import aligned
 from shared.config import setting
@@ -95,6 +95,8 @@ def list_makers(config: ListConfig) -> int:
     elif rows:
         heads = [name.upper().replace("_", " ") for name in rows[0]]
         click.echo("\n".join(aligned([heads, *([str(value) for value in row.values()] for row in rows)])))
+    else:
+        click.echo(f"there are no files of workers in {config.kv_disk_path}", err=True)
     return 0
 
 
@@ -127,8 +129,7 @@ def _opened(config: CacheConfig) -> Iterator[FileStore]:
     try:
         yield store
     except OSError as error:
-        advice = "" if store.name == "disk" else "; does AWS_ACCESS_KEY_ID name credentials that may use it?"
-        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{store.place} cannot be used: {error}{advice}") from None
+        raise ConfigError("HEADRACE_KV_DISK_PATH", f"{store.place} cannot be used: {error}") from None
 
 
 def _open(config: CacheConfig) -> FileStore:
@@ -170,11 +171,12 @@ def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-command = click.Group(
+command = SettingsGroup(
     "cache",
     commands=[
         settings_command(ListConfig, "ls", list_makers),
         settings_command(ClearConfig, "clear", clear),
     ],
     help="Look at KV caches in files, or delete them.",
+    instead={"Did you mean 'ls'?": "stats list show info", "Did you mean 'clear'?": "delete rm remove prune purge"},
 )

@@ -199,6 +199,10 @@ def _rule_of_arguments(command: click.Command) -> str | None:
     return None
 
 
+def _has(command: click.Command, option: str) -> bool:
+    return any(option in each.opts for each in command.params)
+
+
 class SettingsGroup(click.Group):
     """A group of commands that share settings, with the same kind of errors."""
 
@@ -215,7 +219,7 @@ class SettingsGroup(click.Group):
 
     def has(self, option: str) -> bool:
         """Whether an option is the group's own, which stands before the command."""
-        return any(option in each.opts for each in self.params)
+        return _has(self, option)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -234,6 +238,9 @@ class SettingsGroup(click.Group):
             if self.has(error.option_name):
                 place = f"It belongs before the command: {ctx.command_path} {error.option_name} ..."
                 raise click.UsageError(f"{error.message} {place}", error.ctx) from None
+            if others := [name for name, each in self.commands.items() if _has(each, error.option_name)]:
+                have = " and ".join(f"`{ctx.command_path} {name}`" for name in others)
+                raise click.UsageError(f"{error.message} It is an option of {have}.", error.ctx) from None
             raise
         except click.UsageError as error:
             extra = re.fullmatch(r"Got unexpected extra arguments? \((\S+).*\)", error.message)

@@ -130,6 +130,8 @@ def _print(
 ) -> None:
     if found:
         click.echo("\n".join(_lines(config, found, load)))
+    else:
+        click.echo("no option fits")
     for reason in reasons:
         click.echo(f"not listed: {reason}")
     if tests:

@@ -157,7 +157,8 @@ def read_model_size(model: Path) -> ModelSize:
             except CheckpointError as error:
                 raise CheckpointError(model, error.problem) from None
     if not model.exists():
-        raise ConfigError("HEADRACE_MODEL", f"there is no directory or file {model}")
+        problem = f"there is no directory or file {model}; of a model at a hub its config.json is enough: download it"
+        raise ConfigError("HEADRACE_MODEL", problem)
     if not model.is_dir() and model.suffix != SUFFIX:
         raise ConfigError("HEADRACE_MODEL", f"{model} is neither a model's directory nor a file *.json or *{SUFFIX}")
     return _checked(model, read_model_config(model))

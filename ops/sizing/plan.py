@@ -141,7 +141,10 @@ def option(size: ModelSize, device: Device, load: Workload, limits: Limits, name
         and state.ttft_s <= load.ttft_s
     ]
     if not states:
-        raise ConfigError("HEADRACE_DEVICE", "not even one sequence at a time keeps the times that are asked for")
+        alone = steady(roofline, 1, load, num_tokens)
+        times = "" if alone is None else f": TTFT {1e3 * alone.ttft_s:.1f} ms, ITL {1e3 * alone.itl_s:.2f} ms"
+        problem = f"not even one sequence at a time keeps the times that are asked for{times}"
+        raise ConfigError("HEADRACE_DEVICE", problem)
     most = max(states, key=lambda state: state.requests_per_s)
     workers = max(1, math.ceil(load.rate / (FULL_SHARE * most.requests_per_s)))
     usual = next(state for state in states if state.requests_per_s >= load.rate / workers)
@@ -163,6 +166,6 @@ def options(
             try:
                 found.append(option(size, device, load, limits, (weights, cache, count)))
             except ConfigError as error:
-                reasons.append(f"{name}: {error.problem}")
+                reasons.append(f"{name}: {error.problem.removeprefix(f'{count} x {device.name}: ')}")
     found.sort(key=lambda each: (each.devices, each.usual.ttft_s))
     return found, list(dict.fromkeys(reasons))

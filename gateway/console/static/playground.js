@@ -47,7 +47,7 @@ export function show(root, _argument, tell) {
     event?.preventDefault();
     if (running || !(message.value || images.files.length)) return;
     if (!key.value.trim()) {
-      tell(new Error("An API key is needed."));
+      tell(new Error("An API key is needed here, with --no-auth too: headrace up prints one."));
       key.focus();
       return;
     }

@@ -182,10 +182,15 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
 
 
-async def test_a_model_says_whether_it_reads_images(http: httpx2.AsyncClient, fleet: Fleet) -> None:
+async def test_a_model_says_whether_it_reads_images(
+    http: httpx2.AsyncClient, fleet: Fleet, services: RouteServices
+) -> None:
     fleet.note_heartbeat(msgspec.structs.replace(heartbeat("seer"), worker="s", features=(IMAGES,)), time.monotonic())
     seer = (await http.get("/v1/models/seer")).json()
     assert seer["architecture"] == {"input_modalities": ["text", "image"]}
+    off = replace(services, config=replace(services.config, max_images=0))
+    async with client_of(create_app(off, NO_SERVICE, ENDPOINTS), dict(http.headers)) as client:
+        assert (await client.get("/v1/models/seer")).json()["architecture"] == {"input_modalities": ["text"]}
     assert seer["capabilities"] == {"image_input": {"supported": True}}
 
 

@@ -42,11 +42,11 @@ class Bench:
         self.devices: dict[str, int] = {}
         self.keeper.watch(lambda: self.flights, lambda worker: self.devices.get(worker, 1))
 
-    def begin(self, request_id: str = "r", tenant: str = "t", worker: str | None = "w") -> Flight:
+    def begin(self, request_id: str = "r", tenant: str = "t", worker: str | None = "w", key_id: str = "k") -> Flight:
         told = lambda: self.timeline(request_id, tenant, 0)  # noqa: E731
         key = new_key()
         self.keeper.request_began(key, request_id, self.now, told)
-        request = Request(id=f"{key}-0", model="m", text="x", tenant=tenant, trace=request_id)
+        request = Request(id=f"{key}-0", model="m", text="x", tenant=tenant, trace=request_id, key=key_id)
         flight = Flight(request, ListSink(), 1, self.now, worker=worker)
         flight.log.claimed_at = None if worker is None else self.now
         return flight
@@ -103,6 +103,12 @@ def test_receipt_counts_once_and_only_from_the_worker_that_had_the_attempt() -> 
     for worker in ("stranger", "w", "w"):
         bench.tell(flight, finish(), worker)
     assert bench.usage.tenants == ["t"]
+
+
+def test_time_of_a_start_s_own_request_is_charged_to_no_tenant() -> None:
+    bench = Bench()
+    bench.tell(bench.begin(tenant="default", key_id="probe"), finish())
+    assert bench.usage.tenants == []
 
 
 def test_receipt_of_a_cancelled_request_counts_when_it_comes_late() -> None:

@@ -192,6 +192,7 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
         ("*.a.test", "eviла.test", 443, False),
         ("*.a.test", "evila.test", 443, False),
         ("*", "any.test", 443, True),
+        ("93.184.215.14:8443", "93.184.215.14", 8443, True),
         ("*", "any.test", 22, False),
         (None, "a.test", 443, False),
     ],
@@ -200,9 +201,18 @@ def test_hosts_are_those_of_the_setting(setting: str | None, host: str, port: in
     assert AllowedHosts.read(setting).allow(host, port) is is_allowed
 
 
-@pytest.mark.parametrize("setting", ["https://a.test", "a.test/x", "a*.test", "user@a.test"])
-def test_setting_that_names_no_host_is_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match="is not a host"):
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        *((each, "is not a host") for each in ("https://a.test", "a.test/x", "a*.test", "user@a.test")),
+        *(
+            (f"a.test,{each}", "is not at a public address")
+            for each in ("localhost", "x.localhost:8443", "127.0.0.1", "10.0.0.1:443", "[::1]", "[::1]:8443")
+        ),
+    ],
+)
+def test_setting_that_names_no_host_is_refused(setting: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         AllowedHosts.read(setting)
 
 

@@ -105,6 +105,7 @@ async def test_what_is_only_counted_is_not_stored(parts: Parts) -> None:
         ({"max_bytes": len(PNG) - 1}, [source()], 0, f"has {len(PNG)} bytes; at most {len(PNG) - 1} are read"),
         ({"max_pixels": 1199}, [source()], 0, "has 40x30 pixels; at most 1199 are read"),
         ({"max_images": 2}, [source(0), source(1), source(2)], 2, "The request has 3 images; at most 2 are read"),
+        ({"max_images": 0}, [source(0)], 0, r"is an image, and this server reads none \(--max-images 0\)"),
         ({"max_total_pixels": 2000}, [source(0), source(1)], 1, "have 2400 pixels together; at most 2000 are read"),
         ({}, [source(url="https://x/text", data=None)], 0, "is not a PNG, JPEG, WebP or GIF"),
         ({}, [source(file_id="file-1", data=None)], 0, "this gateway has no store of files"),

@@ -13,6 +13,7 @@ import pytest
 
 from gpu_worker.execution.tiers.directory import DirectoryStore
 from gpu_worker.execution.tiers.file_format import Maker
+from shared.bucket import bucket_errors
 from tests.ops.cli.command import headrace
 
 MAKERS = [Maker(weights * 32, (b"a" * 32, b"b" * 32)) for weights in (b"v", b"w")]
@@ -89,6 +90,18 @@ def test_what_is_no_file_or_of_no_length_is_not_read(place: str) -> None:
     with folder.with_name("00" * 32 + ".kv").open("wb") as file:
         file.truncate(1 << 40)
     assert verified(place) == (13, 1)
+
+
+def test_directory_without_files_is_told(tmp_path: Path) -> None:
+    done = headrace("cache", "ls", "--kv-disk-path", str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"there are no files of workers in {tmp_path}\n"
+
+
+def test_missing_credentials_are_told_as_such() -> None:
+    exceptions = pytest.importorskip("obstore.exceptions")
+    with pytest.raises(OSError, match="there are no credentials; set AWS_ACCESS_KEY_ID and"), bucket_errors():
+        raise exceptions.GenericError("Error performing PUT http://169.254.169.254/latest/api/token in 4 ms - 403")
 
 
 @pytest.mark.parametrize("command", ["ls", "clear"])

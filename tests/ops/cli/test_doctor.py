@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from gateway.admission.api_keys import create_key
+from gpu_worker.start.config import WorkerConfig
 from ops.doctor.finding import Level
+from ops.doctor.preflight import _device_and_memory
 from ops.doctor.servers import NatsLogin, nats_findings
 from ops.stack.config import DEMO_MODEL
 from ops.stack.state import ReadyFile, write_ready_file
@@ -27,7 +30,13 @@ def test_running_system_is_described_in_one_page_without_secrets(cli_system: Sys
         "packages",
         "processor",
         "memory",
+        r"gpu(?: \d)?",
         "compiler",
+        "nats-server",
+        "redis-server",
+        "disk, state",
+        "disk, kernels",
+        "disk, models",
         "nats rights",
         "queue",
         "clock",
@@ -128,6 +137,25 @@ def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: st
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for topic in ("model", "device", "weights", "sizes", "nats rights", "revision"):
         assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_simulated_worker_needs_neither_device_nor_weights(nats_url: str, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_MODEL / name, tmp_path)
+    done = headrace("worker", "--check", "--model", str(tmp_path), "--nats-url", nats_url, "--simulate", "1")
+    assert done.returncode == 0, done.stdout
+    assert re.search("^ok +device +none: the engine is simulated$", done.stdout, re.MULTILINE)
+    done = headrace("worker", "--check", "--model", str(tmp_path), "--nats-url", nats_url)
+    assert done.returncode == 1
+    assert re.search("^FAIL +weights ", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize(("share", "level"), [(2.0, "ok"), (1.1, "warn"), (0.5, "FAIL")])
+def test_weights_are_compared_with_the_memory(share: float, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_bytes = (DEMO_MODEL / "model.safetensors").stat().st_size
+    monkeypatch.setattr("gpu_worker.layers.free_memory.free_host_bytes", lambda: int(share * num_bytes))
+    (_, told) = _device_and_memory(WorkerConfig(model=DEMO_MODEL, dtype="float16", device="cpu"), DEMO_MODEL)
+    assert (told.topic, told.level.value) == ("weights", level)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,11 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         "utilization: '90%' is not a number",
     ),
     (("up", "-hf", "x"), "No such option '-hf' (llama.cpp's): use --model, with an id at"),
+    (
+        ("keys", "limit", "t", "--weight", "2"),
+        "'--weight'. It is an option of `headrace keys create` and `head",
+    ),
+    (("cache", "stats"), "No such command 'stats'. Did you mean 'ls'?"),
     (("keys", "create", "--max-conc", "1"), "No such option '--max-conc'. Did you mean '--max-concurrent'?"),
 ]
 

@@ -76,6 +76,30 @@ async def test_rights_of_each_role_are_tried(secured: NatsServer, role: str) -> 
     assert refused.remedy == ""
 
 
+# What each role publishes to, and subscribes to.
+NEEDED = {
+    "worker": ({"hr.tok.?", "hr.worker.m.?"}, {"hr.worker.m.?", "hr.cancel.m", "hr.probe.?", "hr.tokenizer.m"}),
+    "gateway": ({"hr.cancel.m", "hr.probe.?", "hr.gateway.?"}, {"hr.tok.?", "hr.worker.m.?"}),
+    "admin": ({"$js.api.info"}, {"hr.worker.m.?"}),
+}
+
+
+@pytest.mark.parametrize("role", NEEDED)
+async def test_every_right_that_lacks_is_named(role: str, tmp_path: Path) -> None:
+    may = f'publish: "$JS.API.STREAM.INFO.*", subscribe: "_INBOX_{role}.>"'
+    user = f"{{ user: u, password: p, permissions: {{ {may} }} }}"
+    (tmp_path / "server.conf").write_text(f"authorization {{ users: [{user}] }}\n")
+    with NatsServer(tmp_path / "nats", ("-c", str(tmp_path / "server.conf"))).running() as server:
+        found = await nats_findings(NatsLogin(server.url, role, "u", "p", model="m"))  # type: ignore[arg-type]
+    (refused,) = [one for one in found if one.level is Level.PROBLEM]
+    assert refused.topic == "nats rights"
+    assert f"`{role}`" in refused.remedy
+    told = re.sub(r"doctor-\w+", "?", refused.text)
+    assert told.startswith("refused: ")
+    named = [set(re.findall(f'{what} to "(.*?)"', told)) for what in ("publish", "subscription")]
+    assert tuple(named) == NEEDED[role]
+
+
 async def test_wrong_password_is_a_problem_without_the_password(secured: NatsServer) -> None:
     (finding,) = await nats_findings(NatsLogin(secured.url, "worker", "worker", "not-this"))
     assert finding.level is Level.PROBLEM

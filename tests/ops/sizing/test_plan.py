@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_command_lists_options_and_draws_them(tmp_path: Path) -> None:
     model, page = write_config(tmp_path, LLAMA_33_70B, "llama.json"), tmp_path / "plan.html"
     told = planned("--model", model, "--device", "h200", "--rate", 20, "--price", 3, "--ranks", "1,2", "--html", page)
     assert "fp8" in told
-    assert "not listed: bf16, cache bf16, 1 x h200: 1 x h200: 141.1 GB of weights" in told
+    assert "not listed: bf16, cache bf16, 1 x h200: 141.1 GB of weights" in told
     assert page.read_text().count("<svg") == 2
 
 
@@ -92,6 +93,13 @@ def test_plan_is_tried_until_its_times_hold_and_with_a_death(tmp_path: Path) -> 
     assert alive[0]["devices"] == told["options"][0]["devices"]
     assert any(each["ttft_p99_ms"] <= 800 for each in alive)
     assert dead["moved"] >= 0
+
+
+def test_times_that_nothing_keeps_are_told_beside_those_that_could_be_kept(tmp_path: Path) -> None:
+    model = write_config(tmp_path, LLAMA_31_8B)
+    done = CliRunner().invoke(command, ["--model", str(model), "--ttft-p99-ms", "0.1", "--ranks", "1"])
+    assert done.output.splitlines()[0] == "no option fits"
+    assert re.search(r"the times that are asked for: TTFT [\d.]+ ms, ITL [\d.]+ ms\n", done.output)
 
 
 @pytest.mark.parametrize(
