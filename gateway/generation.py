@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shared.bounds import MAX_SEQUENCES
+from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.grammar import Grammar
@@ -196,6 +197,7 @@ class Generation(Struct, frozen=True):
         details: Further output; None for none.
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
+        cache_hints: As in `Request`.
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
         base: The model that answers with the adapter that `model` names; None where it names a model.
         adapter: Digest of that adapter's content when the request came.
@@ -224,6 +226,7 @@ class Generation(Struct, frozen=True):
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
+    cache_hints: CacheHints | None = None
     reading: OutputReading | None = None
     pooling: Pooling | None = None
     left_out: tuple[str, ...] = ()

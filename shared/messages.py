@@ -43,6 +43,7 @@ from shared.bounds import (
     Version,
     Weight,
 )
+from shared.cache_hints import CacheHints
 from shared.conversation import ChatOptions, Messages
 from shared.media import Media
 from shared.pooling import Pooling, Task
@@ -95,6 +96,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
         is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
         is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
+        cache_hints: How long the request's blocks are of use; without influence on the answer.
         adapter: The adapter (LoRA) beside the model, by its name, or by its digest, as gateways do.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
         key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
@@ -136,6 +138,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     weight: Weight = 1.0
     media: Media = ()
     adapter: AdapterName | None = None
+    cache_hints: CacheHints | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

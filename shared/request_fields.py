@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.grammar import Grammar
 from shared.media import ContentImage, MediaRef
@@ -31,6 +32,7 @@ _OBJECTS: Mapping[str, type[Struct]] = MappingProxyType(
         "images": ContentImage,
         "media": MediaRef,
         "pooling": Pooling,
+        "cache_hints": CacheHints,
     }
 )
 # What other interfaces call it: OpenAI's completions, and the lines of its Batch API.

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.api.schemas.cache_fields import AgentHints
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.names import described
 from gateway.api.schemas.sampling_fields import StopText
@@ -20,6 +21,14 @@ from shared.bounds import (
     Probability,
 )
 
+CacheControl = Annotated[
+    Raw | UnsetType,
+    described(
+        "Evict the cached prompt last: for five minutes, or an hour with `ttl: 1h`, as far as the tenant's share of "
+        "the cache goes. The longest of a body holds for all of it.",
+        {"type": "ephemeral", "ttl": "1h"},
+    ),
+]
 ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+\Z")]
 
 
@@ -84,6 +93,7 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
         described("The title of a document or of a result of a search, put before its text."),
     ] = None
     context: Annotated[str | None, described("What a document is about, put before its text.")] = None
+    cache_control: CacheControl = UNSET
 
 
 Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
@@ -108,8 +118,9 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input_schema: Parameters | None = None
     strict: bool | None = None
 
-    # Read by Anthropic's servers, and without meaning here: prompts are always cached, and tools run at the client.
-    cache_control: Raw | UnsetType = UNSET
+    cache_control: CacheControl = UNSET
+
+    # Read by Anthropic's servers, and without meaning here: tools run at the client.
     defer_loading: bool | None = None
     eager_input_streaming: bool | None = None
     allowed_callers: Raw | UnsetType = UNSET
@@ -239,6 +250,8 @@ class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     output_config: Annotated[
         OutputBody | None, described("What is asked of the answer as a whole.", {"format": _FORMAT})
     ] = None
+    cache_control: CacheControl = UNSET
+    agent_hints: AgentHints = None
     output_format: Annotated[FormatBody | None, described("The same as `format` in `output_config`.", _FORMAT)] = None
 
 

@@ -129,7 +129,7 @@ class _Foreign:
 
 
 def _foreign(own: set[str]) -> _Foreign:
-    names = tuple(name for name in BlockBody.__struct_fields__ if name not in own | {"type"})
+    names = tuple(name for name in BlockBody.__struct_fields__ if name not in own | {"type", "cache_control"})
     values = attrgetter(*names)
     return _Foreign(names, values, values(BlockBody(type="")))
 
@@ -220,7 +220,7 @@ _ROWS = (
     ignored("billing_policy", "Nothing is billed here.", {"type": "billing_policy"}, *_BOTH),
     ignored("fallback_credit_token", "Nothing is billed here.", "abc", *_BOTH),
     ignored("inference_geo", "The queue chooses the worker.", "us", *_BOTH),
-    ignored("cache_control", "Prompts are always cached.", {"type": "ephemeral"}, *_BOTH, Anthropic.BLOCK),
+    ignored("cache_control", "It does not change the prompt.", {"type": "ephemeral"}, Anthropic.COUNT_TOKENS),
     *(
         ignored(name, "It does not change the prompt.", example, Anthropic.COUNT_TOKENS)
         for name, example in (

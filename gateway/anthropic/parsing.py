@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages
 from gateway.anthropic.names import ANTHROPIC_NAMES, Anthropic, check_block_fields
 from gateway.anthropic.tools import message_tools
+from gateway.api.schemas.cache_fields import cache_hints, ttl_s
 from gateway.api.schemas.checks import checked_model, invalid_value, require_text
 from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader
@@ -52,6 +53,7 @@ def parse_messages(body: bytes, rules: BodyRules = STRICT) -> Generation:
         may_reason=may_reason(_variables(parsed)),
         includes_reasoning=parsed.thinking is None or parsed.thinking.display != "omitted",
         is_resumable=_is_resumable(parsed),
+        cache_hints=cache_hints(parsed.agent_hints, _retain_s(parsed)),
     )
 
 
@@ -75,6 +77,16 @@ def _is_resumable(body: MessagesBody) -> bool:
     if not body.stream:
         raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
     return True
+
+
+def _retain_s(body: MessagesBody) -> float:
+    """Return the longest time for which a breakpoint asks."""
+    blocks = list(body.system) if isinstance(body.system, list) else []
+    for message in body.messages:
+        blocks += message.content if isinstance(message.content, list) else ()
+    controls = [body.cache_control, *(tool.cache_control for tool in body.tools or ())]
+    controls += [block.cache_control for block in blocks]
+    return max([ttl_s(control) for control in controls if control is not UNSET], default=0.0)
 
 
 def _prompt(body: PromptBody, tools: str | None) -> Prompt:

@@ -132,6 +132,7 @@ def wire_requests(
         add_special_tokens=generation.add_special_tokens,
         truncate_prompt_tokens=generation.truncate_prompt_tokens,
         cache_salt=generation.cache_salt,
+        cache_hints=generation.cache_hints,
         return_prompt_token_ids=generation.details is not None and generation.details.needs_prompt_ids,
     )
     choices = itertools.product(generation.prompts, range(generation.n))

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.api.schemas.cache_fields import CacheFields
 from gateway.api.schemas.checks import ModelName, given, invalid_value, missing_parameter
 from gateway.api.schemas.names import described
 from gateway.api.schemas.parameters import EndUser
-from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.api.schemas.structured_output import schema_output
 from gateway.api.schemas.template_options import OwnVariables, Verbosity
 from gateway.api.schemas.thinking import ReasoningEffort, ThinkingBody
@@ -175,7 +175,7 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     """How a stream is sent: always in the same way, so there is nothing to choose."""
 
 
-class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ResponseBody(CacheFields, kw_only=True, forbid_unknown_fields=True):
     """The whole body: what OpenAI has, and the sampling parameters of chat completions. None always means: left out."""
 
     model: Annotated[ModelName, described("The model to use.")]
@@ -244,9 +244,6 @@ class ResponseBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         EndUser | None, described("The end user; a name is repeated in the response, an object is not.", "someone")
     ] = None
     safety_identifier: Annotated[ShortText | None, described("Repeated in the response.", "someone")] = None
-    prompt_cache_key: Annotated[
-        ShortText | None, described("Repeated in the response. Prompts are cached by their content.", "a")
-    ] = None
     max_tool_calls: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None,
         described("Repeated in the response. It limits built-in tools, of which there are none.", 3),

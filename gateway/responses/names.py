@@ -75,8 +75,7 @@ def _noted(name: str, note: str, example: object, kinds: tuple[Kind, ...] = _ITE
 
 
 _ROWS = (
-    _ignored("prompt_cache_retention", "The cache keeps what is used, for as long as it has room.", "24h"),
-    _ignored("prompt_cache_options", "The cache keeps what is used, for as long as it has room.", {"ttl": "30m"}),
+    _ignored("prompt_cache_options", "Use `prompt_cache_retention` or `agent_hints`.", {"ttl": "30m"}),
     _ignored("service_tier", "There is one tier.", "auto"),
     _ignored("client_metadata", "Codex's notes about itself.", {"session": "a"}),
     _ignored("image", "Images are prepared as their model wants them.", {"context_compression": "auto"}),

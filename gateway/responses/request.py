@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from gateway.api.schemas.cache_fields import openai_hints
 from gateway.api.schemas.checks import checked_model, invalid_value, missing_parameter, unsupported_parameter
 from gateway.api.schemas.conversation import conversation_prompt
 from gateway.api.schemas.decoding import BodyReader, without_lone_surrogates
@@ -110,6 +111,7 @@ def to_generation(
         stream=bool(body.stream),
         priority=body.priority or 0,
         timeout_s=body.timeout,
+        cache_hints=openai_hints(body),
         tools=tools.use,
         may_reason=may_reason(variables),
         draft=_draft(body, items, ancestors, names, is_compaction),

@@ -169,6 +169,7 @@ class RequestReader:
             key=request.key,
             weight=request.weight,
             salt=cache_salt(request, None if adapter is None else adapter.digest),
+            hints=request.cache_hints,
             adapter=None if adapter is None else adapter.slot,
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),

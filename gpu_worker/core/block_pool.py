@@ -1,38 +1,50 @@
 """Fixed-size KV blocks: who holds which, and which freed ones can still be found by their content.
 
-Owns the reference count of every block, the stack of blank blocks, the least-recently-used order of freed blocks that
-keep their content, and the index from content digest to block. Knows nothing of sequences; digests are made by
+Owns the reference count of every block, the stack of blank blocks, the order of eviction of freed blocks that keep
+their content, and the index from content digest to block. Knows nothing of sequences; digests are made by
 `prefix_cache`. Every block is in exactly one place: blank, cached (no holder, findable) or in use. Whoever keeps
 content elsewhere is told what is evicted, and brings it back by its digest.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+
+from gpu_worker.core.eviction_order import EvictionOrder
+from gpu_worker.core.retention import Retention
 
 Evicted = Callable[[int, bytes], None]
 """Told of a block, whose content is overwritten from now on, and of the digest of that content."""
 
 
 class BlockPool:
-    """Hands out blocks by id. All operations are O(1) per block."""
+    """Hands out blocks by id. All operations are O(1) per block.
 
-    def __init__(self, num_blocks: int, evicted: Evicted | None = None) -> None:
-        """Make `num_blocks` blank blocks with ids 0 … num_blocks - 1; `evicted` is told before content is lost."""
+    Attributes:
+        order: Contents of blocks without a holder, as they are evicted.
+    """
+
+    def __init__(self, num_blocks: int, evicted: Evicted | None = None, retained_share: float = 0.0) -> None:
+        """Make `num_blocks` blank blocks with ids 0 … num_blocks - 1.
+
+        Args:
+            num_blocks: How many.
+            evicted: Told before content is lost.
+            retained_share: Of the blocks, which may be retained.
+        """
         assert num_blocks > 0
         self._evicted = evicted
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self.order = EvictionOrder(Retention(int(num_blocks * retained_share)))
         self._block_of: dict[bytes, int] = {}
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out: blank ones and cached ones."""
-        return len(self._blank) + len(self._cached)
+        return len(self._blank) + len(self.order)
 
     @property
     def num_blank(self) -> int:
@@ -44,8 +56,8 @@ class BlockPool:
         return self._ref_counts[block] > 0
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks for one holder: blank ones first, then the least recently used cached ones."""
-        assert count <= len(self._blank) + len(self._cached), "allocate() without asking num_available first"
+        """Take `count` blocks for one holder: blank ones first, then cached ones in the order of eviction."""
+        assert count <= len(self._blank) + len(self.order), "allocate() without asking num_available first"
         blocks = []
         for _ in range(count):
             block = self._blank.pop() if self._blank else self._evict()
@@ -73,7 +85,9 @@ class BlockPool:
         """Add one holder to each block, which is in use or cached."""
         for block in blocks:
             if self._ref_counts[block] == 0:
-                del self._cached[block]
+                digest = self._digests[block]
+                assert digest is not None
+                self.order.remove(digest)
             self._ref_counts[block] += 1
 
     def label(self, block: int, digest: bytes) -> None:
@@ -90,6 +104,7 @@ class BlockPool:
             if (digest := self._digests[block]) is not None:
                 del self._block_of[digest]
                 self._digests[block] = None
+                self.order.retention.discard(digest)
 
     def forget(self, digest: bytes) -> None:
         """Take the block whose content has this digest out of the prefix cache, if there is one."""
@@ -97,9 +112,14 @@ class BlockPool:
         if block is None:
             return
         self._digests[block] = None
+        self.order.retention.discard(digest)
         if self._ref_counts[block] == 0:
-            del self._cached[block]
+            self.order.remove(digest)
             self._blank.append(block)
+
+    def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
+        """Evict last, until a time, the blocks that have contents of these digests."""
+        self.order.retain(tenant, weight, [digest for digest in digests if digest in self._block_of], until)
 
     def release(self, blocks: list[int], *, is_spent: bool = False) -> None:
         """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first.
@@ -114,12 +134,11 @@ class BlockPool:
             self._ref_counts[block] = count
             if count:
                 continue
-            if self._digests[block] is None:
+            digest = self._digests[block]
+            if digest is None:
                 self._blank.append(block)
             else:
-                self._cached[block] = None
-                if is_spent:
-                    self._cached.move_to_end(block, last=False)
+                self.order.add(digest, goes_first=is_spent)
 
     def ref_counts(self) -> dict[int, int]:
         """Return the number of holders of each block in use."""
@@ -130,19 +149,19 @@ class BlockPool:
         in_use = self.ref_counts().keys()
         blank = set(self._blank)
         assert len(blank) == len(self._blank), "a blank block is listed twice"
+        cached = {self._block_of[digest] for digest in self.order}
+        assert len(cached) == len(self.order)
         assert not in_use & blank
-        assert not self._cached.keys() & (in_use | blank)
-        assert len(in_use) + len(blank) + len(self._cached) == self.num_blocks, "blocks were lost"
+        assert not cached & (in_use | blank)
+        assert len(in_use) + len(blank) + len(cached) == self.num_blocks, "blocks were lost"
         labelled = {block: digest for block, digest in enumerate(self._digests) if digest is not None}
         assert {digest: block for block, digest in labelled.items()} == self._block_of
-        assert self._cached.keys() <= labelled.keys()
         assert not blank & labelled.keys()
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
-        digest = self._digests[block]
+        digest = self.order.pop()
         assert digest is not None
-        del self._block_of[digest]
+        block = self._block_of.pop(digest)
         self._digests[block] = None
         if self._evicted is not None:
             self._evicted(block, digest)

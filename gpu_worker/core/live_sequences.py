@@ -125,7 +125,7 @@ class LiveSequences:
         if self._is_in_flight(sequence):
             self._ended.append((self.num_planned, sequence))
         else:
-            self._blocks.release(sequence)
+            self._blocks.close(sequence, self.now)
 
     @property
     def num_restoring(self) -> int:
@@ -163,7 +163,7 @@ class LiveSequences:
         """Give back the blocks of ended sequences: no step up to number `step` is in flight any more."""
         self.num_landed = step
         while self._ended and self._ended[0][0] <= step:
-            self._blocks.release(self._ended.popleft()[1])
+            self._blocks.close(self._ended.popleft()[1], self.now)
 
     def check_integrity(self) -> None:
         """Assert that counters and queues agree, and blocks with both."""

@@ -18,6 +18,7 @@ from typing import Protocol
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.media import media_key
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.sessions import Sessions
 from gpu_worker.core.tiers import FULL, KvTiers
 
 Kept = Callable[[bytes], bool]
@@ -37,8 +38,14 @@ class PrefixCache:
     """Chains digests and asks the pool's index for them."""
 
     def __init__(
-        self, pool: BlockPool, block_size: int, rules: Values[HitRule] = (), tiers: KvTiers | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        rules: Values[HitRule] = (),
+        tiers: KvTiers | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
+        self._sessions = Sessions() if sessions is None else sessions
         self._pool = pool
         self._tiers = tiers
         self._rules = rules
@@ -90,6 +97,8 @@ class PrefixCache:
             if self._tiers is not None:
                 for new in range(first, end):
                     self._tiers.store(FULL, table[new], digests[new], sequence.salt)
+            if sequence.hints is not None or self._sessions:
+                self._note_owner(sequence, range(first, end))
 
     def chain(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the digests of the sequence's first blocks, whose tokens are known."""
@@ -101,6 +110,17 @@ class PrefixCache:
         """Return the digest of full block `index`; those before it have been asked for already."""
         self.chain(sequence, index + 1)
         return sequence.block_digests[index]
+
+    def _note_owner(self, sequence: Sequence, places: Iterable[int]) -> None:
+        """Tell conversations which blocks the sequence was the first to publish, and which are others' too."""
+        first: list[bytes] = []
+        others: list[bytes] = []
+        for place in places:
+            digest = sequence.block_digests[place]
+            is_first = self._pool.find(digest) == sequence.block_table[place]
+            (first if is_first else others).append(digest)
+        self._sessions.starts_behind(sequence, others)
+        self._sessions.computed(sequence, first)
 
     def _digest_of(self, sequence: Sequence, place: int) -> bytes:
         """Compute the digest of a full block; those of all blocks before it are known."""

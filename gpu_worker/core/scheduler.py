@@ -234,6 +234,7 @@ class Scheduler:
         if self._live.num_restoring:
             self._live.end_restores(now)
         self._expire(now)
+        self._blocks.expire(now)
         if self._in_flight and (self._in_flight[-1].is_alone or (self.speculation and self.speculation.may_draft)):
             return None
         self._live.now = now

@@ -61,6 +61,7 @@ class SchedulerConfig:
             default is long enough that a short answer is never preempted, and short enough that a large `max_tokens`
             does not empty the batch.
         batch_slowdown: How much longer batch work may make a step of interactive sequences, as a share of it.
+        retained_share: Of blocks, and of slots for states, that clients may have evicted last for a time.
         windows: Groups of layers that keep the last tokens, besides the group that keeps all: that of `num_blocks`.
         num_groups: Groups into which plans divide the running sequences. Of one group, a plan may compute the token
             that a step in flight samples; of several, sequences wait for that step to land, while the other groups are
@@ -75,6 +76,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     headroom_tokens: int = 128
     batch_slowdown: float = 0.05
+    retained_share: float = 0.5
     windows: tuple[WindowConfig, ...] = ()
     state: StateConfig | None = None
     num_groups: int = 1

@@ -15,6 +15,7 @@ from gpu_worker.core.group_tables import StateSlot, WindowTable
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.sequence_record import SequenceRecord
+from shared.cache_hints import CacheHints
 from shared.messages import Lane
 from shared.sampling import Sampling
 
@@ -41,6 +42,7 @@ class Sequence:
         key: Who shares its tenant's tokens with other keys.
         weight: Tokens count by this much less for its tenant and key.
         salt: What roots the digests of its blocks: tenant, salt of the request, and content of the adapter.
+        hints: What its client says of how long its blocks are of use.
         adapter: The slot of its adapter, which is its own until the sequence has left the engine; None without.
         max_tokens: Generated tokens at most, over all attempts.
         num_computed_tokens: Tokens whose KV is in `block_table`, or is being written there by a step in flight.
@@ -90,6 +92,7 @@ class Sequence:
     key: str = ""
     weight: float = 1.0
     salt: bytes = b""
+    hints: CacheHints | None = None
     adapter: int | None = None
     trace: str = ""
     status: SequenceStatus = SequenceStatus.WAITING

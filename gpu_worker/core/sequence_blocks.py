@@ -12,6 +12,7 @@ from collections.abc import Sequence as Values
 
 from msgspec import structs
 
+from gpu_worker.core.block_hints import BlockHints
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.prefix_cache import HitRule, PrefixCache
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -32,19 +33,24 @@ class SequenceBlocks:
     """
 
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
-        self.pool = BlockPool(config.num_blocks, self._count_evicted)
+        self.pool = BlockPool(config.num_blocks, self._count_evicted, config.retained_share)
         self.num_evicted = 0
         self._tiers = tiers
         self.windows = WindowGroups(config, tiers)
         self.states = None
         if config.state is not None:
-            self.states = StateSlots(config.state, config.block_size, tiers, 1 + len(self.windows))
+            self.states = StateSlots(
+                config.state, config.block_size, tiers, 1 + len(self.windows), config.retained_share
+            )
         self._config = config
         self._block_size = config.block_size
         self.rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
-        self._cache = None
+        self._cache: PrefixCache | None = None
+        self._hints: BlockHints | None = None
         if config.enable_prefix_caching:
-            self._cache = PrefixCache(self.pool, config.block_size, self.rules, tiers)
+            pools = [self.pool, *(group.pool for group in self.windows)]
+            self._hints = BlockHints(pools, self.states, tiers)
+            self._cache = PrefixCache(self.pool, config.block_size, self.rules, tiers, self._hints.sessions)
         self._has_windows = len(self.windows) > 0
         self._to_publish = self._distances()
         self._num_promised = 0
@@ -106,6 +112,8 @@ class SequenceBlocks:
     def _place(self, sequence: Sequence) -> None:
         hits, num_known = self._match(sequence)
         self.pool.share(hits)
+        if self._hints is not None:
+            self._hints.start(sequence, len(hits))
         missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits)
         sequence.block_table = hits + self.pool.allocate(missing)
         sequence.num_findable_blocks = len(hits)
@@ -258,6 +266,18 @@ class SequenceBlocks:
             self.states.hide(sequence)
         if self._tiers is not None:
             self._tiers.forget(sequence.block_digests)
+
+    def close(self, sequence: Sequence, now: float) -> None:
+        """Take all blocks back of a sequence that has ended, and do what it says of them."""
+        num_published = sequence.num_findable_blocks
+        self.release(sequence)
+        if self._hints is not None and sequence.hints is not None:
+            self._hints.end(sequence, num_published, now)
+
+    def expire(self, now: float) -> None:
+        """Retain no longer what was to be retained until now."""
+        if self._hints is not None:
+            self._hints.expire(now)
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""

@@ -16,10 +16,12 @@ import heapq
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from math import inf
 
 from gpu_worker.core.group_tables import StateSlot
 from gpu_worker.core.plan import StateWork
 from gpu_worker.core.prefix_cache import Kept
+from gpu_worker.core.retention import Retention
 from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
@@ -49,10 +51,22 @@ class _Checkpoint:
 
 
 class StateSlots:
-    """Hands out slots and keeps checkpoints; writes `StateSlot`."""
+    """Hands out slots and keeps checkpoints; writes `StateSlot`.
 
-    def __init__(self, config: StateConfig, block_size: int, tiers: KvTiers | None = None, group: int = 1) -> None:
+    Attributes:
+        retention: Checkpoints that go last.
+    """
+
+    def __init__(
+        self,
+        config: StateConfig,
+        block_size: int,
+        tiers: KvTiers | None = None,
+        group: int = 1,
+        retained_share: float = 0.0,
+    ) -> None:
         """Manage the slots that `config` describes; checkpoints are stored in `tiers` too, as those of `group`."""
+        self.retention = Retention(int(config.num_slots * retained_share))
         self._tiers = tiers
         self._group = group
         self._config = config
@@ -209,6 +223,20 @@ class StateSlots:
         self._free += state.reserved.values()
         state.reserved = {}
 
+    def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
+        """Let checkpoints go last, until a time, as far as the tenant's quota goes."""
+        # The one behind the longest prefix is of most use.
+        found = [digest for digest in digests if digest in self._found][::-1]
+        self.retention.retain(tenant, weight, found, until)
+
+    def spend(self, digests: Iterable[bytes]) -> None:
+        """Let checkpoints go before others."""
+        for digest in digests:
+            if (checkpoint := self._found.get(digest)) is not None:
+                self.retention.discard(digest)
+                checkpoint.base = -inf
+                self._push(checkpoint, is_used=False)
+
     def check_integrity(self, holders: Iterable[StateSlot]) -> None:
         """Assert that every slot is free, a checkpoint, or of exactly one of these sequences."""
         slots, pins = [*self._free, *self._held], dict.fromkeys(self._pinned, 0)
@@ -261,26 +289,32 @@ class StateSlots:
         """Return a free slot, or that of the checkpoint that costs least to compute again."""
         if self._free:
             return self._free.pop()
-        pinned = []
+        passed = []
         slot = None
-        while self._heap:
+        while self._heap and slot is None:
             entry = heapq.heappop(self._heap)
             if not self._is_current(entry):
                 continue
             priority, _, checkpoint = entry
-            if checkpoint.num_pins:
-                pinned.append(checkpoint)
+            if checkpoint.num_pins or checkpoint.digest in self.retention:
+                passed.append(checkpoint)
             elif checkpoint.base + self._cost(checkpoint) > priority:
                 # An ancestor was evicted since it was pushed: it costs more now.
                 self._push(checkpoint, is_used=False)
             else:
-                self._last_cost = priority
-                self._forget(checkpoint)
-                slot = checkpoint.slot
-                break
-        for checkpoint in pinned:
-            self._push(checkpoint, is_used=False)
+                slot = self._evict(checkpoint, priority)
+        for checkpoint in passed:
+            if slot is None and not checkpoint.num_pins:
+                # Only retained ones are left, the one that costs least first.
+                slot = self._evict(checkpoint, checkpoint.priority)
+            else:
+                self._push(checkpoint, is_used=False)
         return slot
+
+    def _evict(self, checkpoint: _Checkpoint, priority: float) -> int:
+        self._last_cost = max(self._last_cost, priority)
+        self._forget(checkpoint)
+        return checkpoint.slot
 
     def _cost(self, checkpoint: _Checkpoint) -> int:
         """Return how many tokens have to be computed to get the state again."""
@@ -331,3 +365,4 @@ class StateSlots:
 
     def _forget(self, checkpoint: _Checkpoint) -> None:
         del self._found[checkpoint.digest]
+        self.retention.discard(checkpoint.digest)

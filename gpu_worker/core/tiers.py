@@ -62,5 +62,11 @@ class KvTiers(Protocol):
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop contents that may be wrong, in all groups and tiers."""
 
+    def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
+        """Evict contents last, in all groups, until a time by the engine's clock, as far as the tenant's quota goes."""
+
+    def spend(self, digests: Iterable[bytes]) -> None:
+        """Evict contents before others, in all groups."""
+
     def suspend(self) -> None:
         """Use nothing that may hang for a while: a load has made no progress."""

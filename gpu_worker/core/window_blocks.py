@@ -22,8 +22,8 @@ from gpu_worker.core.tiers import KvTiers
 class WindowBlocks:
     """One group."""
 
-    def __init__(self, config: WindowConfig, block_size: int) -> None:
-        self.pool = BlockPool(config.num_blocks)
+    def __init__(self, config: WindowConfig, block_size: int, retained_share: float = 0.0) -> None:
+        self.pool = BlockPool(config.num_blocks, retained_share=retained_share)
         self.window = config.window
         self.most_blocks = config.most_blocks(block_size)
         self._block_size = block_size
@@ -169,7 +169,7 @@ class WindowGroups:
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
         self._block_size = config.block_size
         self._tiers = tiers
-        self._groups = tuple(WindowBlocks(group, config.block_size) for group in config.windows)
+        self._groups = tuple(WindowBlocks(group, config.block_size, config.retained_share) for group in config.windows)
 
     def __len__(self) -> int:
         return len(self._groups)

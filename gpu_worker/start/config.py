@@ -136,6 +136,13 @@ class WorkerConfig(NatsFiles):
         "Bytes that --kv-disk-path may have in all, of all workers; what costs least to compute again is deleted.",
         minimum=1 << 20,
     )
+    kv_retained_share: float = setting(
+        0.5,
+        "Share of the KV cache, and of each tier below it, that requests may have evicted last for a time "
+        "(`prompt_cache_retention`, `cache_control`); tenants divide it by their weights. 0: none.",
+        minimum=0.0,
+        maximum=0.9,
+    )
     prefix_wait_s: float = setting(
         MAX_WAIT_S,
         "Longest time that a request waits for the worker whose cache holds the beginning of its prompt, if computing "

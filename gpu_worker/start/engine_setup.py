@@ -366,6 +366,7 @@ def _scheduler_config(
             max_model_len=max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             batch_slowdown=config.batch_slowdown,
+            retained_share=config.kv_retained_share,
             num_groups=config.pipeline_parallel_size,
             media=media,
         )

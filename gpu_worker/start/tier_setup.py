@@ -67,14 +67,22 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     from gpu_worker.execution.tiers.open_store import open_store
 
     groups = runner.block_contents
-    host = HostTier(groups, config.kv_host_bytes or STAGING_BYTES)
+    host = HostTier(groups, config.kv_host_bytes or STAGING_BYTES, config.kv_retained_share)
     files = None
     if config.kv_disk_path is not None:
         assert config.model is not None
         make_maker = partial(_maker, Path(config.model), groups, _arithmetic(runner))
         tokens = [runner.block_size] * (1 + len(runner.windows)) + [CHECKPOINT_TOKENS]
         store = open_store(config.kv_disk_path)
-        files = BlockFiles(store, groups, tokens[: len(groups)], config.kv_disk_bytes, host, make_maker)
+        files = BlockFiles(
+            store,
+            groups,
+            tokens[: len(groups)],
+            config.kv_disk_bytes,
+            host,
+            make_maker,
+            config.kv_retained_share,
+        )
     _log.info("KV blocks are kept in the host's memory: %s", shown_bytes(host.num_bytes))
     return BlockTiers(groups, runner.block_size, host, files)
 

@@ -179,6 +179,7 @@ class VirtualWorker:
             key=request.key or "",
             weight=request.weight,
             salt=salt,
+            hints=request.cache_hints,
         )
         num_tokens, num_left = len(sequence.token_ids), max_tokens - len(job.emitted)
         self.held.admit(held, sequence, cast("Any", None), self.capacity.expected_blocks(num_tokens, num_left))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.api.schemas.cache_fields import AgentHintsBody
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.conversation import (
     CalledCustomBody,
@@ -143,6 +144,7 @@ _READERS: MappingProxyType[Kind, type[Struct]] = MappingProxyType(
         OpenAi.TOKENIZE: TokenizeBody,
         OpenAi.DETOKENIZE: DetokenizeBody,
         OpenAi.STREAM_OPTIONS: StreamOptions,
+        OpenAi.AGENT_HINTS: AgentHintsBody,
         OpenAi.MESSAGE: MessageBody,
         OpenAi.CONTENT_PART: ContentPart,
         OpenAi.IMAGE_URL: ImageUrlBody,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from gateway.api.schemas.bodies import OPENAI_NAMES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from gateway.api.schemas.cache_fields import openai_hints
 from gateway.api.schemas.checks import checked_model, estimate_tokens, invalid_value
 from gateway.api.schemas.conversation import content_text, conversation_prompt, flatten_messages
 from gateway.api.schemas.decoding import BodyReader
@@ -172,6 +173,7 @@ def _generation(
         details=shown,
         truncate_prompt_tokens=limit,
         cache_salt=body.cache_salt,
+        cache_hints=openai_hints(body),
         **more,
     )
     return with_best_of(generation, body.best_of)

@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from gateway.api.schemas.cache_fields import CacheFields
 from gateway.api.schemas.checks import given, invalid_value, missing_parameter, require_text, unsupported_parameter
 from gateway.api.schemas.names import described
-from gateway.api.schemas.sampling_fields import SamplingFields
 from gateway.generation import StructuredOutput
 from shared.grammar import Grammar
 from shared.grammar.bounds import MAX_ALTERNATIVES, MAX_CHARACTERS
@@ -73,7 +73,7 @@ class StructuredOutputsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     json_object: Annotated[bool | None, described("The answer is a JSON object.", True)] = None
 
 
-class StructuredOutputFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class StructuredOutputFields(CacheFields, kw_only=True, forbid_unknown_fields=True):
     """The fields of a body that constrain the form of its answer. A body has at most one of them."""
 
     response_format: Annotated[

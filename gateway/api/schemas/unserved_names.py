@@ -18,6 +18,7 @@ class OpenAi(Kind):
     TOKENIZE = "POST /tokenize"
     DETOKENIZE = "POST /detokenize"
     STREAM_OPTIONS = "stream_options"
+    AGENT_HINTS = "agent_hints"
     MESSAGE = "A message"
     CONTENT_PART = "A part of a message's content"
     IMAGE_URL = "image_url of a part"
@@ -130,9 +131,7 @@ _IGNORED: Mapping[tuple[Kind, ...], Mapping[str, Mapping[str, object]]] = {
         "Answers of this endpoint are not kept for later.": {"store": True, "metadata": {"task": "a"}},
         "There is one tier. The lane of a request is chosen by how it is sent.": {"service_tier": "auto"},
         "Names the end user to OpenAI.": {"safety_identifier": "someone"},
-        "Prompts are cached by their content, and workers are chosen by their caches.": {
-            "prompt_cache_key": "a",
-            "prompt_cache_retention": "24h",
+        "Prompts are cached by their content; `prompt_cache_retention` and `agent_hints` say for how long.": {
             "prompt_cache_options": {"ttl": "30m"},
         },
         "Models stay loaded.": {"keep_alive": "5m"},

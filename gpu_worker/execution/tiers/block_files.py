@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Values
+from contextlib import suppress
+from functools import partial
 from queue import Empty, Full, Queue
 
 import numpy as np
@@ -57,6 +59,7 @@ class BlockFiles:
         max_bytes: int,
         rows: HostTier,
         make_maker: Callable[[], Maker],
+        retained_share: float = 0.0,
     ) -> None:
         self.name = store.name
         self.is_ready = threading.Event()
@@ -67,9 +70,9 @@ class BlockFiles:
         self._make_maker = make_maker
         self._tokens = tokens
         self._maker = Maker(b"", ())
-        self._index = FileIndex(self._tokens_of)
+        self._index = FileIndex(self._tokens_of, max_bytes * retained_share)
         self._to_write: Queue[Kept] = Queue(_MAX_WAITING)
-        self._to_delete: Queue[tuple[bytes, ...]] = Queue(_MAX_WAITING)
+        self._to_do: Queue[Callable[[], None]] = Queue(_MAX_WAITING)
         self._suspended_until = self._paused_until = -1.0
         self._stamps: dict[str, int | None] = {}
         self._forgetting: set[bytes] = set()
@@ -124,10 +127,20 @@ class BlockFiles:
         digests = tuple(digests)
         self._forgetting.update(digests)
         try:
-            self._to_delete.put_nowait(digests)
+            self._to_do.put_nowait(partial(self._delete_all, digests))
         except Full:
             # They are not deleted, and stay unused here.
             _log.error("%s has contents that may be wrong, and are not deleted", self._store.place)
+
+    def retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
+        """Delete contents last, in all groups, until a time, as far as the tenant's quota goes."""
+        with suppress(Full):
+            self._to_do.put_nowait(partial(self._retain, tenant, weight, digests, until))
+
+    def spend(self, digests: Values[bytes]) -> None:
+        """Delete contents before others, in all groups."""
+        with suppress(Full):
+            self._to_do.put_nowait(partial(self._spend, digests))
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all is written that is to be, or a time is over."""
@@ -169,7 +182,7 @@ class BlockFiles:
                 self._look()
                 self.is_ready.set()
                 self._make_room()
-                self._delete_forgotten()
+                self._do_what_was_asked()
                 pause_s = self._store.refresh_s
             except Exception as error:
                 self._failed("listed", error)
@@ -191,19 +204,34 @@ class BlockFiles:
             self._index.renew(gone, {}, time.monotonic())
             del self._stamps[gone]
 
-    def _delete_forgotten(self) -> None:
-        """Delete what is to be forgotten, until it is time to look again."""
+    def _do_what_was_asked(self) -> None:
+        """Do what others have asked for, until it is time to look again."""
         until = time.monotonic() + self._store.refresh_s
         while (left := until - time.monotonic()) > 0:
             try:
-                digests = self._to_delete.get(timeout=left)
+                ask = self._to_do.get(timeout=left)
             except Empty:
                 return
-            for digest in digests:
-                for group in range(len(self._groups)):
-                    self._index.remove(self._maker.key(group, digest))
-                    self._store.delete(self._maker.key(group, digest))
-                self._forgetting.discard(digest)
+            ask()
+
+    def _delete_all(self, digests: Values[bytes]) -> None:
+        for digest in digests:
+            for group in range(len(self._groups)):
+                self._index.remove(self._maker.key(group, digest))
+                self._store.delete(self._maker.key(group, digest))
+            self._forgetting.discard(digest)
+
+    def _retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
+        for group, contents in enumerate(self._groups):
+            keys = [self._maker.key(group, digest) for digest in digests if self._has_or_gets(group, digest)]
+            self._index.retain(tenant, weight, keys, until, HEADER_BYTES + contents.row_bytes)
+
+    def _has_or_gets(self, group: int, digest: bytes) -> bool:
+        return self._maker.key(group, digest) in self._index or self._rows.knows(group, digest)
+
+    def _spend(self, digests: Values[bytes]) -> None:
+        for group in range(len(self._groups)):
+            self._index.spend([self._maker.key(group, digest) for digest in digests])
 
     def _write_all(self) -> None:
         self.is_ready.wait()

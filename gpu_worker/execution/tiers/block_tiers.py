@@ -157,6 +157,23 @@ class BlockTiers:
         if self._files is not None:
             self._files.forget(digests)
 
+    def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
+        """Evict contents last, in all groups and tiers."""
+        digests = list(digests)
+        # So that the host's memory knows what was published last.
+        self.flush()
+        self._host.retain(tenant, weight, digests, until)
+        if self._files is not None:
+            self._files.retain(tenant, weight, digests, until)
+
+    def spend(self, digests: Iterable[bytes]) -> None:
+        """Evict contents before others, in all groups and tiers."""
+        digests = list(digests)
+        self.flush()
+        self._host.spend(digests)
+        if self._files is not None:
+            self._files.spend(digests)
+
     def suspend(self) -> None:
         """Read no files for a while."""
         if self._files is not None:

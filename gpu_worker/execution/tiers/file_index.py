@@ -2,7 +2,7 @@
 
 Of several contents the one is deleted that costs least to compute again, in tokens a byte, plus the priority of the
 last one that was deleted before it was used: so those that are not used grow old. All files of one kind cost the same,
-so each kind has an order of its own, and the oldest of each are compared.
+so each kind has an order of its own, and the oldest of each are compared. What is retained is passed over.
 Source: Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, 1997 (GreedyDual-Size).
 """
 
@@ -11,10 +11,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
+from gpu_worker.core.retention import Retention
 from gpu_worker.execution.tiers.directory import StoredFile
+
+_MAX_PASSED = 64
+"""Retained files of a kind that one search passes over."""
 
 
 @dataclass(slots=True)
@@ -31,9 +36,22 @@ class FileIndex:
         num_bytes: Of all files.
     """
 
-    def __init__(self, tokens_of: Callable[[str], int]) -> None:
-        """Index nothing yet; `tokens_of` says how many tokens are computed for a kind, the key's folder and group."""
+    def __init__(
+        self,
+        tokens_of: Callable[[str], int],
+        retained_bytes: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Index nothing yet.
+
+        Args:
+            tokens_of: Says how many tokens are computed for a kind, the key's folder and group.
+            retained_bytes: Of files that may be retained.
+            clock: Tells the time until which they are.
+        """
         self._tokens_of = tokens_of
+        self._retention = Retention(retained_bytes)
+        self._clock = clock
         self._kinds: dict[str, OrderedDict[str, _Entry]] = {}
         self._folders: dict[str, set[str]] = {}
         self._last_priority = 0.0
@@ -46,7 +64,7 @@ class FileIndex:
     def add(self, key: str, num_bytes: int) -> None:
         """Add a file that was written."""
         with self._lock:
-            self._remove(key)
+            self._remove(key, is_gone=False)
             self._add(key, num_bytes)
 
     def touch(self, key: str) -> None:
@@ -76,19 +94,51 @@ class FileIndex:
             for key in sorted(files.keys() - known, key=lambda new: files[new].modified):
                 self._add(key, files[key].num_bytes)
 
+    def retain(self, tenant: str, weight: float, keys: Iterable[str], until: float, num_bytes: int) -> None:
+        """Delete files last, until a time, as far as the tenant's quota goes; some may yet have to be written."""
+        with self._lock:
+            self._retention.expire(self._clock())
+            self._retention.retain(tenant, weight, map(str.encode, keys), until, num_bytes)
+
+    def spend(self, keys: Iterable[str]) -> None:
+        """Delete files before others."""
+        with self._lock:
+            for key in keys:
+                self._retention.discard(key.encode())
+                entries = self._kinds.get(_kind(key), OrderedDict())
+                if (entry := entries.get(key)) is not None:
+                    entries.move_to_end(key, last=False)
+                    entry.base = -inf
+
     def pop_cheapest(self) -> str | None:
         """Take out the file that is missed least, and return its key; None where there is none."""
         with self._lock:
-            heads = []
+            self._retention.expire(self._clock())
+            heads: list[tuple[float, str]] = []
+            retained: list[tuple[float, str]] = []
             for kind, entries in self._kinds.items():
                 if entries:
-                    key, entry = next(iter(entries.items()))
-                    heads.append((entry.base + self._tokens_of(kind) / max(1, entry.num_bytes), key))
-            if not heads:
+                    key = self._head(entries)
+                    entry = entries[key]
+                    (retained if key.encode() in self._retention else heads).append(
+                        (entry.base + self._tokens_of(kind) / max(1, entry.num_bytes), key)
+                    )
+            if not heads and not retained:
                 return None
-            self._last_priority, key = min(heads)
+            priority, key = min(heads or retained)
+            self._last_priority = max(self._last_priority, priority)
             self._remove(key)
             return key
+
+    def _head(self, entries: OrderedDict[str, _Entry]) -> str:
+        """Return the oldest file of a kind; retained ones before it become the youngest."""
+        for _ in range(_MAX_PASSED):
+            key = next(iter(entries))
+            if key.encode() not in self._retention:
+                break
+            entries.move_to_end(key)
+            entries[key].base = self._last_priority
+        return next(iter(entries))
 
     def _add(self, key: str, num_bytes: int) -> None:
         entries = self._kinds.setdefault(_kind(key), OrderedDict())
@@ -96,9 +146,11 @@ class FileIndex:
         self._folders.setdefault(key.rpartition("/")[0], set()).add(key)
         self.num_bytes += num_bytes
 
-    def _remove(self, key: str) -> None:
+    def _remove(self, key: str, *, is_gone: bool = True) -> None:
         entry = self._kinds.get(_kind(key), OrderedDict()).pop(key, None)
         if entry is not None:
+            if is_gone:
+                self._retention.discard(key.encode())
             self._folders[key.rpartition("/")[0]].discard(key)
             self.num_bytes -= entry.num_bytes
 

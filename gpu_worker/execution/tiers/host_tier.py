@@ -1,4 +1,4 @@
-"""Contents of blocks in the host's memory, a fixed number of rows for each group; the least recently used go first.
+"""Contents of blocks in the host's memory, a fixed number of rows for each group.
 
 Several threads read it. A row that is pinned is being read, and stays as it is.
 """
@@ -6,13 +6,15 @@ Several threads read it. A row that is pinned is being read, and stays as it is.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Values
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpu_worker.core.eviction_order import EvictionOrder
+from gpu_worker.core.retention import Retention
 from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes, Copy
 from shared.errors import ConfigError
 
@@ -53,8 +55,20 @@ class HostTier:
         num_evicted: Contents that made room for others.
     """
 
-    def __init__(self, groups: Values[BlockBytes], num_bytes: int) -> None:
+    def __init__(
+        self,
+        groups: Values[BlockBytes],
+        num_bytes: int,
+        retained_share: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Divide `num_bytes` among groups as the device's memory is.
+
+        Args:
+            groups: What is kept.
+            num_bytes: In all.
+            retained_share: Of each group's rows, which may be retained.
+            clock: Tells the time until which they are.
 
         Raises:
             ConfigError: A group would have no row.
@@ -63,7 +77,9 @@ class HostTier:
         counts = _num_rows(groups, num_bytes)
         self._rows = [group.make_rows(count) for group, count in zip(groups, counts, strict=True)]
         self._free: list[list[int]] = [[] for _ in groups]
-        self._entries: list[OrderedDict[bytes, _Entry]] = [OrderedDict() for _ in groups]
+        self._entries: list[dict[bytes, _Entry]] = [{} for _ in groups]
+        self._orders = [EvictionOrder(Retention(int(count * retained_share))) for count in counts]
+        self._clock = clock
         self._lock = threading.Lock()
         self.num_bytes = sum(rows.nbytes for rows in self._rows)
         self.stored_bytes = 0
@@ -86,7 +102,7 @@ class HostTier:
             entry = entries.get(digest)
             if entry is None:
                 return False
-            entries.move_to_end(digest)
+            self._orders[group].touch(digest)
             return entry.is_filled
 
     def knows(self, group: int, digest: bytes) -> bool:
@@ -111,7 +127,7 @@ class HostTier:
                 taken.append((Kept(group, digest, salt), entry))
                 blocks.append(block)
             for kept, _ in reversed(taken):
-                self._entries[group].move_to_end(kept.digest)
+                self._orders[group].add(kept.digest)
         if not taken:
             return None
         self.stored_bytes += len(taken) * self._groups[group].row_bytes
@@ -162,8 +178,23 @@ class HostTier:
             for digest in digests:
                 for group, entries in enumerate(self._entries):
                     entry = entries.pop(digest, None)
-                    if entry is not None and entry.num_pins == 0:
-                        self._free[group].append(entry.row)
+                    if entry is not None:
+                        self._orders[group].forget(digest)
+                        if entry.num_pins == 0:
+                            self._free[group].append(entry.row)
+
+    def retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
+        """Evict contents last, in all groups, until a time, as far as the tenant's quota goes."""
+        with self._lock:
+            for order, entries in zip(self._orders, self._entries, strict=True):
+                order.expire(self._clock())
+                order.retain(tenant, weight, [digest for digest in digests if digest in entries], until)
+
+    def spend(self, digests: Values[bytes]) -> None:
+        """Evict contents before others, in all groups."""
+        with self._lock:
+            for order in self._orders:
+                order.spend(digests)
 
     def _touch(self, num_bytes: int | None = None) -> None:
         """Let rows be used whose memory the system has given: a copy to others would take sixteen times as long."""
@@ -179,16 +210,16 @@ class HostTier:
                 self._num_touched[group] = last
 
     def _take(self, group: int) -> int | None:
-        """Return a free row, or that of the content that was not used for longest."""
+        """Return a free row, or that of the content that is evicted next."""
         if self._free[group]:
             return self._free[group].pop()
-        entries = self._entries[group]
-        for digest, entry in entries.items():
-            if entry.num_pins == 0:
-                del entries[digest]
-                self.num_evicted += 1
-                return entry.row
-        return None
+        entries, order = self._entries[group], self._orders[group]
+        order.expire(self._clock())
+        digest = order.pop(lambda digest: entries[digest].num_pins > 0)
+        if digest is None:
+            return None
+        self.num_evicted += 1
+        return entries.pop(digest).row
 
 
 def _num_rows(groups: Values[BlockBytes], num_bytes: int) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from gateway.api.sequences import wire_requests
 from gateway.dispatch.inflight import key_of, new_key
 from gateway.generation import Details, Generation, Prompt
+from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions
 from shared.messages import Request
 from shared.pooling import Pooling
@@ -70,6 +71,7 @@ def test_what_was_asked_for_is_in_every_request() -> None:
         add_special_tokens=False,
         truncate_prompt_tokens=7,
         cache_salt="s",
+        cache_hints=CacheHints(retain_s=60.0),
         details=Details(token_ids=True),
     )
     for request in requests:
@@ -89,6 +91,7 @@ def test_what_was_asked_for_is_in_every_request() -> None:
             "add_special_tokens": False,
             "truncate_prompt_tokens": 7,
             "cache_salt": "s",
+            "cache_hints": CacheHints(retain_s=60.0),
             "return_prompt_token_ids": True,
         }
         assert {name: getattr(request, name) for name in expected} == expected

@@ -53,6 +53,8 @@ class OracleTiers:
         self.kept: dict[tuple[int, bytes], Content] = {}
         self.num_loaded = self.num_suspensions = 0
         self.loads: list[OracleLoad] = []
+        self.retained: dict[bytes, float] = {}
+        self.spent: set[bytes] = set()
         self.runner: OracleRunner
         self._state_group = num_windows + 1
         self._pending: dict[tuple[int, bytes], int] = {}
@@ -109,6 +111,12 @@ class OracleTiers:
             for group in range(self._state_group + 1):
                 self.kept.pop((group, digest), None)
                 self._pending.pop((group, digest), None)
+
+    def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float) -> None:
+        self.retained.update(dict.fromkeys(digests, until))
+
+    def spend(self, digests: Iterable[bytes]) -> None:
+        self.spent.update(digests)
 
     def suspend(self) -> None:
         self.num_suspensions += 1

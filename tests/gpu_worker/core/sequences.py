@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from gpu_worker.core.sequence import Sequence
+from shared.cache_hints import CacheHints
 from shared.messages import Lane
 from shared.sampling import Sampling
 
@@ -25,6 +26,7 @@ def make_sequence(
     key: str = "",
     weight: float = 1.0,
     salt: bytes = b"tenant",
+    hints: CacheHints | None = None,
     **sampling: object,
 ) -> Sequence:
     """A sequence; an integer as prompt stands for that many tokens that no other sequence shares."""
@@ -45,4 +47,5 @@ def make_sequence(
         key=key,
         weight=weight,
         salt=salt,
+        hints=hints,
     )

@@ -15,12 +15,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep
+from shared.cache_hints import CacheHints
 from shared.messages import Lane
 from tests.gpu_worker.core.harness import BLOCK, Harness, StepCost
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import EOS, make_sequence
 from tests.gpu_worker.core.service_oracle import ServiceOracle, bound
 
+# Whatever they say, tokens are the same, and no block is lost.
+hints = st.none() | st.builds(
+    CacheHints,
+    session_id=st.sampled_from([None, "s", "t"]),
+    retain_s=st.sampled_from([0.0, 3.0, 1000.0]),
+    supersedes=st.booleans(),
+    drop=st.booleans(),
+)
 VOCAB_SIZE = 23
 POOL = 12
 
@@ -141,6 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "tenant": st.sampled_from(["a", "a", "b", "c"]),
                 "salt": st.sampled_from([b"a", b"b"]),
                 "ignore_eos": st.booleans(),
+                "hints": hints,
                 "prompt_logprobs": st.sampled_from([None, None, 0]),
             }
         ),

@@ -137,17 +137,24 @@ class Rows:
     def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
         return True
 
+    def knows(self, group: int, digest: bytes) -> bool:
+        return False
+
 
 def content(digest: bytes) -> bytes:
     return np.random.default_rng(list(digest)).bytes(ROW_BYTES)
 
 
 def open_files(
-    directory: Path, max_bytes: int = 1 << 30, rows: object = None, store: FileStore | None = None
+    directory: Path,
+    max_bytes: int = 1 << 30,
+    rows: object = None,
+    store: FileStore | None = None,
+    retained_share: float = 0.0,
 ) -> BlockFiles:
     groups = [SimpleNamespace(row_bytes=ROW_BYTES)] * 2
     used = store or DirectoryStore(directory)
-    files = BlockFiles(used, groups, [16, 16], max_bytes, rows or Rows(), lambda: MAKER)  # type: ignore[arg-type]
+    files = BlockFiles(used, groups, [16, 16], max_bytes, rows or Rows(), lambda: MAKER, retained_share)  # type: ignore[arg-type]
     wait_for(files.is_ready.is_set)
     return files
 
@@ -507,3 +514,49 @@ def test_a_worker_that_is_stopped_writes_what_it_has_computed(tmp_path: Path) ->
         files.add(Kept(0, digest, SALT))
     files.drain(30)
     assert len(list(tmp_path.rglob("*.kv"))) == 50
+
+
+def test_files_that_are_retained_are_deleted_last_and_spent_ones_first() -> None:
+    now = [0.0]
+    index = FileIndex(lambda kind: 16, retained_bytes=2000.0, clock=lambda: now[0])
+    keys = [f"m/0/00/{number:02}.kv" for number in range(6)]
+    # One file is retained before it is written; the third does not fit.
+    index.retain("a", 1.0, keys[:3], 60.0, 1000)
+    for key in keys:
+        index.add(key, 1000)
+    index.spend(keys[5:])
+    assert [index.pop_cheapest() for _ in range(4)] == [keys[5], keys[2], keys[3], keys[4]]
+    assert index.pop_cheapest() == keys[0]
+    index.add(keys[4], 1000)
+    now[0] = 60.0
+    index.add(keys[3], 1000)
+    assert [index.pop_cheapest() for _ in range(4)] == [keys[1], keys[4], keys[3], None]
+
+
+def test_spent_files_do_not_make_others_old() -> None:
+    index = FileIndex(lambda kind: {"m/0": 16, "m/1": 1024}[kind])
+    for number in range(100):
+        index.add(f"m/0/00/{number}.kv", 1000)
+        index.spend([f"m/0/00/{number}.kv"])
+        index.pop_cheapest()
+    index.add("m/1/00/0.kv", 1000)
+    index.add("m/0/00/x.kv", 1000)
+    assert index.pop_cheapest() == "m/0/00/x.kv"
+
+
+def test_a_prefix_is_retained_on_the_disk_in_the_background(tmp_path: Path) -> None:
+    size = ROW_BYTES + HEADER_BYTES
+    files = open_files(tmp_path, max_bytes=10 * size, rows=OneRow(), retained_share=0.5)
+    digests = [bytes([number]) * 32 for number in range(30)]
+    files.add(Kept(0, digests[0], SALT))
+    wait_for(lambda: files.has(0, digests[0]))
+    files.retain("a", 1.0, digests[:1], time.monotonic() + 600.0)
+    wait_for(lambda: len(files._index._retention) == 1)
+    for digest in digests[1:]:
+        files.add(Kept(0, digest, SALT))
+        wait_for(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
+    assert files.has(0, digests[0])
+    files.spend(digests[:1])
+    wait_for(lambda: not files._index._retention)
+    files.add(Kept(0, b"x" * 32, SALT))
+    wait_for(lambda: not files.has(0, digests[0]))

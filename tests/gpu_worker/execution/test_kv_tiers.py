@@ -10,6 +10,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.loading import BlockLoad
+from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import Models, Served, greedy, sequence
@@ -195,3 +196,53 @@ def test_a_load_that_measured_slower_than_computing_is_not_begun_but_for_one_in_
     assert tiers.pays(wanted, 40)
     tiers._rates["files"].observe(groups[0].row_bytes * 10, 0.043, 40)
     assert [tiers.pays(wanted, 40) for _ in range(64)] == [number % 32 == 31 for number in range(64)]
+
+
+def keep(host: HostTier, *numbers: int) -> None:
+    """Keep contents one after the other."""
+    for number in numbers:
+        batch = host.keep(0, [(number % 4, name(number), b"")])
+        assert batch is not None
+        batch.copy.wait()
+        host.settle(batch)
+
+
+def name(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def kept(host: HostTier) -> list[int]:
+    return [number for number in range(100) if host.knows(0, name(number))]
+
+
+def test_memory_keeps_what_is_retained_until_its_time_and_no_longer(served: Served) -> None:
+    groups, now = served.runner.block_contents, [0.0]
+    host = HostTier(groups, 4 * groups[0].row_bytes, retained_share=0.5, clock=lambda: now[0])
+    keep(host, 0, 1, 2, 3)
+    # Half of the rows at most; the beginning of a prefix before its end.
+    host.retain("a", 1.0, [name(number) for number in (0, 1, 2)], until=60.0)
+    keep(host, 4, 5, 6, 7)
+    assert kept(host) == [0, 1, 6, 7]
+    host.spend([name(0)])
+    keep(host, 8)
+    assert kept(host) == [1, 6, 7, 8]
+    now[0] = 60.0
+    keep(host, 9)
+    assert kept(host) == [6, 7, 8, 9]
+
+
+def test_a_conversation_is_retained_in_the_host_s_memory_and_dropped_there(models: Models) -> None:
+    runner = models.open("llama")
+    served = Served(runner, host_bytes=36 * runner.block_contents[0].row_bytes, retained_share=0.5)
+    prompt = random_prompt(61, seed=3)
+    served.serve(sequence("first", prompt, hints=CacheHints(session_id="s", retain_s=600.0)))
+    served.fill()
+    again = sequence("again", prompt, hints=CacheHints(session_id="s", drop=True))
+    served.serve(again)
+    assert again.num_cached_tokens == 60
+    assert served.hit_tokens() > 0
+    # The room of as many blocks is needed, and those of the conversation go for it.
+    served.serve(sequence("other", random_prompt(61, seed=4)))
+    last = sequence("last", prompt)
+    served.serve(last)
+    assert last.num_cached_tokens == 0

@@ -18,6 +18,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.host_tier import HostTier
+from shared.cache_hints import CacheHints
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
 from tests.gpu_worker.models.families.dense_cases import CASES as DENSE
@@ -49,13 +50,17 @@ class Served:
     """An engine with few blocks, whose tiers keep many."""
 
     def __init__(
-        self, runner: TorchModelRunner, host_bytes: int | None = 1 << 22, make_files: MakeFiles | None = None
+        self,
+        runner: TorchModelRunner,
+        host_bytes: int | None = 1 << 22,
+        make_files: MakeFiles | None = None,
+        retained_share: float = 0.0,
     ) -> None:
         self.runner = runner
         groups = runner.block_contents
         self.tiers: BlockTiers | None = None
         if host_bytes is not None:
-            host = HostTier(groups, host_bytes)
+            host = HostTier(groups, host_bytes, retained_share)
             self.tiers = PatientTiers(groups, BLOCK, host, None if make_files is None else make_files(host))
         has_states = runner._states is not None
         config = SchedulerConfig(
@@ -66,6 +71,7 @@ class Served:
             max_num_batched_tokens=32,
             max_model_len=runner.max_model_len,
             headroom_tokens=4,
+            retained_share=retained_share,
             state=state_config(runner.num_state_slots, BLOCK) if has_states else None,
         )
         self.scheduler = Scheduler(config, tiers=self.tiers)
@@ -94,9 +100,11 @@ class Served:
         return next(reading.hit_tokens for reading in self.tiers.readings() if reading.name == tier)
 
 
-def sequence(name: str, prompt: list[int], salt: bytes = b"", sampling: Sampling = GREEDY) -> Sequence:
+def sequence(
+    name: str, prompt: list[int], salt: bytes = b"", sampling: Sampling = GREEDY, hints: CacheHints | None = None
+) -> Sequence:
     made = make_sequence(name, prompt, sampling)
-    made.salt = salt
+    made.salt, made.hints = salt, hints
     return made
 
 

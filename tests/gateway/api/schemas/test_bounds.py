@@ -57,6 +57,9 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("logprob_token_ids", [[]], [[-1], 5, [1] * 129, [1]]),
     ("bad_words", [["x"], []], ["x", [""], ["x" * 65], ["x"] * 65, ["a\0"]]),
     ("cache_salt", ["me"], ["", "x" * 513, "a\0b", 5]),
+    ("prompt_cache_key", ["me", ""], ["x" * 257, "a\0b", 5]),
+    ("prompt_cache_retention", ["in_memory", "in-memory", "24h"], ["1h", 5]),
+    ("agent_hints", [{}, {"session_id": "s"}, {"drop": True}], ["drop", {"session_id": ""}, {"session_id": "a\0"}]),
     ("n_predict", [5, -1, -2], [-3, 10_000_001]),
     ("repeat_penalty", [1.1], [0, 10.1]),
 ]
@@ -76,6 +79,16 @@ def test_value_within_the_bound_passes_and_beyond_it_is_named(
         assert name in error.message
 
 
+def entry(leaf: Leaf, value: Any) -> Any:
+    """Return the value of a body's field that holds a number in this place."""
+    if leaf.path[-1] == "keys":
+        return {str(value): 1.0}
+    holder = {"logit_bias": "1", "agent_hints": leaf.path[-1]}.get(leaf.path[0])
+    if holder is not None:
+        return {holder: value}
+    return [value] if len(leaf.path) > 1 else value
+
+
 @pytest.mark.parametrize(
     ("parse", "leaf"),
     [
@@ -90,11 +103,6 @@ def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: 
     assert isinstance(leaf.type, Number)
     name = leaf.path[0]
 
-    def entry(value: Any) -> Any:
-        if leaf.path[-1] == "keys":
-            return {str(value): 1.0}
-        return {"1": value} if name == "logit_bias" else [value] if len(leaf.path) > 1 else value
-
     others: dict[str, Any] = {"logprobs": True} if (parse, name) == (chat, "top_logprobs") else {}
     if name == "min_tokens":
         others = {"max_tokens": -1}
@@ -102,11 +110,11 @@ def test_number_is_served_at_its_bounds_and_refused_by_name_outside_them(parse: 
         others = {"logprobs": True if parse is chat else 0}
     for value in legal_numbers(leaf.type):
         if (name, value) not in (("max_tokens", 0), ("n_predict", 0), ("truncate_prompt_tokens", 0)):
-            parse(**others, **{name: entry(value)})
+            parse(**others, **{name: entry(leaf, value)})
     for value in illegal_numbers(leaf.type):
         if leaf.path[-1] == "keys" and value in ("1", True):
             continue
-        error = refused(parse, **others, **{name: entry(value)})
+        error = refused(parse, **others, **{name: entry(leaf, value)})
         # NaN and the infinities are no JSON; within a list no field can be told that they belong to.
         if len(leaf.path) == 1 or error.code != "invalid_json":
             assert error.param is not None

@@ -136,6 +136,7 @@ def fields_with(kind: Kind, fields: dict[str, Any]) -> dict[str, Any]:
     function = {"name": "f", **(fields if kind is OpenAi.FUNCTION else {})}
     tool = {"type": "function", "function": function, **(fields if kind is OpenAi.TOOL else {})}
     holders: dict[Kind, dict[str, Any]] = {
+        OpenAi.AGENT_HINTS: {"agent_hints": fields},
         OpenAi.STREAM_OPTIONS: {"stream": True, "stream_options": fields},
         OpenAi.CHAT_THINKING: {"thinking": {"type": "enabled", **fields}},
         OpenAi.CHAT_REASONING: {"reasoning": fields},

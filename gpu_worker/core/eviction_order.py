@@ -1,0 +1,103 @@
+"""The order in which contents of a cache are evicted: what is spent, the rest by last use, then what is retained.
+
+A tier of any kind asks it what to evict next. Digests are in prefix order where several are given: of these, the ends
+go first, since what lies behind a gap in a prefix is of no use.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+from gpu_worker.core.retention import Retention
+
+
+class EvictionOrder:
+    """Digests of contents that may be evicted. Not thread safe.
+
+    Attributes:
+        retention: What is evicted last; it may name contents that are not here at present.
+    """
+
+    def __init__(self, retention: Retention | None = None) -> None:
+        """Start empty; without `retention` nothing is retained."""
+        self.retention = Retention(0) if retention is None else retention
+        self._ordinary: OrderedDict[bytes, None] = OrderedDict()
+        self._retained: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ordinary) + len(self._retained)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._ordinary or digest in self._retained
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._ordinary
+        yield from self._retained
+
+    def add(self, digest: bytes, *, goes_first: bool = False) -> None:
+        """Add a content that was just used, or that goes before all others."""
+        if goes_first:
+            self._ordinary[digest] = None
+            self._ordinary.move_to_end(digest, last=False)
+        elif digest in self.retention:
+            self._retained[digest] = None
+        else:
+            self._ordinary[digest] = None
+
+    def touch(self, digest: bytes) -> None:
+        """Take note that a content which is here was used."""
+        (self._ordinary if digest in self._ordinary else self._retained).move_to_end(digest)
+
+    def remove(self, digest: bytes) -> None:
+        """Take out a content that is here, and may come back."""
+        if digest in self._ordinary:
+            del self._ordinary[digest]
+        else:
+            del self._retained[digest]
+
+    def forget(self, digest: bytes) -> None:
+        """Take out a content that is here, for good."""
+        self.retention.discard(digest)
+        self.remove(digest)
+
+    def pop(self, is_pinned: Callable[[bytes], bool] | None = None) -> bytes | None:
+        """Take out what is to be evicted next, None where there is nothing, or all is pinned."""
+        for order in (self._ordinary, self._retained):
+            if is_pinned is None:
+                digest = next(iter(order), None)
+            else:
+                digest = next((each for each in order if not is_pinned(each)), None)
+            if digest is not None:
+                del order[digest]
+                self.retention.discard(digest)
+                return digest
+        return None
+
+    def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float, cost: float = 1.0) -> None:
+        """Evict contents last until a time, as far as the tenant's quota goes; see `Retention.retain`."""
+        digests = list(digests)
+        self._demote(self.retention.retain(tenant, weight, digests, until, cost))
+        for digest in reversed(digests):
+            if digest in self._ordinary and digest in self.retention:
+                del self._ordinary[digest]
+                self._retained[digest] = None
+
+    def spend(self, digests: Iterable[bytes]) -> None:
+        """Evict contents before all others."""
+        for digest in digests:
+            self.retention.discard(digest)
+            if digest in self:
+                self.remove(digest)
+                self.add(digest, goes_first=True)
+
+    def expire(self, now: float) -> None:
+        """Retain no longer what was to be retained until now; it was not used since, and goes soon."""
+        if now >= self.retention.next_expiry:
+            self._demote(self.retention.expire(now))
+
+    def _demote(self, let_go: list[bytes]) -> None:
+        for digest in reversed(let_go):
+            if digest in self._retained:
+                del self._retained[digest]
+                self.add(digest, goes_first=True)

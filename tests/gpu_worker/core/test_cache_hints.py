@@ -1,0 +1,170 @@
+"""What hints of conversations do to the prefix cache of a whole scheduler, in driven time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.sessions import Sessions
+from shared.cache_hints import CacheHints
+from shared.messages import Lane
+from tests.gpu_worker.core.harness import BLOCK, Harness
+from tests.gpu_worker.core.oracle_tiers import OracleTiers
+from tests.gpu_worker.core.sequences import make_sequence
+
+SHARED = [3] * 8
+LONG = [5] * 24
+
+
+def run(harness: Harness, prompt: list[int], hints: CacheHints | None = None, **more: Any) -> int:
+    """Compute a request, and return how many tokens of its prompt were cached."""
+    sequence = make_sequence(prompt, hints=hints, max_tokens=1, ignore_eos=True, **more)
+    harness.add(sequence)
+    harness.run()
+    harness.assert_reference(sequence)
+    return sequence.num_cached_tokens
+
+
+def evict(harness: Harness, num_cached: int) -> None:
+    """Overwrite all blocks that hold nothing, and so many of those that can be found."""
+    pool = harness.scheduler._blocks.pool
+    pool.release(pool.allocate(pool.num_blank + num_cached))
+
+
+def cached(harness: Harness, prompt: list[int], salt: bytes = b"tenant") -> int:
+    """Return how many blocks of a prompt are found."""
+    return harness.scheduler._blocks.num_hits(make_sequence(prompt, salt=salt))
+
+
+@pytest.mark.parametrize("lane", ["interactive", "batch"])
+def test_a_prefix_stays_for_as_long_as_it_is_retained(lane: Lane) -> None:
+    harness = Harness(num_blocks=16)
+    run(harness, LONG, CacheHints(retain_s=60), lane=lane)
+    run(harness, [6] * 24)
+    evict(harness, 6)
+    assert (cached(harness, LONG), cached(harness, [6] * 24)) == (5, 0)
+    harness.now = 61.0
+    run(harness, [6] * 24)
+    evict(harness, 6)
+    assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
+
+
+def test_without_hints_a_prefix_goes_with_the_others() -> None:
+    harness = Harness(num_blocks=16)
+    run(harness, LONG)
+    run(harness, [6] * 24)
+    evict(harness, 6)
+    assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
+
+
+def test_what_is_retained_stops_nobody() -> None:
+    harness = Harness(num_blocks=16)
+    run(harness, LONG, CacheHints(retain_s=60))
+    assert run(harness, make_sequence(60).token_ids) == 0
+
+
+def test_a_tenant_retains_no_more_than_its_quota_once_another_asks() -> None:
+    harness = Harness(num_blocks=16)
+    run(harness, [1] * 36, CacheHints(retain_s=60), tenant="a", salt=b"a")
+    run(harness, [2] * 36, CacheHints(retain_s=60), tenant="b", salt=b"b", weight=3.0)
+    evict(harness, 8)
+    # Half of 16 blocks may be retained.
+    assert (cached(harness, [1] * 36, b"a"), cached(harness, [2] * 36, b"b")) == (2, 6)
+
+
+@pytest.mark.parametrize("windows", [(), (WindowConfig(9, 16),)])
+@pytest.mark.parametrize("state", [None, StateConfig(8, 1)])
+def test_blocks_of_a_conversation_that_is_over_go_first(
+    windows: tuple[WindowConfig, ...], state: StateConfig | None
+) -> None:
+    harness = Harness(num_blocks=24, windows=windows, state=state)
+    run(harness, LONG, CacheHints(session_id="s", retain_s=60))
+    run(harness, [6] * 24)
+    run(harness, [*LONG, 9, 9, 9], CacheHints(session_id="s", drop=True))
+    evict(harness, 6)
+    assert cached(harness, LONG) == 0
+    assert cached(harness, [6] * 24) > 0
+
+
+def test_what_other_conversations_use_is_not_dropped() -> None:
+    harness = Harness(num_blocks=24)
+    ending = CacheHints(session_id="s", drop=True)
+    run(harness, [*SHARED, *[6] * 8], CacheHints(session_id="s"))
+    run(harness, [*SHARED, *[7] * 8])
+    run(harness, [*SHARED, *[6] * 9], ending)
+    evict(harness, 2)
+    assert cached(harness, [*SHARED, *[6] * 8]) == len(SHARED) // BLOCK
+    assert cached(harness, [*SHARED, *[7] * 8]) == 3
+
+
+def test_what_two_conversations_compute_at_once_is_of_none() -> None:
+    harness = Harness(num_blocks=32, max_num_batched_tokens=64)
+    pair = [
+        make_sequence([*SHARED, number, *[number] * 8], max_tokens=1, hints=CacheHints(session_id=str(number)))
+        for number in (6, 7)
+    ]
+    harness.add(*pair)
+    harness.run()
+    run(harness, [*SHARED, 6, *[6] * 9], CacheHints(session_id="6", drop=True))
+    evict(harness, 2)
+    assert cached(harness, [*SHARED, 7, 7, 7, 7, 7]) == 3
+    assert cached(harness, [*SHARED, 6, 6, 6, 6, 6]) == len(SHARED) // BLOCK
+
+
+def test_one_request_that_is_dropped_leaves_what_it_found() -> None:
+    harness = Harness(num_blocks=24)
+    run(harness, [*SHARED, 1])
+    run(harness, [*SHARED, *[6] * 9], CacheHints(drop=True))
+    run(harness, [7] * 9)
+    evict(harness, 2)
+    assert cached(harness, [*SHARED, *[6] * 9]) == len(SHARED) // BLOCK
+
+
+def test_a_state_that_supersedes_another_lets_what_lies_behind_the_common_part_go_first() -> None:
+    harness = Harness(num_blocks=24)
+    old, new = [*SHARED, *[6] * 24, 1], [*SHARED, *[7] * 4, 1]
+    run(harness, old, CacheHints(session_id="s", retain_s=60))
+    run(harness, [8] * 24)
+    run(harness, new, CacheHints(session_id="s", supersedes=True))
+    evict(harness, 6)
+    assert (cached(harness, old), cached(harness, new), cached(harness, [8] * 24)) == (2, 3, 5)
+
+
+def test_a_branch_that_supersedes_nothing_leaves_the_other() -> None:
+    harness = Harness(num_blocks=24)
+    run(harness, [*SHARED, *[6] * 8, 1], CacheHints(session_id="s"))
+    run(harness, [*SHARED, *[7] * 8, 1], CacheHints(session_id="s"))
+    assert (cached(harness, [*SHARED, *[6] * 8, 1]), cached(harness, [*SHARED, *[7] * 8, 1])) == (4, 4)
+
+
+def test_tiers_are_told_of_the_whole_conversation() -> None:
+    tiers = OracleTiers(1, 0)
+    tiers.random.random = lambda: 0.5  # type: ignore[method-assign]
+    harness = Harness(num_blocks=24, tiers=tiers)
+    tiers.runner = harness.runner
+    harness.now = 5.0
+    run(harness, LONG, CacheHints(session_id="s", retain_s=60))
+    assert list(tiers.retained.values()) == [65.0] * 6
+    run(harness, [*LONG, 9, 9, 9, 9], CacheHints(session_id="s", drop=True))
+    assert len(tiers.spent) == 7
+
+
+def test_conversations_are_forgotten_where_there_are_too_many_those_of_the_largest_tenant_first() -> None:
+    sessions = Sessions(max_digests=10)
+
+    def session(tenant: str, name: str) -> Sequence:
+        return make_sequence([1], tenant=tenant, salt=tenant.encode(), hints=CacheHints(session_id=name))
+
+    small = session("small", "s")
+    sessions.computed(small, [b"x", b"y"])
+    for number in range(20):
+        sessions.computed(session("large", str(number)), [f"{number}-{part}".encode() for part in range(4)])
+        # Nothing is kept of conversations that own nothing.
+        sessions.computed(session("empty", str(number)), [])
+    assert len(sessions) <= 10
+    assert sessions.outdated(small) == [b"x", b"y"]
+    assert sessions.outdated(session("large", "0")) == []
+    assert sessions._tenants.keys() == {"small", "large"}
