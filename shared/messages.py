@@ -2,8 +2,7 @@
 
 Every message is a tagged msgspec Struct carried as msgpack. Unknown fields are ignored, so a newer peer may add
 fields at the end. `Request` is encoded as a map, because people write it by hand, also as JSON, in which unknown fields
-are refused: no part of the system writes that. What is sent once per engine step (`Frame`, `Delta`) is encoded as
-arrays, because its size and speed matter.
+are refused. What is sent once per step (`Frame`, `Delta`) is encoded as arrays, because its size and speed matter.
 
 One wire request is one sequence: the gateway turns `n` choices and lists of prompts into several requests.
 """
@@ -56,9 +55,10 @@ from shared.worker_metrics import WorkerMetrics
 PROTOCOL_VERSION = 1
 POOLING_OPTIONS, TEXT_PARTS, BACKGROUND = "pooling_options", "text_parts", "background"
 LOGPROB_TOKENS, ADAPTERS, IMAGES, WATERMARK = "logprob_token_ids", "adapters", "images", "watermark"
-# What a worker of this version understands beyond the first: the queue `resumed`, options of pooling, drains, ends of
-# content parts, queues `background`, listed log probabilities, adapters, marks, cordons; `IMAGES` where its model sees.
-FEATURES = ("resumed", POOLING_OPTIONS, "drain", TEXT_PARTS, BACKGROUND, LOGPROB_TOKENS, ADAPTERS, WATERMARK, "cordon")
+CACHE_HINTS = "cache_hints"
+# What a worker of this version understands beyond the first, besides `IMAGES`: queues, drains, and fields of requests.
+_OF_REQUESTS = (POOLING_OPTIONS, TEXT_PARTS, LOGPROB_TOKENS, WATERMARK, CACHE_HINTS)
+FEATURES = ("resumed", "drain", BACKGROUND, ADAPTERS, "cordon", *_OF_REQUESTS)
 BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
 # The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams.
 GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)
@@ -96,7 +96,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
         is_followed: Of a batch request: somebody reads the text while it is written, so progress is recorded often.
         is_background: Of a batch request: a person waits for it, so workers compute it as they do interactive ones.
-        cache_hints: How long the request's blocks are of use; without influence on the answer.
+        cache_hints: How long its blocks are of use; without influence on the answer.
         adapter: The adapter (LoRA) beside the model, by its name, or by its digest, as gateways do.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
         key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
@@ -252,8 +252,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
             out in order, so that those before it are with some worker too.
         last_returned: Highest stream sequence of those that it has given back to the queue: that one, and those before
             it, may wait there again.
-        last_resumed: Like `last_pulled`, in the queue of what goes before it.
-        last_resumed_returned: Like `last_returned`, in that queue.
+        last_resumed, last_resumed_returned: The same in the queue of what goes before it.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
         metrics: What it counts of itself, for Prometheus.
@@ -307,10 +306,8 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     Attributes:
         unclaimed: Requests published that no worker has answered yet, and the prompt tokens in them.
         started: When it began: the oldest gateway shows the figures of the fleet to Prometheus.
-        awaited: By model, requests that workers have claimed and produced nothing for, and the prompt tokens in them;
-            None from gateways that do not count them.
-        unclaimed_of: `unclaimed` and `unclaimed_tokens` by model: who waits for one is in nobody's way at another.
-            None from gateways that do not tell them apart.
+        awaited: By model, requests that workers have claimed and produced nothing for, and their tokens, or None.
+        unclaimed_of: `unclaimed` and `unclaimed_tokens` by model; None from gateways that do not tell them apart.
         features: What the gateway understands that earlier versions do not; others write nothing that needs more.
     """
 

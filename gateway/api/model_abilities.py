@@ -17,7 +17,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
 from shared.errors import prompt_too_long
-from shared.messages import IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
+from shared.messages import CACHE_HINTS, IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, with_advice
 
@@ -123,8 +123,11 @@ def _needed_features(generation: Generation) -> set[str]:
 def _as_understood(generation: Generation, load: FleetLoad) -> Generation:
     """Return a generation without the ends of content parts, if a worker of an earlier version would ignore them.
 
-    All workers of a model make the same prompt of a conversation then, also those that a request moves to.
+    All workers of a model make the same prompt of a conversation then, also those that a request moves to. Hints are
+    left out, too: a worker of an earlier version refuses unknown fields of requests in JSON, as those with images are.
     """
+    if CACHE_HINTS not in load.features:
+        generation = msgspec.structs.replace(generation, cache_hints=None)
     if not load.num_workers or TEXT_PARTS in load.features:
         return generation
     return msgspec.structs.replace(generation, prompts=tuple(map(_without_parts, generation.prompts)))

@@ -156,6 +156,9 @@ def read_openai_line(
         job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
         # The worker that takes it knows what its model's files advise.
         job |= {"left_out": generation.left_out}
+        if generation.has_images or generation.sampling.watermark:
+            # It is sent as JSON, and a worker of an earlier version would refuse a field that it does not know.
+            job |= {"cache_hints": None}
         if deadline is not None:
             job |= {"deadline": min(deadline, request.deadline or deadline)}
         requests[index] = msgspec.structs.replace(request, **job)

@@ -28,6 +28,7 @@ from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
+from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions
 from shared.formats import Tool, ToolChoice
 from shared.grammar.checker import GrammarChecker
@@ -249,6 +250,15 @@ async def test_workers_of_an_earlier_version_are_told_no_parts_of_contents(gatew
         [told] = (await ModelReading().read(generation, gateway.load)).prompts
         assert told.messages is not None
         assert (told.messages[0].content, told.messages[0].part_lengths) == ("ab", expected)
+
+
+async def test_workers_of_an_earlier_version_are_told_no_hints(gateway: Gateway) -> None:
+    """Requests with images are JSON, in which they would refuse an unknown field."""
+    hints = CacheHints(drop=True)
+    generation = Generation("chat", "m", (Prompt(3, text="x"),), 1, Sampling(), deterministic=False, cache_hints=hints)
+    for features, expected in ((("images",), None), (FEATURES, hints)):
+        gateway.hear(features=features)
+        assert (await ModelReading().read(generation, gateway.load)).cache_hints == expected
 
 
 async def test_job_whose_prompt_fits_no_worker_is_a_400(gateway: Gateway) -> None:
