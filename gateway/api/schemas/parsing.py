@@ -156,6 +156,7 @@ def _generation(
     **more: Any,
 ) -> Generation:
     limit = checked_truncation(body.truncate_prompt_tokens)
+    given = (body.prompt_cache_key, body.prompt_cache_retention, body.agent_hints)
     generation = Generation(
         kind=kind,
         model=body.model,
@@ -173,7 +174,7 @@ def _generation(
         details=shown,
         truncate_prompt_tokens=limit,
         cache_salt=body.cache_salt,
-        cache_hints=openai_hints(body),
+        cache_hints=None if given == (None, None, None) else openai_hints(body),
         **more,
     )
     return with_best_of(generation, body.best_of)
