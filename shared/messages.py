@@ -50,6 +50,7 @@ from shared.prefixes import PrefixNews
 from shared.receipt import Receipt
 from shared.request_fields import check_fields
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
+from shared.services import Services, ServicesOfModels
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
@@ -259,6 +260,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
         features, adapters: What it understands that earlier versions do not, and has; gateways send nothing else.
+        services: What tenants were served here.
         prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
     """
 
@@ -298,6 +300,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     features: Features = ()
     prefixes: PrefixNews | None = None
     adapters: AdapterBeats = ()
+    services: Services = {}
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -309,6 +312,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         awaited: By model, requests that workers have claimed and produced nothing for, and their tokens, or None.
         unclaimed_of: `unclaimed` and `unclaimed_tokens` by model; None from gateways that do not tell them apart.
         features: What the gateway understands that earlier versions do not; others write nothing that needs more.
+        services: By model, how far tenants were ahead at workers that are silent now.
     """
 
     gateway: PeerName
@@ -319,6 +323,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     awaited: Awaited | None = None
     unclaimed_of: Awaited | None = None
     features: Features = ()
+    services: ServicesOfModels = {}
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

@@ -379,5 +379,6 @@ class Dispatcher:
             awaited=self._flights.awaited(),
             unclaimed_of=self._flights.unclaimed_of(),
             features=GATEWAY_FEATURES,
+            services=self.fleet.services.of_silent(asyncio.get_running_loop().time()),
         )
         await self._nats.publish(gateway_subject(self.name), encode(heartbeat))

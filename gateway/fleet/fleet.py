@@ -16,6 +16,7 @@ import msgspec
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of
 from gateway.fleet.hosted_models import HostedModels
+from gateway.fleet.last_services import LastServices
 from gateway.fleet.liveness import FleetLimits, Liveness
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
@@ -69,6 +70,7 @@ class Fleet:
         # Sums of the heartbeats, until the next one changes them.
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
+        self.services = LastServices()
         self.liveness = Liveness(limits, on_dead, on_reconnected)
         self.hosted = HostedModels()
         self.started = time.time()
@@ -107,6 +109,7 @@ class Fleet:
         self._known_models[heartbeat.model] = now
         previous = self.liveness.last_heartbeat(heartbeat.worker)
         self.liveness.note_heartbeat(heartbeat, now)
+        self.services.note(heartbeat, now)
         if previous is None or _trait_fields(previous) != _trait_fields(heartbeat):
             self._changed_models.add(heartbeat.model)
 

@@ -29,6 +29,7 @@ from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSo
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
+from gpu_worker.consumer.peer_services import GatewayServiceBeat, PeerServices, ServiceBeat
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
@@ -106,6 +107,9 @@ class Consumer:
         self._withdrawing = asyncio.Lock()
         self._probes: Subscription | None = None
         self._drain_asked = drain_asked
+        self._services = PeerServices(source.model, time.monotonic())
+        self._decode_services = msgspec.msgpack.Decoder(ServiceBeat).decode
+        self._decode_gateway_services = msgspec.msgpack.Decoder(GatewayServiceBeat).decode
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queues = InteractiveQueues(
             nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks
@@ -238,6 +242,7 @@ class Consumer:
 
     async def send_heartbeat(self) -> None:
         """Publish the worker's state, unless NATS is away: a heartbeat that is sent later would be stale."""
+        self._engine.exchange_services(self._services.take())
         if not self._nats.is_connected or self._is_silent:
             return
         await self._nats.publish(*self._heartbeat())
@@ -351,7 +356,11 @@ class Consumer:
         self._interactive_queues.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
-        self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
+        now = time.monotonic()
+        self._interactive.gateways.note_heartbeat(message.subject, now)
+        if self._services.is_starting(now):
+            with contextlib.suppress(*UNDECODABLE):
+                self._services.note_gateway(self._decode_gateway_services(message.data), now)
 
     async def _answer_probe(self, message: Msg) -> None:
         if message.reply.startswith(_GATEWAY_INBOX):
@@ -376,6 +385,8 @@ class Consumer:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""
         if message.subject != self._own_subject:
             self._affinity.receive_beat(message.data)
+            with contextlib.suppress(*UNDECODABLE):
+                self._services.note(self._decode_services(message.data), time.monotonic())
             return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)

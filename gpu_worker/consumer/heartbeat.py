@@ -119,6 +119,7 @@ class HeartbeatSource:
             num_reconnects=self.num_reconnects,
             features=self.features,
             prefixes=self.affinity.news(),
+            services=self.engine.services,
             adapters=tuple(AdapterBeat(each.name, each.digest) for each in self.adapters.all),
         )
 

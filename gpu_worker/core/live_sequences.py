@@ -88,9 +88,9 @@ class LiveSequences:
         """Whether several keys have sequences in a lane."""
         return len(self.num_of_keys[lane]) > 1
 
-    def settle(self, lane: Lane) -> None:
-        """Bring the counters of a lane up to date, if several keys have sequences there."""
-        if self.has_several_keys(lane):
+    def settle(self, lane: Lane, *, is_forced: bool = False) -> None:
+        """Bring the counters of a lane up to date, if several keys have sequences there or it `is_forced`."""
+        if is_forced or self.has_several_keys(lane):
             running, num_of_lane = self.running, len(self.running) if lane == "batch" else 0
             is_lane_alone = running.num_batch == num_of_lane
             self.waiting[lane].counters.settle(running if is_lane_alone else [s for s in running if s.lane == lane])

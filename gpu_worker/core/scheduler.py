@@ -8,12 +8,13 @@ is in flight alone, since only its result says how many tokens the next one star
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.device_time import DeviceTime
+from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing, finish_reason, set_limits
 from gpu_worker.core.live_sequences import LiveSequences
@@ -28,6 +29,8 @@ from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent
 from gpu_worker.core.step_time import StepTimeModel
 from gpu_worker.core.tiers import KvTiers
 from shared.errors import BadRequestError, PromptTooLongError
+from shared.messages import Lane
+from shared.services import Services
 
 PRIORITY_S = 60.0
 """Seconds of waiting that one level of priority is worth among the sequences of a key: none is passed for ever."""
@@ -333,6 +336,17 @@ class Scheduler:
             # How long encoding takes depends on the images.
             self._step_time.observe_step(step, num_drafted, duration_s)
         self._device_time.share(step, result, duration_s, now)
+
+    def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:
+        """Take in what other workers have served tenants, and return what this one tells of it."""
+        told: Services = {}
+        for lane, queue in self._waiting.items():
+            if lane in heard:
+                queue.counters.hear(heard[lane])
+            self._live.settle(lane, is_forced=True)
+            if services := queue.counters.services():
+                told[lane] = tuple(services)
+        return told
 
     def emptied(self) -> Scheduler:
         """End all sequences without events, and return a scheduler with these settings that has cached nothing.

@@ -4,15 +4,18 @@ A counter grows by the tokens computed for its client, over the weight of the ke
 generated one. The lowest goes first. Who returns after an absence is lifted to the lowest of those that wait, or else
 to the client that waited last. Source: Sheng et al. (arXiv 2401.00588), algorithm 2. It charges a prompt at admission;
 here admitted tokens are `pending` until they are computed, so one long prompt delays other clients by a step.
+
+The counters of tenants also grow by what other workers serve them (`FleetService`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from gpu_worker.core.clients import MAX_ACCOUNTS, Account, Clients
+from gpu_worker.core.fleet_service import FleetService, HeardServices
 from gpu_worker.core.sequence import Sequence
+from shared.services import TenantService
 
 INPUT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
@@ -20,63 +23,13 @@ PRIORITY_TOKENS = 8192.0
 """Virtual tokens one priority level is worth. The advantage ends once the client has been served this much more, so no
 client starves."""
 
-_MAX_ACCOUNTS = 4096
-
-
-@dataclass(slots=True)
-class Account:
-    """One client's virtual tokens: those computed, and those of prompts that have started and are not computed yet."""
-
-    counter: float = 0.0
-    pending: float = 0.0
-
-
-class Clients:
-    """The accounts of clients that compete with each other, and which of them have something waiting."""
-
-    def __init__(self) -> None:
-        self.accounts: dict[str, Account] = {}
-        self._num_waiting: Counter[str] = Counter()
-        self._last: Account | None = None
-
-    def account(self, name: str) -> Account:
-        """Return a client's account."""
-        account = self.accounts.get(name)
-        if account is None:
-            if len(self.accounts) >= _MAX_ACCOUNTS:
-                self._forget()
-            account = self.accounts[name] = Account()
-        return account
-
-    def enter(self, name: str) -> None:
-        """Let a client wait once more; lift its counter if it had nothing waiting."""
-        if not self._num_waiting[name]:
-            account, others = self.account(name), [self.account(other) for other in self._num_waiting if other != name]
-            if others:
-                account.counter = max(account.counter, min([other.counter for other in others]))
-            elif self._last is not None:
-                account.counter = max(account.counter, self._last.counter)
-        self._num_waiting[name] += 1
-
-    def leave(self, name: str) -> None:
-        """Let a client wait once less."""
-        self._num_waiting[name] -= 1
-        if not self._num_waiting[name]:
-            del self._num_waiting[name]
-            self._last = self.account(name)
-
-    def _forget(self) -> None:
-        """Drop half of the accounts: of clients that have nothing waiting, and would be lifted the most."""
-        idle = [name for name, account in self.accounts.items() if not (self._num_waiting[name] or account.pending)]
-        for name in sorted(idle, key=lambda name: self.accounts[name].counter)[: _MAX_ACCOUNTS // 2]:
-            del self.accounts[name]
-
 
 class VirtualCounters:
     """The counters of one lane, by tenant and by key. Also writes `Sequence.num_charged_tokens`."""
 
     def __init__(self) -> None:
-        self.tenants = Clients()
+        self._fleet = FleetService()
+        self.tenants = Clients(self._fleet.offset)
         self._keys: dict[str, Clients] = {}
         self._pending: list[Account] = []
 
@@ -98,7 +51,19 @@ class VirtualCounters:
     def charge(self, sequence: Sequence) -> None:
         """Move what was computed for a sequence, and never before, to the counters of its tenant and its key."""
         if sequence.num_computed_tokens > sequence.num_charged_tokens:
-            _charge(sequence, self._accounts(sequence))
+            self._charge(sequence, self._accounts(sequence))
+
+    def hear(self, heard: HeardServices) -> None:
+        """Take in what other workers have told of tenants."""
+        for tenant, ahead in heard.ahead.items():
+            more = self._fleet.adopt(tenant, ahead)
+            if more and (account := self.tenants.accounts.get(tenant)) is not None:
+                account.counter += more
+        self._fleet.hear(heard.served)
+
+    def services(self) -> list[TenantService]:
+        """Return what to tell other workers; counters have to be settled."""
+        return self._fleet.services(self.tenants)
 
     def settle(self, running: Iterable[Sequence]) -> None:
         """Bring all accounts up to date; `running` are the sequences that have started."""
@@ -113,9 +78,10 @@ class VirtualCounters:
                 both = accounts.get(share)
                 if both is None:
                     both = accounts[share] = self._accounts(sequence)
-                _charge(sequence, both)
+                self._charge(sequence, both)
             if is_catching_up:
                 self._add_pending(sequence)
+        self._fleet.take_told(self.tenants)
 
     def standing(self, sequence: Sequence) -> tuple[float, float]:
         """Return where a sequence stands among those that want to start; less goes first. Tenant before key."""
@@ -153,17 +119,17 @@ class VirtualCounters:
     def _keys_of(self, tenant: str) -> Clients:
         keys = self._keys.get(tenant)
         if keys is None:
-            if len(self._keys) >= _MAX_ACCOUNTS:
+            if len(self._keys) >= MAX_ACCOUNTS:
                 self._keys = {name: keys for name, keys in self._keys.items() if name in self.tenants.accounts}
             keys = self._keys[tenant] = Clients()
         return keys
 
-
-def _charge(sequence: Sequence, accounts: tuple[Account, Account]) -> None:
-    num_charged, num_computed = sequence.num_charged_tokens, sequence.num_computed_tokens
-    num_input = max(0, min(num_computed, sequence.num_input_tokens) - num_charged)
-    num_output = num_computed - num_charged - num_input
-    cost = (num_input * INPUT_WEIGHT + num_output * OUTPUT_WEIGHT) / sequence.weight
-    for account in accounts:
-        account.counter += cost
-    sequence.num_charged_tokens = num_computed
+    def _charge(self, sequence: Sequence, accounts: tuple[Account, Account]) -> None:
+        num_charged, num_computed = sequence.num_charged_tokens, sequence.num_computed_tokens
+        num_input = max(0, min(num_computed, sequence.num_input_tokens) - num_charged)
+        num_output = num_computed - num_charged - num_input
+        cost = (num_input * INPUT_WEIGHT + num_output * OUTPUT_WEIGHT) / sequence.weight
+        for account in accounts:
+            account.counter += cost
+        self._fleet.charge(sequence.tenant, cost)
+        sequence.num_charged_tokens = num_computed

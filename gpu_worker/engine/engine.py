@@ -14,10 +14,11 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, structs
 
+from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.isolation import Isolation
 from gpu_worker.core.model_runner import BrokenRunnerError, InvalidLogitsError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
@@ -25,6 +26,8 @@ from gpu_worker.core.scheduler_config import SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.engine.rates import StepRates
+from shared.messages import Lane
+from shared.services import Services
 from shared.worker_metrics import StepCounts
 
 MAX_CONTROL_STEPS = 3
@@ -123,6 +126,10 @@ class Engine:
     def abort(self, sequence_id: str) -> Sequence | None:
         """Drop a sequence without an event; None when it is not here (any more)."""
         return self._scheduler.abort(sequence_id)
+
+    def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:
+        """Take in what other workers have served tenants, and return what this one tells of it."""
+        return self._scheduler.exchange_services(heard)
 
     @property
     def sequences(self) -> list[Sequence]:

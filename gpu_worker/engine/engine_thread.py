@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from msgspec import Struct
 
+from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.scheduler import DuplicateSequenceError
 from gpu_worker.core.sequence import Sequence
@@ -25,6 +26,8 @@ from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine, EngineStats
 from shared.errors import HeadraceError
 from shared.grammar.checker_process import COMPILE_STACK_BYTES
+from shared.messages import Lane
+from shared.services import Services
 from shared.worker_metrics import StepCounts
 
 _log = logging.getLogger(__name__)
@@ -49,7 +52,11 @@ class StepOutcome(Struct, frozen=True):
 
 
 class EngineThread:
-    """Thread-safe face of the engine."""
+    """Thread-safe face of the engine.
+
+    Attributes:
+        services: What this worker tells of the service that tenants have had, as of the last exchange.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -58,6 +65,7 @@ class EngineThread:
         self._is_closed = False
         self._stop_at: float | None = None
         self._unfinished: list[Sequence] = []
+        self.services: Services = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._deliver: Callable[[StepOutcome], None]
 
@@ -130,6 +138,10 @@ class EngineThread:
         if self._thread.ident is not None:
             self._thread.join()
         return self._unfinished
+
+    def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> None:
+        """Take in what other workers have served tenants, and renew `services`, before the next step."""
+        self._inbox.put(partial(self._exchange_services, heard))
 
     def call(self, command: Callable[[], object]) -> None:
         """Call something on the engine's thread between two steps. What it raises ends the engine, or interrupts it."""
@@ -214,6 +226,9 @@ class EngineThread:
             self._engine.add(sequence)
         except DuplicateSequenceError as error:
             self._report([SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=str(error))], error)
+
+    def _exchange_services(self, heard: Mapping[Lane, HeardServices]) -> None:
+        self.services = self._engine.exchange_services(heard)
 
     def _begin_stop(self, stop_at: float) -> None:
         self._stop_at = stop_at

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from gpu_worker.core.clients import Clients
 from gpu_worker.core.media import PreparedImage
-from gpu_worker.core.virtual_counters import Clients
 from gpu_worker.media.decoder import Decoder, Pixels
 from gpu_worker.media.fair_semaphore import FairSemaphore
 from shared.background_tasks import BackgroundTasks

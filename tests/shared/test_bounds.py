@@ -171,6 +171,7 @@ BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
     "sampling_defaults": None,
     "prefixes": None,
     "adapters": [],
+    "services": {},
 }
 GATEWAY_BEAT = {"gateway": "g", "unclaimed": 1, "unclaimed_tokens": 1, "active": 1}
 

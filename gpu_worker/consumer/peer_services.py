@@ -1,0 +1,94 @@
+"""What other workers of the model, and gateways, tell of the service that tenants have had.
+
+Heartbeats carry sums, so one that is lost is made up for by the next. What is heard first of a worker is where counting
+begins. How far tenants were ahead is taken over while this worker has just started, once from each that tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from gpu_worker.core.fleet_service import HeardServices
+from shared.bounds import PeerName, UnixSeconds
+from shared.messages import Lane
+from shared.services import Services, ServicesOfModels, TenantService
+
+ADOPT_S = 5.0
+"""For so long after its start a worker takes over how far tenants are ahead: a gateway is heard each second."""
+_MAX_PEERS = 1024
+_MAX_TENANTS = 128
+
+
+class ServiceBeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The part of `Heartbeat` that is about service."""
+
+    worker: PeerName
+    started: UnixSeconds = 0.0
+    services: Services = {}
+
+
+class GatewayServiceBeat(Struct, frozen=True, kw_only=True, tag="gateway"):
+    """The part of `GatewayHeartbeat` that is about service: what workers have told that are silent now."""
+
+    gateway: PeerName
+    services: ServicesOfModels = {}
+
+
+class PeerServices:
+    """Owns the sums that were heard last. `now` is monotonic seconds."""
+
+    def __init__(self, model: str, started_at: float) -> None:
+        self._model = model
+        self._adopt_until = started_at + ADOPT_S
+        # By worker: the time of its start, and its sums by lane and tenant.
+        self._sums: dict[str, tuple[float, dict[tuple[Lane, str], float]]] = {}
+        self._served: dict[Lane, dict[str, float]] = {}
+        self._ahead: dict[Lane, dict[str, float]] = {}
+        self._tellers: set[str] = set()
+
+    def is_starting(self, now: float) -> bool:
+        """Whether this worker still takes over how far tenants are ahead."""
+        return now < self._adopt_until
+
+    def note(self, beat: ServiceBeat, now: float) -> None:
+        """Take note of another worker's heartbeat."""
+        started, sums = self._sums.pop(beat.worker, (beat.started, None))
+        is_known = sums is not None and started == beat.started
+        sums = sums if is_known and sums is not None else {}
+        for lane, services in beat.services.items():
+            for service in services:
+                place = lane, service.tenant
+                before = sums.pop(place, 0.0 if is_known else service.served)
+                sums[place] = service.served
+                if service.served > before:
+                    told = self._served.setdefault(lane, {})
+                    told[service.tenant] = told.get(service.tenant, 0.0) + service.served - before
+        while len(sums) > _MAX_TENANTS:
+            del sums[next(iter(sums))]
+        while len(self._sums) >= _MAX_PEERS:
+            del self._sums[next(iter(self._sums))]
+        self._sums[beat.worker] = beat.started, sums
+        if self.is_starting(now):
+            self._adopt(f"worker {beat.worker}", beat.services)
+
+    def note_gateway(self, beat: GatewayServiceBeat, now: float) -> None:
+        """Take note of a gateway's heartbeat."""
+        if self.is_starting(now) and (services := beat.services.get(self._model)):
+            self._adopt(f"gateway {beat.gateway}", services)
+
+    def take(self) -> dict[Lane, HeardServices]:
+        """Return what was heard since the last time."""
+        served, self._served = self._served, {}
+        ahead, self._ahead = self._ahead, {}
+        return {lane: HeardServices(served.get(lane, {}), ahead.get(lane, {})) for lane in served.keys() | ahead.keys()}
+
+    def _adopt(self, teller: str, services: Mapping[Lane, Iterable[TenantService]]) -> None:
+        if not services or teller in self._tellers or len(self._tellers) >= _MAX_PEERS:
+            return
+        self._tellers.add(teller)
+        for lane, several in services.items():
+            ahead = self._ahead.setdefault(lane, {})
+            for service in several:
+                ahead[service.tenant] = max(service.ahead, ahead.get(service.tenant, 0.0))
