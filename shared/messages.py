@@ -245,14 +245,10 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         queue_pending: Interactive requests left in the shared queue when the worker last pulled.
         knows_queue: Whether it has pulled, since it started and since it lost the queue, if it did.
         max_prompt_characters: A longer prompt cannot fit into the context; 0 while unknown.
-        revision: Fingerprint of the model's files, and behind an @ their commit at the hub, if they are from there;
-            answers of different revisions are not interchangeable.
-        spec_decode_num_drafts: Times that a sequence verified drafts in a step, since the worker started.
-        spec_decode_num_draft_tokens, spec_decode_num_accepted_tokens: Draft tokens verified, and accepted.
-        last_pulled: Highest stream sequence of the interactive requests that the worker was sent: the queue hands them
-            out in order, so that those before it are with some worker too.
-        last_returned: Highest stream sequence of those that it has given back to the queue: that one, and those before
-            it, may wait there again.
+        revision: Fingerprint of the model's files, and behind an @ their commit at the hub; answers differ with it.
+        spec_decode_num_drafts: Times that a sequence verified drafts in a step; below, tokens verified, and accepted.
+        last_pulled: Highest stream sequence of the interactive requests that it was sent: those before it are out, too.
+        last_returned: The same of those that it has given back: that one, and those before it, may wait there again.
         last_resumed, last_resumed_returned: The same in the queue of what goes before it.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
         tasks: What the worker can do with a prompt.
@@ -260,8 +256,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
         features, adapters: What it understands that earlier versions do not, and has; gateways send nothing else.
-        services: What tenants were served here.
         prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
+        services: What it has served tenants.
     """
 
     worker: PeerName
@@ -374,7 +370,6 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)
 """What a decoder raises: besides msgspec's own, nesting that is too deep, and text that is not valid Unicode."""
-
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)
 _request_json_decoder = msgspec.json.Decoder(Request)

@@ -261,7 +261,8 @@ class BatchDriver:
         def read() -> BatchLine:
             fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
             now = services.clock.now()
-            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, watermark)
+            who = watermark, record.key, record.weight
+            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, *who)
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
         return await self._with_images(line)

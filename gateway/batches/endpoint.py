@@ -125,6 +125,8 @@ class BatchRoutes:
             output_expires_after_s=output_expires_after_s,
             models=None if principal.models is None else sorted(principal.models),
             max_priority=principal.max_priority,
+            key=principal.key_id,
+            weight=principal.weight,
             store=self.catalog.identity,
         )
 

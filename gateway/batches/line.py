@@ -121,6 +121,8 @@ def read_openai_line(
     deadline: float | None = None,
     now: float | None = None,
     watermark: str | None = None,
+    key: str = "",
+    weight: float = 1.0,
 ) -> BatchLine:
     """Return the jobs of a line; a bad line is a `BadRequestError` that names the field.
 
@@ -131,6 +133,8 @@ def read_openai_line(
         deadline: Unix seconds; None leaves it to the body.
         now: Unix seconds at the server; this machine's if not given.
         watermark: The tenant's secret, if its answers are marked.
+        key: Of whom they are within the tenant: keys are served in turns.
+        weight: Of the key.
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
@@ -151,7 +155,8 @@ def read_openai_line(
         raise BadRequestError(f"body: {error.message}", param, error.code or "invalid_value") from None
     _check_is_kept(generation)
     # A job without a deadline waits until a worker takes it.
-    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256], now=now)
+    names: dict[str, Any] = {"now": now, "key": key, "weight": weight}
+    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256], **names)
     for index, request in enumerate(requests):
         job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
         # The worker that takes it knows what its model's files advise.

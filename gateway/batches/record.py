@@ -86,6 +86,7 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         models: Those that the key may use; None for all.
         max_priority: Of its jobs; None for that of any job.
+        key, weight: Of the API key that made it.
         ends_as: The status that follows `finalizing`, or `cancelling`.
         times: Unix seconds at which each status began.
         store: Identity of the store with its files: gateways that have another one leave it alone.
@@ -109,6 +110,8 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
     output_expires_after_s: int | None = None
     models: list[str] | None = None
     max_priority: int | None = None
+    key: str = ""
+    weight: float = 1.0
     status: BatchStatus = "validating"
     ends_as: BatchStatus = "completed"
     times: dict[str, int] = {}

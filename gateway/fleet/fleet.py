@@ -61,8 +61,7 @@ class Fleet:
         self._own = own
         # When each model last had a worker.
         self._known_models: dict[str, float] = {}
-        # Those of the workers that each model had last: while all of them are away, requests that wait for them are
-        # read as they will be answered.
+        # Those of the workers that each model had last: while all are away, requests are read as they will be answered.
         self._traits: dict[str, _AnswerTraits] = {}
         # Models of whose workers something was heard that changes that.
         self._changed_models: set[str] = set()

@@ -29,7 +29,6 @@ from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSo
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
-from gpu_worker.consumer.peer_services import GatewayServiceBeat, PeerServices, ServiceBeat
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
@@ -107,13 +106,11 @@ class Consumer:
         self._withdrawing = asyncio.Lock()
         self._probes: Subscription | None = None
         self._drain_asked = drain_asked
-        self._services = PeerServices(source.model, time.monotonic())
-        self._decode_services = msgspec.msgpack.Decoder(ServiceBeat).decode
-        self._decode_gateway_services = msgspec.msgpack.Decoder(GatewayServiceBeat).decode
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._interactive_queues = InteractiveQueues(
             nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks
         )
+        self._own_subject = worker_subject(source.model, source.worker)
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
@@ -138,7 +135,6 @@ class Consumer:
         await self._nats.subscribe(drain_subject(self._source.worker), cb=self._receive_drain)
         begin = partial(self._interactive.take, may_wait=False)
         await self._affinity.start(begin, self._return, self._interactive_queues.wake)
-        self._own_subject = worker_subject(self._source.model, self._source.worker)
         await self._nats.subscribe(workers_filter(self._source.model), cb=self._receive_worker)
         self._tasks.every(INTERVAL_S, self.send_heartbeat, "heartbeats")
         self._tasks.every(self._limits.ack_wait_s / 3, self._report_progress, "progress of held messages")
@@ -242,7 +238,6 @@ class Consumer:
 
     async def send_heartbeat(self) -> None:
         """Publish the worker's state, unless NATS is away: a heartbeat that is sent later would be stale."""
-        self._engine.exchange_services(self._services.take())
         if not self._nats.is_connected or self._is_silent:
             return
         await self._nats.publish(*self._heartbeat())
@@ -266,8 +261,7 @@ class Consumer:
         self._interactive.gateways.restart(time.monotonic())
         replies = {held.request.reply for held in self._held if held.request.lane == "interactive"}
         subjects = {*self._outbox.replies, *(reply for reply in replies if reply is not None)}
-        found = self._subscribers.reconnected(subjects)
-        self._searches.spawn(self._greet_gateways(found), "search for subscribers of frames")
+        self._searches.spawn(self._greet_gateways(self._subscribers.reconnected(subjects)), "search for subscribers")
         self._interactive_queues.forget()
         self._batch_queue.forget()
 
@@ -304,8 +298,7 @@ class Consumer:
         self._probes = await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
 
     def _heartbeat(self) -> tuple[str, bytes]:
-        heartbeat = self._source.heartbeat(self._interactive_queues, self._metrics.metrics())
-        return worker_subject(heartbeat.model, heartbeat.worker), encode(heartbeat)
+        return self._own_subject, encode(self._source.heartbeat(self._interactive_queues, self._metrics.metrics()))
 
     async def _greet_gateways(self, found: AsyncIterator[None]) -> None:
         """Send what was kept for gateways that listen again, and a heartbeat, whenever some are found.
@@ -356,11 +349,8 @@ class Consumer:
         self._interactive_queues.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
-        now = time.monotonic()
-        self._interactive.gateways.note_heartbeat(message.subject, now)
-        if self._services.is_starting(now):
-            with contextlib.suppress(*UNDECODABLE):
-                self._services.note_gateway(self._decode_gateway_services(message.data), now)
+        self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
+        self._source.services.receive_gateway(message.data, time.monotonic())
 
     async def _answer_probe(self, message: Msg) -> None:
         if message.reply.startswith(_GATEWAY_INBOX):
@@ -385,8 +375,7 @@ class Consumer:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""
         if message.subject != self._own_subject:
             self._affinity.receive_beat(message.data)
-            with contextlib.suppress(*UNDECODABLE):
-                self._services.note(self._decode_services(message.data), time.monotonic())
+            self._source.services.receive(message.data, time.monotonic())
             return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)

@@ -16,6 +16,7 @@ from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
+from gpu_worker.consumer.peer_services import PeerServices
 from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
@@ -46,6 +47,7 @@ class HeartbeatSource:
         started: When this worker began, or came back to life last, in Unix seconds.
         earlier_lives: The times of `started` before.
         golden: Reads what golden probes have found; None without a baseline.
+        services: What others tell of the service that tenants have had.
     """
 
     worker: str
@@ -68,6 +70,10 @@ class HeartbeatSource:
     started: float = field(default_factory=time.time)
     earlier_lives: list[float] = field(default_factory=list)
     golden: Callable[[], GoldenReading | None] = lambda: None
+    services: PeerServices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.services = PeerServices(self.model, time.monotonic())
 
     def begin_life(self) -> None:
         """Count as another process from now on: what the worker held was lost."""
@@ -82,14 +88,13 @@ class HeartbeatSource:
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment."""
         stats = self.engine.stats
-        # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
-        num_encoding = sum(held.sequence is None for held in self.held)
+        self.engine.exchange_services(self.services.take())
         return Heartbeat(
             worker=self.worker,
             model=self.model,
             step=stats.step,
             running=stats.running,
-            waiting=stats.waiting + num_encoding,
+            waiting=stats.waiting + self._num_encoding,
             waiting_tokens=stats.waiting_tokens,
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
@@ -122,6 +127,11 @@ class HeartbeatSource:
             services=self.engine.services,
             adapters=tuple(AdapterBeat(each.name, each.digest) for each in self.adapters.all),
         )
+
+    @property
+    def _num_encoding(self) -> int:
+        """Prompts that are being encoded: they wait as much as those in the engine, which does not know them yet."""
+        return sum(held.sequence is None for held in self.held)
 
     def _with_golden(self, metrics: WorkerMetrics | None) -> WorkerMetrics | None:
         golden = self.golden()

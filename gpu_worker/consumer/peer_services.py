@@ -6,13 +6,15 @@ begins. How far tenants were ahead is taken over while this worker has just star
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
+import msgspec
 from msgspec import Struct
 
 from gpu_worker.core.fleet_service import HeardServices
 from shared.bounds import PeerName, UnixSeconds
-from shared.messages import Lane
+from shared.messages import UNDECODABLE, Lane
 from shared.services import Services, ServicesOfModels, TenantService
 
 ADOPT_S = 5.0
@@ -36,6 +38,10 @@ class GatewayServiceBeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     services: ServicesOfModels = {}
 
 
+_decode_beat = msgspec.msgpack.Decoder(ServiceBeat).decode
+_decode_gateway_beat = msgspec.msgpack.Decoder(GatewayServiceBeat).decode
+
+
 class PeerServices:
     """Owns the sums that were heard last. `now` is monotonic seconds."""
 
@@ -48,9 +54,16 @@ class PeerServices:
         self._ahead: dict[Lane, dict[str, float]] = {}
         self._tellers: set[str] = set()
 
-    def is_starting(self, now: float) -> bool:
-        """Whether this worker still takes over how far tenants are ahead."""
-        return now < self._adopt_until
+    def receive(self, data: bytes, now: float) -> None:
+        """Take note of another worker's heartbeat; what is none is ignored."""
+        with contextlib.suppress(*UNDECODABLE):
+            self.note(_decode_beat(data), now)
+
+    def receive_gateway(self, data: bytes, now: float) -> None:
+        """Take note of a gateway's heartbeat, while that matters; what is none is ignored."""
+        if now < self._adopt_until:
+            with contextlib.suppress(*UNDECODABLE):
+                self.note_gateway(_decode_gateway_beat(data), now)
 
     def note(self, beat: ServiceBeat, now: float) -> None:
         """Take note of another worker's heartbeat."""
@@ -70,12 +83,12 @@ class PeerServices:
         while len(self._sums) >= _MAX_PEERS:
             del self._sums[next(iter(self._sums))]
         self._sums[beat.worker] = beat.started, sums
-        if self.is_starting(now):
+        if now < self._adopt_until:
             self._adopt(f"worker {beat.worker}", beat.services)
 
     def note_gateway(self, beat: GatewayServiceBeat, now: float) -> None:
         """Take note of a gateway's heartbeat."""
-        if self.is_starting(now) and (services := beat.services.get(self._model)):
+        if now < self._adopt_until and (services := beat.services.get(self._model)):
             self._adopt(f"gateway {beat.gateway}", services)
 
     def take(self) -> dict[Lane, HeardServices]:

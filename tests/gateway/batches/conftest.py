@@ -140,7 +140,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "slow": create_key(file, tenant="slow", requests_per_minute=2)[1],
     }
     tenants = [f"tenant-{number}" for number in range(200)]
-    keys |= {tenant: create_key(file, tenant=tenant, reads_per_minute=10**9)[1] for tenant in tenants}
+    keys |= {tenant: create_key(file, tenant=tenant, reads_per_minute=10**9, weight=0.5)[1] for tenant in tenants}
     with NatsServer(tmp_path_factory.mktemp("nats")).running() as server:
         yield Place(server.url, directory, keys, iter(tenants))
 

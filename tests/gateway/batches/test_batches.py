@@ -13,6 +13,7 @@ import pytest
 from openai.types import Batch, Completion, CreateEmbeddingResponse
 from openai.types.responses import Response
 
+from gateway.admission.api_keys import list_keys
 from gateway.batches.drivers import MAX_OF_TENANT
 from gateway.batches.log import BatchLog
 from gateway.batches.record import BatchRecord
@@ -72,6 +73,22 @@ async def test_batch_is_computed_and_each_line_answered_once(client: openai.Asyn
     assert batch.usage is not None
     assert (batch.usage.input_tokens, batch.usage.output_tokens) == (64 * 3, 64 * 4)
     assert len(worker.computed) == len(set(worker.computed)) == 64
+
+
+async def test_jobs_of_lines_are_served_by_the_weight_of_their_key(
+    client: openai.AsyncOpenAI, place: Place, tenant: str, worker: EchoWorker
+) -> None:
+    asked: list[tuple[str, float]] = []
+
+    def answer(request: Request) -> BatchResult:
+        asked.append((request.key, request.weight))
+        return echo(request)
+
+    worker.answer = answer
+    batch = await ended(client, await submitted(client, jsonl([line(0, worker.model), line(1, worker.model)])))
+    assert batch.status == "completed"
+    (record,) = [each for each in list_keys(place.directory / "keys.json") if each.tenant == tenant]
+    assert asked == [(record.id, 0.5)] * 2
 
 
 async def test_lines_of_every_endpoint_are_answered_as_it_answers(

@@ -18,7 +18,7 @@ from gateway.errors import ApiError
 from gateway.responses.background import submit_job
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import BackgroundJob
-from gateway.responses.job_queue import _ASK_EVERY_S, _WORKER_ANSWERS_S, JobQueue, JobRef
+from gateway.responses.job_queue import _ASK_EVERY_S, _WORKER_ANSWERS_S, JobQueue, JobRef, Place
 from gateway.responses.log import ResponseLog, ResponseLogError, ResponseRecord
 from gateway.responses.store import ResponseStore
 from shared.direct_client import DirectClient
@@ -140,14 +140,22 @@ async def test_response_that_cannot_be_stored_leaves_no_job(batch: BatchWorker) 
         async def put(self, record: ResponseRecord) -> None:
             raise ResponseLogError("the disk is full")
 
-    jobs = JobQueue(cast("DirectClient", batch.nats), ServerClock())
+    published: list[Request] = []
+
+    class Jobs(JobQueue):
+        async def publish(self, request: Request) -> Place:
+            published.append(request)
+            return await super().publish(request)
+
+    jobs = Jobs(cast("DirectClient", batch.nats), ServerClock())
     store = ResponseStore(cast("ResponseLog", BrokenLog()), jobs)
     body = msgspec.json.encode({"model": batch.model, "input": "x", "background": True})
     generation = await ResponsesEndpoint(store, LargeBodies()).generation(body, Principal("key", "default"))
     js = batch.nats.jetstream()
     num_before = (await js.stream_info("HR_BATCH_default")).state.messages
     with pytest.raises(ApiError) as refusal:
-        await submit_job(store, generation, Caller("key", "default", [], body))
+        await submit_job(store, generation, Caller("key", "default", [], body, weight=0.5))
+    assert [(request.key, request.weight) for request in published] == [("key", 0.5)]
     assert (refusal.value.status, refusal.value.code) == (503, "response_log_unavailable")
     assert (await js.stream_info("HR_BATCH_default")).state.messages == num_before
     await batch.nats.flush()
