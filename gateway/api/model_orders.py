@@ -80,9 +80,11 @@ def _decoded(action: Action, content: bytes) -> tuple[ModelOrder, str | None]:
         where = msgspec.convert({"host": fields.pop("host", None)}, _Where)
         return msgspec.convert({**fields, "action": action, "type": "model_order"}, ModelOrder), where.host
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"{field_problem(error).sentence('the body')}.") from None
+        problem = field_problem(error)
+        message = f"{problem.sentence('the body')}."
+        raise ApiError(400, message, param=problem.field, code="invalid_value") from None
     except UNDECODABLE:
-        raise ApiError(400, "The body is no JSON object.") from None
+        raise ApiError(400, "The body is no JSON object.", code="invalid_value") from None
 
 
 def _listed(names: list[str]) -> str:

@@ -16,9 +16,10 @@ _HEAD = """\
 # Configuration
 
 Every setting is an option of its command and an environment variable; an option wins over its variable. A `HEADRACE_*`
-variable that nothing reads is refused, with the nearest name. Settings are resolved once, at start, and a bad one stops
-the process with one line that says what is allowed. `headrace COMMAND --help` prints the same. Whole numbers may have a
-unit: 4k is 4000, 4K and 4KiB are 4096, 8GB is 8000000000.
+variable that nothing reads is refused, with the nearest name. Options without a variable say what to do this time.
+Settings are resolved once, at start, and a bad one stops the process with one line that says what is allowed.
+`headrace COMMAND --help` prints the same. Whole numbers may have a unit: 4k is 4000, 4K and 4KiB are 4096, 8GB is
+8000000000.
 
 `headrace up` takes all settings of the gateway and the worker besides its own, except their addresses.
 """
@@ -51,7 +52,7 @@ def page() -> str:
             for inner in command.list_commands(ctx):
                 found = command.get_command(ctx, inner)
                 assert found is not None
-                if any(variable_of(parameter) for parameter in found.params):
+                if any(_row(parameter) for parameter in found.params):
                     parts.append("\n".join(_section(f"{name} {inner}", found)))
     return "\n".join(parts) + _OTHERS
 
@@ -71,9 +72,9 @@ def _section(name: str, command: click.Command) -> Iterator[str]:
 
 
 def _row(parameter: click.Parameter) -> tuple[click.Parameter, str] | None:
-    variable = variable_of(parameter)
-    if variable is None or not isinstance(parameter, click.Option):
+    if not isinstance(parameter, click.Option) or parameter.is_eager:
         return None
+    variable = variable_of(parameter)
     text, _, facts = (parameter.help or "").partition("  [")
     listed = [fact for fact in facts.rstrip("]").split("; ") if fact and fact != variable]
     default = next((fact.removeprefix("default ") for fact in listed if fact.startswith("default ")), "")
@@ -84,7 +85,8 @@ def _row(parameter: click.Parameter) -> tuple[click.Parameter, str] | None:
     if isinstance(parameter.metavar, str) and "|" in parameter.metavar:
         bounds.append("one of " + ", ".join(f"`{choice}`" for choice in parameter.metavar.split("|")))
     meaning = " ".join([text.strip(), *(f"({bound})" for bound in bounds)]).replace("|", "\\|").replace("\n", " ")
-    return parameter, f"| {options} | `{variable}` | {f'`{default}`' if default else ''} | {meaning} |"
+    cells = (options, f"`{variable}`" if variable else "", f"`{default}`" if default else "", meaning)
+    return parameter, f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ DOCS = ROOT / "ops" / "docs"
 
 def test_configuration_page_is_current() -> None:
     current = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    assert "| `--idle-s` |" in current, "options without a variable stand there too"
     assert page() == current, "run: python -m ops.docs_site.configuration > ops/docs/configuration.md"
 
 
