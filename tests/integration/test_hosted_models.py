@@ -216,6 +216,31 @@ def test_two_models_that_do_not_fit_take_turns(system: System) -> None:
         order(system, "unload", name)
 
 
+def test_two_models_that_are_always_busy_take_turns_and_retry_after_comes_true(system: System) -> None:
+    def starts(name: str) -> int:
+        return system.log.read_text().count(f"starting, for {name}")
+
+    names = ("busy-left", "busy-right")
+    for name in names:
+        order(system, "load", name, path="good", on_demand=True, idle_s=60, memory_bytes=NEED)
+    wait_for_state(system, "busy-left", "awake")
+    with load_on(lambda number: check(ask(system, "busy-left", f"left {number}")), 3) as left:
+        wait_for(lambda: len(left) > 3)
+        wait_for(lambda: shown(system, "busy-right")["num_ready"] == 0, 60)
+        refused, began = ask(system, "busy-right", "hurry", timeout=0.3), time.monotonic()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "waking")
+        check(ask(system, "busy-right", "patient"))
+        # A machine that does much else loads more slowly than it did before.
+        assert time.monotonic() - began < int(refused.headers["retry-after"]) + 20
+        with load_on(lambda number: check(ask(system, "busy-right", f"right {number}")), 3) as right:
+            before = {name: starts(name) for name in names}
+            wait_for(lambda: all(starts(name) >= before[name] + 2 for name in names), 120)
+            count = len(left), len(right)
+            wait_for(lambda: len(left) > count[0] and len(right) > count[1], 60)
+    for name in names:
+        order(system, "unload", name)
+
+
 def test_model_whose_files_are_bad_is_tried_once_and_its_requests_are_told(system: System) -> None:
     order(system, "load", "bad", path="broken", on_demand=True, memory_bytes=NEED // 2)
     waiting = ask(system, "bad", "x")

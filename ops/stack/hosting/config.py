@@ -27,7 +27,8 @@ class HostSettings(NatsFiles):
     )
     min_awake_s: float = setting(
         30.0,
-        "A model that was loaded on demand serves at least this long before it gives way.",
+        "A model that was loaded on demand serves at least this long before it gives way: at once when it is idle, and "
+        "else to a model whose requests have waited as long; batch jobs end nothing that serves people.",
         minimum=0,
         maximum=3600,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection
+from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
@@ -22,6 +23,13 @@ from shared.subjects import encode_name
 BATCH_INTERVAL_S = 2.0
 
 
+class Waiting(NamedTuple):
+    """How many requests wait for a model, and how many of them are batch jobs, for which no person waits."""
+
+    num: int = 0
+    num_batch: int = 0
+
+
 class Demand:
     """Counts waiting requests. The batch queues, one for each tenant, are looked at less often."""
 
@@ -30,9 +38,9 @@ class Demand:
         self._js = nats.jetstream()
         self._clock = asyncio.get_running_loop().time
         self._batch_at = float("-inf")
-        self._batch: Counter[str] = Counter()
+        self._batch: Counter[tuple[str, bool]] = Counter()
 
-    async def count(self, models: Collection[str]) -> dict[str, int]:
+    async def count(self, models: Collection[str]) -> dict[str, Waiting]:
         """Return how many requests wait in the queues of each model.
 
         Raises:
@@ -43,22 +51,24 @@ class Demand:
         try:
             waiting = await self._stored(INTERACTIVE_STREAM)
             if self._clock() - self._batch_at >= BATCH_INTERVAL_S:
-                batch: Counter[str] = Counter()
+                batch: Counter[tuple[str, bool]] = Counter()
                 for tenant in await batch_tenants(self._nats, next(iter(models))):
                     batch += await self._stored(batch_stream(tenant))
                 self._batch, self._batch_at = batch, self._clock()
         except (NatsError, OSError, ValueError) as error:
             raise DependencyError(f"NATS does not say what waits: {error!r}") from error
         waiting += self._batch
-        return {model: waiting[encode_name(model)] for model in models}
+        counts = {model: [waiting[encode_name(model), is_batch] for is_batch in (False, True)] for model in models}
+        return {model: Waiting(sum(found), found[True]) for model, found in counts.items()}
 
-    async def _stored(self, stream: str) -> Counter[str]:
-        """Return the number of messages of a queue by the token of their model."""
-        found: Counter[str] = Counter()
+    async def _stored(self, stream: str) -> Counter[tuple[str, bool]]:
+        """Return the number of messages of a queue by the token of their model, and whether they are batch jobs."""
+        found: Counter[tuple[str, bool]] = Counter()
         try:
             info = await self._js.stream_info(stream, subjects_filter="hr.req.>")
         except NotFoundError:
             return found
         for subject, count in (info.state.subjects or {}).items():
-            found[subject.split(".")[2]] += count
+            model, lane = subject.split(".")[2:4]
+            found[model, lane == "batch"] += count
         return found

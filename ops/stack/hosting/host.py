@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from ops.stack.child import Child
 from ops.stack.console import Console
 from ops.stack.hosting.config import HostSettings
-from ops.stack.hosting.demand import Demand
+from ops.stack.hosting.demand import Demand, Waiting
 from ops.stack.hosting.model_state import KnownModel, told_of
 from ops.stack.hosting.reconcile import Activity, decide
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
@@ -187,20 +187,15 @@ class Host:
             self._models[name] = KnownModel(Activity(active_at=self._clock()))
         return self._models[name]
 
-    def _reconcile(self, waiting: Mapping[str, int]) -> None:
+    def _reconcile(self, waiting: Mapping[str, Waiting]) -> None:
         now = self._clock()
         seen = [worker.seen() for worker in self._workers.values()]
         wanted = self._wishes.wanted()
         for name in self._models.keys() - wanted:
             del self._models[name]
         for name in wanted:
-            activity = self._model(name).activity
-            activity.waiting = waiting.get(name, 0)
-            if activity.waiting or any(each.busy for each in seen if each.model == name):
-                activity.active_at = now
-            runs = any(each.model == name and each.phase != "stopping" for each in seen)
-            waits = not runs and (activity.waiting > 0 or activity.asked)
-            activity.waits_since = min(activity.waits_since, now) if waits else float("inf")
+            own = [each for each in seen if each.model == name]
+            self._model(name).activity.note(*waiting.get(name, Waiting()), own, now)
         activities = {name: model.activity for name, model in self._models.items()}
         settings = self._settings
         decision = decide(

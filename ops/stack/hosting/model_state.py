@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ops.stack.hosting.config import HostSettings
-from ops.stack.hosting.reconcile import Activity
+from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish
-from ops.stack.hosting.worker_process import HostedWorker
+from ops.stack.hosting.worker_process import DRAIN_S, HostedWorker
 from shared.hosted_models import HostedModel, HostedState
 
 # Starts that fail in a row until a model counts as failed.
@@ -63,7 +63,7 @@ def told_of(
         state=state,
         on_demand=wish.on_demand,
         num_ready=sum(worker.phase == "ready" for worker in current),
-        ready_in_s=round(_ready_in_s(wish, state, workers, settings, now), 2),
+        ready_in_s=round(_ready_in_s(wish, state, model.activity, workers, settings, now), 2),
         need_bytes=wish.need_bytes,
         error=model.error,
         load_s=wish.load_s,
@@ -87,7 +87,12 @@ def _state(wish: Wish, model: KnownModel, own: Sequence[HostedWorker], now: floa
 
 
 def _ready_in_s(
-    wish: Wish, state: HostedState, workers: Sequence[HostedWorker], settings: HostSettings, now: float
+    wish: Wish,
+    state: HostedState,
+    activity: Activity,
+    workers: Sequence[HostedWorker],
+    settings: HostSettings,
+    now: float,
 ) -> float:
     """Predict when a worker serves a request that comes now, from how long its last start took."""
     if state == "awake":
@@ -100,6 +105,23 @@ def _ready_in_s(
     budget = settings.host_memory_bytes
     if state == "stopping" or budget is None or used + wish.need_bytes <= budget:
         return load_s
-    others = [worker.seen() for worker in workers if worker.wish.name != wish.name]
-    awake_s = [settings.min_awake_s - (now - other.ready_at) for other in others if not other.busy]
-    return load_s + max(0.0, min(awake_s, default=UNKNOWN_ROOM_S))
+    others = [worker.seen() for worker in workers if worker.wish.name != wish.name and worker.wish.on_demand]
+    waited_s = max(0.0, now - activity.waits_since)
+    turns = sorted((_turn_s(other, waited_s, settings.min_awake_s, now), other.need_bytes) for other in others)
+    missing = used + wish.need_bytes - budget
+    for turn_s, freed in turns:
+        missing -= freed
+        if missing <= 0:
+            return load_s + turn_s
+    return load_s + UNKNOWN_ROOM_S
+
+
+def _turn_s(other: SeenWorker, waited_s: float, min_awake_s: float, now: float) -> float:
+    """Predict when another worker has given way to a model whose requests have waited for so long."""
+    if other.phase == "stopping":
+        return DRAIN_S if other.busy else 0.0
+    left_s = max(0.0, min_awake_s - (now - other.ready_at))
+    if other.serves_people:
+        left_s = max(left_s, min_awake_s - waited_s)
+    # Of a busy one, the whole time that it may take to drain: what is told must come true.
+    return left_s + DRAIN_S if other.busy else left_s

@@ -1,8 +1,9 @@
 """Which workers a host starts and stops now: a function of what it is to serve and what it sees.
 
 No clock, process or queue is touched here. Memory counts until a process has ended, so a host never has more workers
-than fit. A model that sleeps when idle gives way to another only while nothing runs or waits for it, and after
-`min_awake_s`: two models that do not fit beside each other take turns and never thrash.
+than fit. A model that sleeps when idle gives way to another after `min_awake_s`: at once while nothing runs or waits
+for it, and else to one whose requests have waited as long. So models that do not fit beside each other take turns, the
+one that has waited longest first, and never thrash.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
-    """A process; it is `ready` from its first heartbeat (`ready_at`) on, and `busy` while it has requests."""
+    """A process; it is `ready` from its first heartbeat (`ready_at`) on, and `busy` while it has requests.
+
+    No person waits for these where they are batch jobs alone (`only_batch`).
+    """
 
     id: str
     model: str
@@ -42,6 +46,12 @@ class SeenWorker:
     phase: Literal["loading", "ready", "stopping"]
     ready_at: float = math.inf
     busy: bool = False
+    only_batch: bool = False
+
+    @property
+    def serves_people(self) -> bool:
+        """Whether a person waits for some of what it has."""
+        return self.busy and not self.only_batch
 
 
 @dataclass(slots=True)
@@ -50,6 +60,7 @@ class Activity:
 
     Attributes:
         waiting: Requests in its queues.
+        batch: Those of them that are batch jobs, for which no person waits.
         active_at: When it last had work, or became ready; -inf when it is told to sleep.
         waits_since: Since when requests wait, or it is asked for, and no worker of it runs; inf while that is not so.
         asked: It is to be awake once, although nothing waits.
@@ -57,15 +68,33 @@ class Activity:
     """
 
     waiting: int = 0
+    batch: int = 0
     active_at: float = -math.inf
     waits_since: float = math.inf
     asked: bool = False
     may_start_at: float = -math.inf
 
+    def note(self, waiting: int, batch: int, workers: Sequence[SeenWorker], now: float) -> None:
+        """Take in how many requests wait, and what its workers do."""
+        self.waiting, self.batch = waiting, batch
+        if waiting or any(worker.busy for worker in workers):
+            self.active_at = now
+        runs = any(worker.phase != "stopping" for worker in workers)
+        waits = not runs and (waiting > 0 or self.asked)
+        self.waits_since = min(self.waits_since, now) if waits else math.inf
+
     @property
-    def turn(self) -> tuple[bool, float]:
-        """Whose turn it is: requests that wait go before a model that is only asked for, and the longest wait first."""
-        return not self.waiting, self.waits_since
+    def people(self) -> int:
+        """Requests in its queues for which people wait."""
+        return self.waiting - self.batch
+
+    @property
+    def turn(self) -> tuple[bool, bool, float]:
+        """Whose turn it is: people go before batch jobs, and these before a model that is only asked for.
+
+        Among equals the longest wait goes first.
+        """
+        return not self.people, not self.waiting, self.waits_since
 
 
 @dataclass(slots=True)
@@ -154,18 +183,29 @@ class _Host:
             self._used_bytes += want.need_bytes
 
     def _make_room(self, want: Wanted, missing: float) -> bool:
-        """Put idle models to sleep, least recently used first, if that frees `missing` bytes; else nothing.
+        """End models that may give way if that frees `missing` bytes; else nothing.
 
-        A model that is only asked for takes no room of one that was used within `min_awake_s`: who pays for no answer
-        must not keep those asleep who do.
+        First idle ones, least recently used first; where people wait, those with batch jobs alone are. Then busy ones,
+        longest awake first, whose workers drain; batch jobs never end what serves people. A model that is only asked
+        for takes no room of one that was used within `min_awake_s`: who pays for no answer must not keep those asleep
+        who do.
         """
-        idle_s = 0.0 if self._activity(want).waiting else self._min_awake_s
+        own = self._activity(want)
+        others = [other for other in self._wanted.values() if other.name != want.name and self._gives_way(other)]
+        idle_s = 0.0 if own.waiting else self._min_awake_s
+        is_busy = self._serves_people if own.people else self._has_work
+        candidates = [
+            other for other in others if not is_busy(other) and self._now - self._activity(other).active_at >= idle_s
+        ]
+        candidates.sort(key=lambda other: self._activity(other).active_at)
+        if own.waiting and self._now - own.waits_since >= self._min_awake_s:
+            busy = [other for other in others if is_busy(other) and (own.people or not self._serves_people(other))]
+            candidates += sorted(busy, key=lambda other: min(worker.ready_at for worker in self._alive(other)))
         victims: list[SeenWorker] = []
-        for other in sorted(self._wanted.values(), key=lambda other: self._activity(other).active_at):
+        for other in candidates:
             if sum(victim.need_bytes for victim in victims) >= missing:
                 break
-            if other.name != want.name and self._gives_way(other, idle_s):
-                victims += self._alive(other)
+            victims += self._alive(other)
         if sum(victim.need_bytes for victim in victims) < missing:
             self.decision.no_room.add(want.name)
             return False
@@ -173,18 +213,20 @@ class _Host:
             self._stop(victim)
         return True
 
-    def _gives_way(self, want: Wanted, idle_s: float) -> bool:
-        activity, alive = self._activity(want), self._alive(want)
-        if not want.on_demand or activity.waiting or activity.asked or want.name in self.decision.starts:
+    def _gives_way(self, want: Wanted) -> bool:
+        """Whether it has had its turn."""
+        alive = self._alive(want)
+        if not want.on_demand or self._activity(want).asked or want.name in self.decision.starts:
             return False
-        return (
-            bool(alive)
-            and self._now - activity.active_at >= idle_s
-            and all(
-                worker.phase == "ready" and not worker.busy and self._now - worker.ready_at >= self._min_awake_s
-                for worker in alive
-            )
+        return bool(alive) and all(
+            worker.phase == "ready" and self._now - worker.ready_at >= self._min_awake_s for worker in alive
         )
+
+    def _has_work(self, want: Wanted) -> bool:
+        return self._activity(want).waiting > 0 or any(worker.busy for worker in self._alive(want))
+
+    def _serves_people(self, want: Wanted) -> bool:
+        return self._activity(want).people > 0 or any(worker.serves_people for worker in self._alive(want))
 
     def _stop(self, worker: SeenWorker) -> None:
         self.decision.stops.append(worker.id)

@@ -77,10 +77,14 @@ class HostedWorker(ABC):
 
     def seen(self) -> SeenWorker:
         """Return it as decisions are made of it."""
-        busy = self.beat is not None and self.beat.running + self.beat.waiting > 0
+        num = num_batch = 0
+        if self.beat is not None:
+            num, metrics = self.beat.running + self.beat.waiting, self.beat.metrics
+            num_batch = 0 if metrics is None else metrics.running_batch + metrics.waiting_batch
         ready_at = self.started_at if self._ready_at is None else self._ready_at
         wish = self.wish
-        return SeenWorker(self.id, wish.name, wish.generation, wish.need_bytes, self.phase, ready_at, busy)
+        name, generation, need_bytes = wish.name, wish.generation, wish.need_bytes
+        return SeenWorker(self.id, name, generation, need_bytes, self.phase, ready_at, num > 0, num == num_batch)
 
     def note_heartbeat(self, beat: Heartbeat) -> float | None:
         """Take in a heartbeat; return, with the first, how long the start took."""

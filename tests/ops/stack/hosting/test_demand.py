@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nats
 
-from ops.stack.hosting.demand import Demand
+from ops.stack.hosting.demand import Demand, Waiting
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
@@ -19,11 +19,11 @@ async def test_job_that_was_published_past_the_gateways_counts_for_its_model_alo
         await ensure_streams(js, StreamLimits(), ["default", "woken-by"])
         sleeping, other = "org/sleeping by demand", "other by demand"
         subject = f"hr.req.{encode_name(sleeping)}"
-        assert await Demand(host).count([sleeping, other]) == {sleeping: 0, other: 0}
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(), other: Waiting()}
         await js.publish(f"{subject}.batch.woken-by", b"{}")
-        assert await Demand(host).count([sleeping, other]) == {sleeping: 1, other: 0}
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(1, 1), other: Waiting()}
         await js.publish(f"{subject}.interactive", b"{}")
-        assert await Demand(host).count([sleeping, other]) == {sleeping: 2, other: 0}
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(2, 1), other: Waiting()}
     finally:
         await publisher.close()
         await host.close()

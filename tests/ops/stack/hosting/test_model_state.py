@@ -1,9 +1,19 @@
-"""What becomes of a model whose workers end by themselves."""
+"""What becomes of a model whose workers end by themselves, and when one serves that has no room yet."""
 
 from __future__ import annotations
 
-from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, KnownModel
-from ops.stack.hosting.reconcile import Activity
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ops.stack.hosting.config import HostSettings
+from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, UNKNOWN_ROOM_S, KnownModel, told_of
+from ops.stack.hosting.reconcile import Activity, SeenWorker
+from ops.stack.hosting.wishes import Wish
+from ops.stack.hosting.worker_process import DRAIN_S
+from shared.config import resolve
 
 
 def test_failed_starts_are_repeated_with_growing_pauses_and_bad_settings_are_not() -> None:
@@ -26,3 +36,30 @@ def test_failed_starts_are_repeated_with_growing_pauses_and_bad_settings_are_not
         False,
         "no tokenizer",
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "waits_since", "room_s"),
+    [
+        ({"ready_at": 0.0}, math.inf, 0.0),
+        ({"ready_at": 95.0}, math.inf, 25.0),
+        # A busy one has its turn, gives way to one that has waited as long, and takes its time to drain.
+        ({"ready_at": 0.0, "busy": True}, math.inf, 30.0 + DRAIN_S),
+        ({"ready_at": 0.0, "busy": True}, 90.0, 20.0 + DRAIN_S),
+        ({"ready_at": 95.0, "busy": True}, 90.0, 25.0 + DRAIN_S),
+        ({"ready_at": 0.0, "busy": True}, 10.0, DRAIN_S),
+        ({"ready_at": 0.0, "busy": True, "only_batch": True}, 99.0, DRAIN_S),
+        ({"on_demand": False}, math.inf, UNKNOWN_ROOM_S),
+    ],
+)
+def test_model_without_room_tells_the_longest_time_until_another_has_given_way(
+    other: dict[str, Any], waits_since: float, room_s: float
+) -> None:
+    settings = resolve(HostSettings, {"host_memory_bytes": 10, "min_awake_s": 30.0}, {})
+    wish = Wish(name="m", path="/m", on_demand=True, need_bytes=6, load_s=2.0)
+    runs = Wish(name="other", path="/o", on_demand=other.pop("on_demand", True), need_bytes=6)
+    seen = SeenWorker("w", "other", 0, 6, "ready", **other)
+    worker = SimpleNamespace(wish=runs, phase="ready", seen=lambda: seen)
+    model = KnownModel(Activity(waiting=1, waits_since=waits_since), has_room=False)
+    told = told_of(wish, model, [cast("Any", worker)], settings, now=100.0)
+    assert (told.state, told.ready_in_s) == ("no_room", 2.0 + room_s)
