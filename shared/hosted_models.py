@@ -28,6 +28,7 @@ class HostedModel(Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_ready: Its workers that serve what it is now; not those that it replaces.
+        num_withheld: Those of them that take no requests: they are cordoned, or were withdrawn for wrong answers.
         ready_in_s: Predicted time until a worker serves a request that comes now; 0 while one does.
         need_bytes: Memory of one worker.
         error: Why it failed to start the last time; None when it did not.
@@ -41,6 +42,7 @@ class HostedModel(Struct, frozen=True, kw_only=True):
     state: HostedState
     on_demand: bool
     num_ready: NumRequests = 0
+    num_withheld: NumRequests = 0
     ready_in_s: Seconds = 0.0
     need_bytes: Counter = 0
     error: Sentence | None = None

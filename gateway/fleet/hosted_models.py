@@ -13,7 +13,10 @@ MAX_HOSTS = 1024
 # Of all hosts together: a login that may speak for hosts can make up models.
 MAX_MODELS = 1024
 
-_SHOWN = ("name", "path", "state", "on_demand", "num_ready", "ready_in_s", "need_bytes", "error", "load_s", "wakes")
+_SHOWN = (
+    *("name", "path", "state", "on_demand", "num_ready", "num_withheld", "ready_in_s", "need_bytes", "error"),
+    *("load_s", "wakes"),
+)
 # What a request may wait for, the best first.
 _COMING: tuple[HostedState, ...] = ("awake", "loading", "asleep", "stopping", "no_room", "failed")
 

@@ -17,7 +17,7 @@ def hosted_table(hosts: list[dict[str, Any]], *, whole_errors: bool = False) -> 
             printable_cell(model["name"]),
             printable_cell(host["host"]),
             model["state"],
-            str(model["num_ready"]),
+            _workers(model),
             "on demand" if model["on_demand"] else "always",
             _ready_in(model),
             f"{model['need_bytes'] / 1e9:.2f} GB" if model["need_bytes"] else "",
@@ -29,10 +29,16 @@ def hosted_table(hosts: list[dict[str, Any]], *, whole_errors: bool = False) -> 
     return aligned([_HEADS, *rows])
 
 
+def _workers(model: dict[str, Any]) -> str:
+    num_withheld = model.get("num_withheld", 0)
+    return f"{model['num_ready']}{f', {num_withheld} cordoned' if num_withheld else ''}"
+
+
 def _ready_in(model: dict[str, Any]) -> str:
-    """Return when it will serve: empty where it fails, and about so where no start has been timed."""
+    """Return when it will serve: empty where that is unknown, and about so where no start has been timed."""
+    is_withheld = 0 < model["num_ready"] == model.get("num_withheld", 0)
+    if model["state"] == "failed" or is_withheld:
+        return ""
     if model["state"] == "awake":
         return "now"
-    if model["state"] == "failed":
-        return ""
     return f"{'' if model['load_s'] else 'about '}{model['ready_in_s']:.1f} s"

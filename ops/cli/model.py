@@ -203,5 +203,7 @@ def _wait(operator: Endpoint, host: str, name: str) -> None:
         if model["error"] and model["num_ready"]:
             # Of one that could not be replaced, the old workers are there again.
             raise DependencyError(f"{name} cannot be started: {model['error']}")
+        if model["num_ready"] and model["num_ready"] == model.get("num_withheld", 0):
+            raise DependencyError(f"{name} is loaded, but its workers are cordoned: `headrace uncordon` them")
         if model["num_ready"]:
             return

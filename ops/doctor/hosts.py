@@ -38,6 +38,9 @@ async def host_findings(client: Client) -> list[Finding]:
 def _finding(beat: HostBeat) -> Finding:
     counts = Counter(model.state for model in beat.models)
     text = f"{beat.host}: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+    for model in beat.models:
+        if model.num_withheld:
+            text += f"; {model.name}: {model.num_withheld} of {model.num_ready} workers cordoned"
     wrong = [model for model in beat.models if model.state == "failed" or _waits_for_room(model)]
     if not wrong:
         return Finding("models", text)

@@ -353,5 +353,5 @@ def without_model(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in _OF_ONE_MODEL}
 
 
-def _states(beat: HostBeat) -> list[tuple[str, str, int]]:
-    return [(model.name, model.state, model.num_ready) for model in beat.models]
+def _states(beat: HostBeat) -> list[tuple[str, str, int, int]]:
+    return [(model.name, model.state, model.num_ready, model.num_withheld) for model in beat.models]

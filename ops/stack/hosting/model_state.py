@@ -56,13 +56,15 @@ def told_of(
     """Return what gateways are told of a model; `workers` are all of the host."""
     own = [worker for worker in workers if worker.wish.name == wish.name]
     current = [worker for worker in own if worker.wish.generation == wish.generation]
+    ready = [worker for worker in current if worker.phase == "ready"]
     state = _state(wish, model, own, now)
     return HostedModel(
         name=wish.name,
         path=wish.path,
         state=state,
         on_demand=wish.on_demand,
-        num_ready=sum(worker.phase == "ready" for worker in current),
+        num_ready=len(ready),
+        num_withheld=sum(worker.beat is not None and worker.beat.draining for worker in ready),
         ready_in_s=round(_ready_in_s(wish, state, model.activity, workers, settings, now), 2),
         need_bytes=wish.need_bytes,
         error=model.error,

@@ -96,3 +96,13 @@ def test_table_tells_no_guess_as_a_measurement_and_cuts_no_error_into_a_pipe() -
     assert "9.1" not in row(**failed)
     assert error in row(**failed, whole_errors=True)
     assert error not in row(**failed)
+    cordoned = row(state="awake", num_ready=2, num_withheld=2)
+    assert "2, 2 cordoned" in cordoned
+    assert "now" not in cordoned
+    assert "now" in row(state="awake", num_ready=2, num_withheld=1)
+
+
+def test_model_whose_workers_are_cordoned_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    cordoned = {"state": "awake", "num_ready": 1, "num_withheld": 1}
+    woken = run(monkeypatch, Operator(cordoned), "wake", "m")
+    assert "headrace uncordon" in str(woken.exception)

@@ -182,6 +182,12 @@ async def test_every_worker_that_is_heard_is_described(start_nats: Callable[...,
     ("model", "level", "text", "remedy"),
     [
         ({"state": "awake"}, Level.FINE, "h: 1 awake", ""),
+        (
+            {"state": "awake", "num_ready": 2, "num_withheld": 1},
+            Level.FINE,
+            "h: 1 awake; m: 1 of 2 workers cordoned",
+            "",
+        ),
         ({"state": "no_room", "on_demand": True}, Level.FINE, "h: 1 no_room", ""),
         ({"state": "no_room"}, Level.WARNING, "h: 1 no_room; m: no room", "HEADRACE_HOST_MEMORY_BYTES"),
         ({"state": "failed", "error": "bad"}, Level.WARNING, "h: 1 failed; m: bad", "`headrace model unload m`"),

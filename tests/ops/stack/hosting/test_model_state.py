@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, UNKNOWN_ROOM_S, KnownModel, told_of
@@ -14,6 +15,7 @@ from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.hosting.worker_process import DRAIN_S
 from shared.config import resolve
+from tests.gateway.fleet.test_fleet import BEAT
 
 
 def test_failed_starts_are_repeated_with_growing_pauses_and_bad_settings_are_not() -> None:
@@ -36,6 +38,14 @@ def test_failed_starts_are_repeated_with_growing_pauses_and_bad_settings_are_not
         False,
         "no tokenizer",
     )
+
+
+def test_workers_that_take_no_requests_are_told_apart() -> None:
+    wish = Wish(name="m", path="/m")
+    beats = (BEAT, replace(BEAT, draining=True), None)
+    workers = [cast("Any", SimpleNamespace(wish=wish, phase="ready", beat=beat)) for beat in beats]
+    told = told_of(wish, KnownModel(Activity()), workers, resolve(HostSettings, {}, {}), now=0.0)
+    assert (told.state, told.num_ready, told.num_withheld) == ("awake", 3, 1)
 
 
 @pytest.mark.parametrize(
