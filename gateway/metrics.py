@@ -30,6 +30,7 @@ REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "worker_dead",
             "gap",
             "handoff",
+            "prefilled",
             "silent",
             "waiting",
             "unclaimed",

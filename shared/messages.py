@@ -44,6 +44,7 @@ from shared.bounds import (
 )
 from shared.cache_hints import CacheHints
 from shared.conversation import ChatOptions, Messages
+from shared.disaggregation import KvReady, RoleNews
 from shared.media import Media
 from shared.pooling import Pooling, Task
 from shared.prefixes import PrefixNews
@@ -54,16 +55,6 @@ from shared.services import Services, ServicesOfModels
 from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
-POOLING_OPTIONS, TEXT_PARTS, BACKGROUND = "pooling_options", "text_parts", "background"
-LOGPROB_TOKENS, ADAPTERS, IMAGES, WATERMARK = "logprob_token_ids", "adapters", "images", "watermark"
-CACHE_HINTS = "cache_hints"
-# What a worker of this version understands beyond the first, besides `IMAGES`: queues, drains, and fields of requests.
-_OF_REQUESTS = (POOLING_OPTIONS, TEXT_PARTS, LOGPROB_TOKENS, WATERMARK, CACHE_HINTS)
-FEATURES = ("resumed", "drain", BACKGROUND, ADAPTERS, "cordon", *_OF_REQUESTS)
-BOUND_SEALS, SHORT_PIECES, JOURNAL = "bound_seals", "short_pieces", "journal"
-# The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams.
-GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL)
-
 Lane = Literal["interactive", "batch"]
 Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]
 Features = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)]
@@ -103,6 +94,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
+        ready: Where the KV of its prompt is, which the attempt before has computed.
     """
 
     id: RequestId
@@ -140,6 +132,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     media: Media = ()
     adapter: AdapterName | None = None
     cache_hints: CacheHints | None = None
+    ready: KvReady | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -183,7 +176,8 @@ class Finish(Struct, frozen=True, array_like=True):
     client), and `error_code` says why for machines; None with `failed` is a fault of ours (a 500). `stop` is the stop
     string or the stop token that ended the text, if one of the request's own did. `vector` is the answer to a request
     with `pooling`: numbers of 32 bits, little end first. `timing` is there when the sequence was computed to its end,
-    `receipt` (what the attempt took) whatever its end.
+    `receipt` (what the attempt took) whatever its end. `ready` with `handoff`: the prompt is computed, and
+    another worker is to go on.
     """
 
     reason: FinishReason
@@ -195,6 +189,7 @@ class Finish(Struct, frozen=True, array_like=True):
     vector: bytes | None = None
     timing: Timing | None = None
     receipt: Receipt | None = None
+    ready: KvReady | None = None
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -258,6 +253,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         features, adapters: What it understands that earlier versions do not, and has; gateways send nothing else.
         prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
         services: What it has served tenants.
+        roles: Its part in computing prompts and answers on different workers; None: it does both.
     """
 
     worker: PeerName
@@ -297,6 +293,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     prefixes: PrefixNews | None = None
     adapters: AdapterBeats = ()
     services: Services = {}
+    roles: RoleNews | None = None
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

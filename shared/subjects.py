@@ -2,6 +2,7 @@
 
 hr.req.<model>.interactive          shared interactive queue (stream `HR_INTERACTIVE`)
 hr.req.<model>.resumed              published again or suspected: these go before it (the same stream)
+hr.req.<model>_ready.resumed        computed elsewhere up to the first token, for workers that decode (the same stream)
 hr.req.<model>.batch.<tenant>       batch queue (stream `HR_BATCH_<tenant>`)
 hr.req.<model>.background.<tenant>  background responses, pulled as people's requests are (the same stream)
 hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
@@ -25,7 +26,7 @@ hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
 hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
-hr.drain.<worker>                   an operator drains a worker
+hr.drain.<worker>                   an operator drains or cordons a worker, or gives it a role
 hr.adapter.<worker>                 a gateway has a worker load or unload an adapter
 hr.gateway.<gateway>                gateway heartbeats
 hr.host.<host>                      what a host tells of its models
@@ -44,9 +45,10 @@ from shared.bounds import MAX_NAME_BYTES
 from shared.errors import ConfigError, InvalidNameError
 from shared.messages import Lane
 
-Queue = Lane | Literal["resumed", "background"]
-"""Where requests wait: those of people twice, since what had its turn before goes before what has not. So do batch
-requests: people wait for background responses, so these do not wait behind jobs."""
+Queue = Lane | Literal["resumed", "ready", "background"]
+"""Where requests wait: those of people twice, since what had its turn before goes before what has not, and a third time
+where their prompts are computed by workers of their own. So do batch requests: people wait for background responses, so
+these do not wait behind jobs."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9-]{1,128}")
 # Of each byte of a name.
@@ -120,6 +122,9 @@ def request_subject(model: str, queue: Queue, tenant: str) -> str:
     """Subject on which a request waits: shared by all workers of the model."""
     if queue in ("batch", "background"):
         return f"hr.req.{encode_name(model)}.{queue}.{encode_name(tenant)}"
+    if queue == "ready":
+        # Streams and permissions of earlier versions let it pass. No name of a model is encoded like this.
+        return f"hr.req.{encode_name(model)}_ready.resumed"
     return f"hr.req.{encode_name(model)}.{queue}"
 
 
@@ -154,7 +159,10 @@ def adapter_subject(worker: str) -> str:
 
 
 def drain_subject(worker: str) -> str:
-    """Subject on which one worker is told to drain (b""), b"cordon" or b"uncordon", and answers that it does."""
+    """Subject on which one worker is told to drain (b""), b"cordon", b"uncordon" or b"role prefill".
+
+    It answers b"", or why it does not.
+    """
     return f"hr.drain.{encode_name(worker)}"
 
 

@@ -13,7 +13,8 @@ from nats.errors import Error as NatsError
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply
-from shared.messages import ADAPTERS, UNDECODABLE, Heartbeat, encode
+from shared.features import ADAPTERS
+from shared.messages import UNDECODABLE, Heartbeat, encode
 from shared.subjects import adapter_subject
 
 Body = TypeVar("Body", bound=Struct)

@@ -17,7 +17,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
 from shared.errors import prompt_too_long
-from shared.messages import CACHE_HINTS, IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
+from shared.features import CACHE_HINTS, IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, with_advice
 

@@ -38,7 +38,7 @@ from gateway.generation import ImageSource
 from gateway.media.intake import ImageIntake
 from gateway.metrics import GatewayMetrics
 from gateway.streams.dialect import Dialect
-from shared.messages import IMAGES
+from shared.features import IMAGES
 from shared.tokenizer_calls import TokenizeCall, TokenizerCall, TokenizerReply
 
 

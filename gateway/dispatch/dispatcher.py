@@ -19,11 +19,12 @@ from nats.js import JetStreamContext
 
 from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.moves import Reason
 from gateway.dispatch.nats_watch import NatsWatch
 from gateway.dispatch.poison import Quarantine
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.queue_streams import QueueStreams
-from gateway.dispatch.recovery import Reason, Recovery
+from gateway.dispatch.recovery import Recovery
 from gateway.dispatch.revoker import Revoker
 from gateway.dispatch.sinks import ScoredSink, Sink
 from gateway.dispatch.sweep import Prober, Sweep
@@ -39,8 +40,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.telemetry.answer_counts import Ending as AnswerEnding
 from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
+from shared.disaggregation import KvReady
+from shared.features import GATEWAY_FEATURES
 from shared.hosted_models import ModelOrder
-from shared.messages import GATEWAY_FEATURES, Delta, Finish, GatewayHeartbeat, Request, encode
+from shared.messages import Delta, Finish, GatewayHeartbeat, Request, encode
 from shared.nats_connection import SEND_ERRORS, is_clustered
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
@@ -126,7 +129,7 @@ class Dispatcher:
         own = OwnRequests(self._flights.unshown, self._flights.awaited)
         self.fleet = Fleet(gateway, fleet_limits or FleetLimits(), own, self._lose_worker, self._worker_reconnected)
         answers = (self._stored, self._refused, self._miss_stream)
-        self._publisher = Publisher(nats, self.fleet.takers_of_resumed, self._is_within_share, *answers)
+        self._publisher = Publisher(nats, self.fleet, self._is_within_share, *answers)
         self._heartbeats = HeartbeatReceiver(self.fleet, self._flights.note_heartbeat)
         self.nats_watch = NatsWatch(nats)
         self._prober = Prober(nats, self.fleet.liveness)
@@ -296,9 +299,12 @@ class Dispatcher:
         """Dispatch a lost attempt again."""
         self._recovery.lose(flight, reason, why)
 
-    def hand_over(self, flight: Flight) -> None:
-        """Dispatch a request that its worker gives back to another one."""
-        self._recovery.move([flight], "handoff")
+    def hand_over(self, flight: Flight, ready: KvReady | None) -> None:
+        """Dispatch a request that its worker gives back to another one, which finds the KV of its prompt as `ready`."""
+        if ready is not None and (ready.request, ready.epoch) != (flight.id, flight.epoch):
+            ready = None
+        flight.ready = ready
+        self._recovery.move([flight], "handoff" if ready is None else "prefilled")
 
     def disconnected(self) -> None:
         """Take note that NATS is away."""

@@ -22,9 +22,11 @@ import msgspec
 from nats.aio.msg import Msg
 
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.recovery import Reason, timeout_error
+from gateway.dispatch.moves import Reason
+from gateway.dispatch.recovery import timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
+from shared.disaggregation import KvReady
 from shared.log_limit import LogLimit
 from shared.media import IMAGE_NOT_FOUND
 from shared.messages import UNDECODABLE, Delta, Finish, Frame, Request, Usage
@@ -43,8 +45,8 @@ class Endings(Protocol):
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
         """The attempt is lost: dispatch another."""
 
-    def hand_over(self, flight: Flight) -> None:
-        """The worker gives the request back: dispatch it to another."""
+    def hand_over(self, flight: Flight, ready: KvReady | None) -> None:
+        """The worker gives the request back: dispatch it to another, which finds the KV of its prompt as `ready`."""
 
     def complete(self, flight: Flight, delta: Delta) -> None:
         """The flight is finished: deliver its last delta."""
@@ -190,7 +192,7 @@ class FrameReceiver:
         elif finish.reason == "handoff":
             if delta.token_ids or delta.text:
                 flight.sink.deliver(msgspec.structs.replace(delta, finish=None))
-            self._endings.hand_over(flight)
+            self._endings.hand_over(flight, finish.ready)
         elif finish.reason == "expired" and flight.expires_at is not None and now < flight.expires_at - EARLY_S:
             self._endings.lose(
                 flight, "early", f"by the clock of {flight.worker or 'its worker'} its deadline has passed"

@@ -16,8 +16,10 @@ import msgspec
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
+from shared.disaggregation import KvReady
 from shared.messages import Request, Usage
 from shared.receipt import Receipt
+from shared.subjects import Queue
 from shared.timeline import MAX_SEQUENCES, Attempt
 
 _KEY_BYTES = 6
@@ -113,7 +115,8 @@ class Flight(_Progress):
         emitted: Tokens received so far, over all attempts.
         worker: Holder of the request in this epoch; None while it is unclaimed.
         has_begun: A worker has claimed it, in this epoch or an earlier one.
-        is_resumed: This epoch's message is in the queue of what goes before new requests.
+        queue: Where this epoch's message is.
+        ready: Where the KV of its prompt is, for the epoch after the one that has computed it.
         stream_seq: JetStream sequence of this epoch's message, once acknowledged.
         was_stored: The queue has acknowledged a message of it, of whatever epoch.
         ack: Inbox subject on which this epoch's publication is still to be acknowledged.
@@ -142,7 +145,8 @@ class Flight(_Progress):
     submitted_at: float = 0.0
     delivered_at: float | None = None
     has_begun: bool = False
-    is_resumed: bool = False
+    queue: Queue = "interactive"
+    ready: KvReady | None = None
     stream_seq: int | None = None
     was_stored: bool = False
     ack: str | None = None
@@ -227,6 +231,7 @@ class Flight(_Progress):
             return_prompt_token_ids=request.return_prompt_token_ids and not has_prompt_output,
             sampling=sampling,
             probation=self.probation,
+            ready=self.ready,
         )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from nats.aio.msg import Msg
 
@@ -19,7 +20,7 @@ from shared.direct_client import DirectClient
 from shared.messages import encode_request
 from shared.nats_connection import SEND_ERRORS
 from shared.publication import decode_ack
-from shared.subjects import request_subject
+from shared.subjects import Queue, request_subject
 
 RETRY_AFTER_S = 2.0
 MAX_SUBJECTS = 1000
@@ -32,13 +33,23 @@ _NO_LEADER = 10008
 _logger = logging.getLogger(__name__)
 
 
+class Takers(Protocol):
+    """The workers of a model, as far as they take requests from queues (`Fleet`)."""
+
+    def takers_of_resumed(self, model: str) -> tuple[int, int]:
+        """Count the live workers that know the queue of what goes first, and all live ones."""
+
+    def takes(self, model: str, queue: Queue) -> bool:
+        """Say whether a worker takes from a queue at present."""
+
+
 class Publisher:
     """Publishes attempts."""
 
     def __init__(
         self,
         nats: DirectClient,
-        takers_of_resumed: Callable[[str], tuple[int, int]],
+        fleet: Takers,
         is_within_share: Callable[[Flight], bool] = lambda flight: False,
         on_stored: Callable[[Flight, int, int], None] = lambda flight, epoch, seq: None,
         on_refused: Callable[[Flight, int, ApiError], None] = lambda flight, epoch, error: None,
@@ -48,14 +59,14 @@ class Publisher:
 
         Args:
             nats: A client of the gateway's.
-            takers_of_resumed: `Fleet.takers_of_resumed`.
+            fleet: Knows who takes from which queue.
             is_within_share: Whether others give way to a flight, because its tenant has less of a busy fleet.
             on_stored: Called with a flight, the epoch published and its stream sequence.
             on_refused: Called with a flight, the epoch published and the reason, when the queue did not take it.
             on_no_stream: Called with a flight and the epoch published when there is no stream, or none that is led.
         """
         self._nats = nats
-        self._takers_of_resumed = takers_of_resumed
+        self._fleet = fleet
         self._is_within_share = is_within_share
         self._loop = asyncio.get_running_loop()
         self._inbox = nats.new_inbox()
@@ -87,12 +98,17 @@ class Publisher:
         self._waiting[reply] = (flight, flight.epoch, now)
         flight.published_at = now
         flight.ack = reply
-        flight.is_resumed = self._goes_first(flight)
+        flight.queue = self._queue(flight)
         try:
             self._nats.send(self._subject(flight), payload, reply)
         except SEND_ERRORS as error:
             self.forget(flight)
             raise queue_unavailable() from error
+
+    def _queue(self, flight: Flight) -> Queue:
+        if flight.ready is not None and self._fleet.takes(flight.request.model, "ready"):
+            return "ready"
+        return "resumed" if self._goes_first(flight) else "interactive"
 
     def _goes_first(self, flight: Flight) -> bool:
         """Return whether a flight goes to the queue `resumed`, which every worker of its model must know of.
@@ -103,13 +119,13 @@ class Publisher:
         has_turn = flight.has_begun or flight.num_unclaimed > 0 or flight.probation > 0
         if not (has_turn or self._is_within_share(flight)):
             return False
-        takers, workers = self._takers_of_resumed(flight.request.model)
+        takers, workers = self._fleet.takers_of_resumed(flight.request.model)
         return takers == workers
 
     def _subject(self, flight: Flight) -> str:
         request = flight.request
-        if flight.is_resumed:
-            return request_subject(request.model, "resumed", request.tenant)
+        if flight.queue != "interactive":
+            return request_subject(request.model, flight.queue, request.tenant)
         subject = self._subjects.get(request.model)
         if subject is None:
             if len(self._subjects) >= MAX_SUBJECTS:

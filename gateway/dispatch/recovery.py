@@ -13,12 +13,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from gateway.dispatch import poison
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.moves import BLAMELESS, Reason
 from gateway.dispatch.poison import KnownPoison, ProbationQueue, Quarantine, kind_of
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.revoker import Revoker
@@ -28,13 +28,7 @@ from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
 from shared.background_tasks import BackgroundTasks
 from shared.server_clock import ServerClock
-
-Reason = Literal[
-    "worker_dead", "gap", "handoff", "silent", "waiting", "unclaimed", "nats_restart", "cancelled", "early"
-]
-
-# Moves for which no worker was at fault: the deadline is the only limit to them.
-_BLAMELESS: tuple[Reason, ...] = ("waiting", "unclaimed", "nats_restart")
+from shared.subjects import Queue
 
 _logger = logging.getLogger(__name__)
 
@@ -134,7 +128,7 @@ class Recovery:
         for flight in flights:
             if flight.num_produced:
                 flight.num_moves = 0
-            if reason not in _BLAMELESS:
+            if reason not in BLAMELESS:
                 flight.num_moves += 1
             if flight.num_moves > self._limits.max_moves:
                 why = f"No worker kept this request in {flight.num_moves} attempts."
@@ -165,7 +159,7 @@ class Recovery:
         if is_nats_late:
             return
         is_disturbed = self._fleet.liveness.is_disturbed(now)
-        pulled: dict[tuple[str, bool], tuple[int, int]] = {}
+        pulled: dict[tuple[str, Queue], tuple[int, int]] = {}
         waiting: dict[str, frozenset[int]] = {}
         failed: dict[str, bool] = {}
         self._move_from_queue_without_takers()
@@ -278,6 +272,8 @@ class Recovery:
             flight.request = msgspec.structs.replace(flight.request, deadline=deadline)
         flight.probation = poison.probation(flight)
         flight.is_held_back = False
+        if flight.ready is not None and flight.ready.epoch != flight.epoch:
+            flight.ready = None
         flight.epoch += 1
         flight.start = len(flight.emitted)
         self._publisher.forget(flight)
@@ -296,20 +292,26 @@ class Recovery:
                 self._fail(flight, queue_unavailable())
 
     def _move_from_queue_without_takers(self) -> None:
-        """Move what waits in the queue `resumed` of a model all of whose workers are of a version without it."""
-        waiting = [flight for flight in self._flights if flight.is_resumed and flight.worker is None]
-        takers = {model: self._fleet.takers_of_resumed(model) for model in {each.request.model for each in waiting}}
-        stranded = {model for model, (takers, workers) in takers.items() if workers and not takers}
-        self.move([each for each in waiting if each.request.model in stranded and not each.is_parked], "waiting")
+        """Move what waits in a queue that no live worker of its model takes from.
 
-    def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, bool], tuple[int, int]], now: float) -> None:
+        These are `resumed` where all are of a version without it, and `ready` where none decodes for others any more.
+        """
+        waiting = [each for each in self._flights if each.queue != "interactive" and each.worker is None]
+        for model, queue in {(each.request.model, each.queue) for each in waiting}:
+            takers, workers = self._fleet.takers_of_resumed(model)
+            has_takers = takers > 0 if queue == "resumed" else self._fleet.takes(model, queue)
+            if workers and not has_takers:
+                stranded = [each for each in waiting if (each.request.model, each.queue) == (model, queue)]
+                self.move([each for each in stranded if not each.is_parked], "waiting")
+
+    def _note_delivery(self, flight: Flight, pulled: dict[tuple[str, Queue], tuple[int, int]], now: float) -> None:
         """Find out whether an unclaimed request was sent to a worker. `pulled` is kept for the queues of a sweep.
 
         A suspect may have been given back to the queue, so that later requests prove nothing about it.
         """
         if flight.delivered_at is not None or flight.stream_seq is None or flight.probation:
             return
-        queue = flight.request.model, flight.is_resumed
+        queue = flight.request.model, flight.queue
         if queue not in pulled:
             pulled[queue] = self._fleet.pulled(*queue)
         last_returned, last_pulled = pulled[queue]

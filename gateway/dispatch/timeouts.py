@@ -90,7 +90,7 @@ class Timeouts:
             timeout_s = min(limits.claim_timeout_s, self._disturbed_timeout_s(flight) * 2**flight.num_disturbed)
         else:
             timeout_s = limits.claim_timeout_s * factor
-        return waited_s > timeout_s + grace_s and self._fleet.can_claim(flight.request.model)
+        return waited_s > timeout_s + grace_s and self._fleet.can_claim(flight.request.model, flight.queue)
 
     def has_lost_frames(self, flight: Flight, worker: str, now: float) -> bool:
         """Whether the last frames of a request were lost while NATS was away; none have come since.

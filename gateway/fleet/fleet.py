@@ -18,9 +18,11 @@ from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credib
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.last_services import LastServices
 from gateway.fleet.liveness import FleetLimits, Liveness
+from gateway.fleet.queue_takers import pulled_between, sees_empty_queue, takes
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
+from shared.subjects import Queue
 
 _T = TypeVar("_T", bound=Hashable)
 
@@ -238,15 +240,20 @@ class Fleet:
         queued_requests, queued_tokens = load.queued_requests + own[0], load.queued_tokens + own[1]
         return msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
 
-    def can_claim(self, model: str) -> bool:
-        """Whether some worker of a model has room and sees an empty queue: what still waits then is lost."""
-        return any(_sees_empty_queue(h) and h.running < h.max_num_seqs for h in self._takers(model))
+    def can_claim(self, model: str, queue: Queue = "interactive") -> bool:
+        """Whether some worker of a model has room and sees an empty queue: what still waits there then is lost."""
+        takers = [h for h in self._takers(model) if takes(h, queue)]
+        return any(sees_empty_queue(h) and h.running < h.max_num_seqs for h in takers)
+
+    def takes(self, model: str, queue: Queue) -> bool:
+        """Say whether a worker of a model takes from a queue at present."""
+        return any(takes(h, queue) for h in self._takers(model))
 
     def has_room_elsewhere(self, model: str, worker: str, num_tokens: int) -> bool:
         """Whether another worker of a model could run a sequence of `num_tokens` at once."""
         return any(
             h.worker != worker
-            and _sees_empty_queue(h)
+            and sees_empty_queue(h)
             and h.running < h.max_num_seqs
             and h.free_blocks * h.block_size > num_tokens
             for h in self._takers(model)
@@ -257,19 +264,13 @@ class Fleet:
         beats = [beat for beat in self.liveness.live() if beat.model == model]
         return sum("resumed" in beat.features for beat in beats), len(beats)
 
-    def pulled(self, model: str, is_resumed: bool) -> tuple[int, int]:
+    def pulled(self, model: str, queue: Queue) -> tuple[int, int]:
         """Return the stream sequences between which all requests of a queue are with some worker.
 
         The highest that a worker has given back: it, and those before it, may wait again. And the highest that a worker
-        was sent: those after it wait. `is_resumed`: the queue of what goes before new requests.
+        was sent: those after it wait.
         """
-        beats = [beat for beat in self.liveness.live() if beat.model == model]
-        if is_resumed:
-            numbers = [(beat.last_resumed_returned, beat.last_resumed) for beat in beats]
-        else:
-            numbers = [(beat.last_returned, beat.last_pulled) for beat in beats]
-        returned, sent = zip(*numbers, strict=True) if numbers else ((0,), (0,))
-        return max(returned), max(sent)
+        return pulled_between([beat for beat in self.liveness.live() if beat.model == model], queue)
 
     def waiting_for_prefix(self, model: str) -> frozenset[int]:
         """Return the stream sequences of a model's requests that wait in a worker for the holder of their prefix."""
@@ -373,10 +374,6 @@ class _AnswerTraits:
 
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
-
-
-def _sees_empty_queue(heartbeat: Heartbeat) -> bool:
-    return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
 
 
 def _trait_fields(heartbeat: Heartbeat) -> tuple[object, ...]:

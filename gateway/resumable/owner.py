@@ -30,8 +30,9 @@ from gateway.resumable.log import ERRORS, StreamLog, answering, unavailable
 from gateway.resumable.record import StreamHead, decode_requests
 from gateway.resumable.writer import LogWriter
 from shared.background_tasks import BackgroundTasks
+from shared.features import JOURNAL
 from shared.log_limit import LogLimit
-from shared.messages import JOURNAL, Request
+from shared.messages import Request
 
 # Running streams of a tenant that one process owns.
 MAX_OWNED = 1024

@@ -20,6 +20,7 @@ _WHY = {
     "worker_dead": "its worker died",
     "gap": "tokens of it were lost on the way",
     "handoff": "its worker gave it back",
+    "prefilled": "its prompt was computed, and another worker went on",
     "silent": "its worker was silent about it",
     "waiting": "it waited where another worker had room",
     "unclaimed": "no worker took it",

@@ -96,9 +96,11 @@ class AnswerWriter:
         # The engine has also counted drafts behind a stop string, which it does not know.
         num_accepted = min(sequence.num_accepted_tokens, num_output_tokens)
         num_rejected = sequence.num_drafted_tokens - num_accepted
-        usage = Usage(
-            sequence.num_prompt_tokens, num_output_tokens, sequence.num_cached_tokens, num_accepted, num_rejected
-        )
+        ready, num_cached = held.request.ready, sequence.num_cached_tokens
+        if ready is not None:
+            # Its prompt was computed for it by another worker.
+            num_cached = min(num_cached, ready.cached_tokens)
+        usage = Usage(sequence.num_prompt_tokens, num_output_tokens, num_cached, num_accepted, num_rejected)
         pooling = held.request.pooling
         if pooling is not None and reason == "length":
             # Its prompt is computed, which is all that was wanted.

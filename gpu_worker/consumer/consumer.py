@@ -25,10 +25,12 @@ from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
+from gpu_worker.consumer.handover import KvHandover, NoHandover
 from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
+from gpu_worker.consumer.operator_orders import OperatorOrders
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
@@ -41,7 +43,7 @@ from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.pause_detector import PauseDetector
 from shared.result_shares import PURGE_INTERVAL_S
 from shared.streams import StreamLimits, ensure_interactive_stream, ensure_record_streams
-from shared.subjects import ALL_GATEWAYS, cancel_subject, drain_subject, probe_subject, worker_subject, workers_filter
+from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject, workers_filter
 from shared.task_supervisor import TaskSupervisor
 from shared.usage_ledger import FLUSH_S
 from shared.worker_metrics import KvTierReading, RankReading
@@ -53,7 +55,6 @@ GATEWAY_CHECK_INTERVAL_S = 1.0
 SILENCE_S = 1.0
 """Time for which a worker that withdraws is silent: less than it takes to be missed by whoever supervises it."""
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
-_ADMIN_INBOX = f"{inbox_prefix('admin')}."
 
 _log = logging.getLogger(__name__)
 
@@ -79,11 +80,11 @@ class Consumer:
         experts: ExpertLoads | None = None,
         ranks: Callable[[], tuple[RankReading, ...]] = tuple,
         tiers: Callable[[], tuple[KvTierReading, ...]] = tuple,
+        handover: KvHandover | None = None,
     ) -> None:
         """Join the parts; nothing happens before `start`. `drain_asked` is set when an operator asks for a drain."""
         self._log_limit = LogLimit(_log)
-        self._nats = nats
-        self._js = nats.jetstream()
+        self._nats, self._js = nats, nats.jetstream()
         self._engine = engine
         self._source = source
         self._held = source.held
@@ -98,19 +99,18 @@ class Consumer:
         self._limits = limits
         self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
         self._tasks = tasks
-        self._is_closed = False
+        self._is_closed = self._is_cordoned = self._is_silent = False
         self._withdrawn: str | None = None
-        self._is_cordoned = False
-        self._is_silent = False
         self._num_withdrawals = 0
         self._withdrawing = asyncio.Lock()
         self._probes: Subscription | None = None
-        self._drain_asked = drain_asked
+        self._handover = handover or NoHandover()
+        orders = {b"": drain_asked.set, b"cordon": self.cordon, b"uncordon": self.uncordon}
+        self._orders = OperatorOrders(nats, source.worker, orders, self._handover.set_role)
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
-        self._interactive_queues = InteractiveQueues(
-            nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks
-        )
         self._own_subject = worker_subject(source.model, source.worker)
+        parts = (nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks)
+        self._interactive_queues = InteractiveQueues(*parts, self._handover.taken_queues)
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
@@ -132,7 +132,7 @@ class Consumer:
         await self._nats.subscribe(cancel_subject(self._source.model), cb=self._receive_cancel)
         await self._nats.subscribe(ALL_GATEWAYS, cb=self._receive_gateway)
         await self._answer_probes()
-        await self._nats.subscribe(drain_subject(self._source.worker), cb=self._receive_drain)
+        await self._orders.start()
         begin = partial(self._interactive.take, may_wait=False)
         await self._affinity.start(begin, self._return, self._interactive_queues.wake)
         await self._nats.subscribe(workers_filter(self._source.model), cb=self._receive_worker)
@@ -145,6 +145,7 @@ class Consumer:
         self._tasks.every(GPU_INTERVAL_S, self._metrics.refresh, "readings of the device")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")
+        self._handover.start(self._interactive, self._interactive_queues, self._tasks)
         await wait_for(queue, self._interactive_queues.start)
         self._batch_queue.start()
 
@@ -167,6 +168,8 @@ class Consumer:
                     self._batch.advance(held, delta)
                 else:
                     self._interactive.advance(held, delta)
+                if is_starting and held.prelude is None:
+                    self._handover.note_first_output(held)
             except Exception:
                 _log.exception("answer failed", extra=log_fields(held.request))
                 if self._held.is_current(held):
@@ -267,6 +270,7 @@ class Consumer:
 
     async def drain(self, timeout_s: float) -> None:
         """Stop pulling, let running requests finish for `timeout_s`, and give back the others."""
+        ends_at = time.monotonic() + timeout_s
         self._source.is_draining = True
         with contextlib.suppress(*SEND_ERRORS):
             await self.send_heartbeat()
@@ -280,6 +284,7 @@ class Consumer:
         for held in self._held:
             self._lane(held).give_back(held)
         self._outbox.flush()
+        await self._handover.drain(max(0.0, ends_at - time.monotonic()))
 
     async def close(self) -> None:
         """Send what is left, and stop."""
@@ -287,6 +292,7 @@ class Consumer:
         await self._tasks.close()
         await self._batch.close()
         await self._outbox.close()
+        self._handover.close()
 
     async def _ensure_records(self) -> None:
         what = "the streams of batch results and dead letters"
@@ -346,25 +352,18 @@ class Consumer:
             return
         self._interactive.cancel(cancel)
         self._batch.cancel(cancel)
+        self._handover.cancel(cancel)
         self._interactive_queues.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
         self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
         self._source.services.receive_gateway(message.data, time.monotonic())
+        self._handover.hear_gateway(message.subject, message.data)
 
     async def _answer_probe(self, message: Msg) -> None:
         if message.reply.startswith(_GATEWAY_INBOX):
             with contextlib.suppress(*SEND_ERRORS):
                 await self._nats.publish(message.reply, b"")
-
-    async def _receive_drain(self, message: Msg) -> None:
-        orders = {b"": self._drain_asked.set, b"cordon": self.cordon, b"uncordon": self.uncordon}
-        order = orders.get(message.data)
-        if order is None or not message.reply.startswith(_ADMIN_INBOX):
-            return
-        order()
-        with contextlib.suppress(*SEND_ERRORS):
-            await self._nats.publish(message.reply, b"")
 
     def _return(self, message: QueuedMessage) -> None:
         """Give a request back that has waited for its prefix."""
@@ -376,6 +375,7 @@ class Consumer:
         if message.subject != self._own_subject:
             self._affinity.receive_beat(message.data)
             self._source.services.receive(message.data, time.monotonic())
+            self._handover.hear_worker(message.data)
             return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
+
+from shared.features import READY
+from shared.messages import UNDECODABLE, Features
+
 # With a heartbeat and a review each second, the work of a dead gateway stops within five.
 SILENCE_S = 3.5
 # After so long, what a gateway had asked for is of no use even if it comes back: its clients have given up.
@@ -22,6 +27,13 @@ MAX_REMEMBERED = 10_000
 MEMORY_S = 120.0
 
 
+class _GatewayBeat(msgspec.Struct, frozen=True, tag="gateway"):
+    features: Features = ()
+
+
+_decode = msgspec.msgpack.Decoder(_GatewayBeat).decode
+
+
 class GatewayWatch:
     """When each gateway was last seen. One that was never seen is not silent. Times are monotonic seconds."""
 
@@ -29,6 +41,24 @@ class GatewayWatch:
         self._heard_at: dict[str, float] = {}
         # Silence in seconds of those that are silent, as of the latest review.
         self._silences: dict[str, float] = {}
+        # Those that know the queue `ready`.
+        self._knowing: set[str] = set()
+
+    def note_features(self, subject: str, data: bytes) -> None:
+        """Record what a gateway says that it understands; a message that is no heartbeat says nothing."""
+        name = subject.removeprefix(_SUBJECT_PREFIX)
+        try:
+            features = _decode(data).features
+        except UNDECODABLE:
+            features = ()
+        if READY in features and (name in self._knowing or len(self._knowing) < MAX_GATEWAYS):
+            self._knowing.add(name)
+        else:
+            self._knowing.discard(name)
+
+    def knows_ready(self, reply: str) -> bool:
+        """Say whether the gateway that gets its frames on this subject knows of requests whose prompt is computed."""
+        return reply.removeprefix(_REPLY_PREFIX) in self._knowing
 
     def note_heartbeat(self, subject: str, now: float) -> None:
         """Record a heartbeat; the last token of its subject is also the last token of the gateway's frame subject."""

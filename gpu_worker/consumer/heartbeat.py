@@ -14,6 +14,7 @@ from msgspec import structs
 from gpu_worker.adapters.loaded import LoadedAdapters
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
+from gpu_worker.consumer.handover import KvHandover
 from gpu_worker.consumer.held_request import HeldRequests
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.peer_services import PeerServices
@@ -21,8 +22,10 @@ from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.adapter_calls import AdapterBeat
+from shared.disaggregation import RoleNews
+from shared.features import FEATURES
 from shared.golden import GoldenReading
-from shared.messages import FEATURES, Heartbeat
+from shared.messages import Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.sampling import SamplingDefaults
@@ -48,6 +51,7 @@ class HeartbeatSource:
         earlier_lives: The times of `started` before.
         golden: Reads what golden probes have found; None without a baseline.
         services: What others tell of the service that tenants have had.
+        handover: The worker's part in computing prompts and answers on different workers; None: it does both.
     """
 
     worker: str
@@ -70,6 +74,7 @@ class HeartbeatSource:
     started: float = field(default_factory=time.time)
     earlier_lives: list[float] = field(default_factory=list)
     golden: Callable[[], GoldenReading | None] = lambda: None
+    handover: KvHandover | None = None
     services: PeerServices = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,10 +117,7 @@ class HeartbeatSource:
             spec_decode_num_drafts=stats.spec_decode_num_drafts,
             spec_decode_num_draft_tokens=stats.spec_decode_num_draft_tokens,
             spec_decode_num_accepted_tokens=stats.spec_decode_num_accepted_tokens,
-            last_pulled=queues.new.last_pulled,
-            last_returned=queues.new.last_returned,
-            last_resumed=queues.resumed.last_pulled,
-            last_resumed_returned=queues.resumed.last_returned,
+            **queues.numbers,
             max_prompt_characters=self.max_prompt_characters,
             tasks=self.tasks,
             chat_format=self.chat_format,
@@ -126,6 +128,16 @@ class HeartbeatSource:
             prefixes=self.affinity.news(),
             services=self.engine.services,
             adapters=tuple(AdapterBeat(each.name, each.digest) for each in self.adapters.all),
+            roles=self._roles(queues),
+        )
+
+    def _roles(self, queues: InteractiveQueues) -> RoleNews | None:
+        if self.handover is None:
+            return None
+        return self.handover.news(
+            is_withdrawn=self.is_draining or self.is_withdrawn,
+            last_ready=queues.ready.last_pulled,
+            last_ready_returned=queues.ready.last_returned,
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -58,8 +59,11 @@ class Intake:
         held: HeldRequests,
         capacity: PullCapacity,
         images: RequestImages | None = None,
+        fetch: Callable[[HeldRequest], Awaitable[None]] | None = None,
     ) -> None:
+        """Admit to the engine; `fetch` finds the KV of requests whose prompt another worker has computed."""
         self._images = images
+        self._fetch = fetch
         self._reader = reader
         self._encoder = encoder
         self._constraints = constraints
@@ -91,7 +95,7 @@ class Intake:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
             is_plain = not (prediction or held.request.media) and held.request.sampling.grammar is None
-            if is_short and is_plain:
+            if is_short and is_plain and (self._fetch is None or held.request.ready is None):
                 encoded = self._encode_now(held, prompt)
                 self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
             else:
@@ -117,6 +121,8 @@ class Intake:
                 prompt_ids, spans = self._images.expanded(held.request, prompt_ids)
                 images = await self._images.prepared(held.request, is_wanted)
             constraint = await self._constraints.constraint(held.request, is_wanted, in_reasoning=held.in_reasoning)
+            if self._fetch is not None:
+                await self._fetch(held)
             if self._held.is_current(held):
                 self._admit(held, lane, prompt_ids, prediction_ids, constraint, spans, images)
         except Exception as error:

@@ -25,6 +25,7 @@ from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
+from shared.disaggregation import KvReady
 from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
 from shared.messages import Cancel, Delta, Finish, Request
@@ -217,6 +218,10 @@ class InteractiveLane:
     def give_back(self, held: HeldRequest) -> None:
         """Let another worker do it: the gateway dispatches it again at once."""
         self.end(held, Finish("handoff"))
+
+    def hand_over(self, held: HeldRequest, ready: KvReady) -> None:
+        """Let a worker that decodes go on: the gateway dispatches it again, with the place of its KV."""
+        self.end(held, Finish("handoff", ready=ready))
 
     def end(self, held: HeldRequest, finish: Finish) -> None:
         """End a request with a delta that has no tokens."""

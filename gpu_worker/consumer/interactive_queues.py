@@ -1,20 +1,22 @@
-"""The two queues of people's requests, as one worker pulls from them.
+"""The queues of people's requests, as one worker pulls from them.
 
 What is published again had its turn, and does not wait behind those who came later: it has a queue of its own, from
 which is pulled first. So have a tenant's requests that has less than its share of a busy fleet, and suspects: while one
-is here or about to come, nothing new is pulled. Pulls of both wait at the server while there is room.
+is here or about to come, nothing new is pulled. Pulls wait at the server while there is room. A worker with a role
+pulls from some of the queues alone; the third one has what prefill workers have handed over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.direct_client import DirectClient
+from shared.disaggregation import PROMPT_QUEUES
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream
 from shared.subjects import Queue, request_subject
 from shared.task_supervisor import TaskSupervisor
@@ -23,7 +25,7 @@ from shared.task_supervisor import TaskSupervisor
 class InteractiveQueues:
     """Owns a pull queue for each.
 
-    `is_reserved` says that nothing new may begin, because of a suspect.
+    `is_reserved` says that nothing new may begin, because of a suspect; `taken` returns the queues to pull from.
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class InteractiveQueues:
         take: Callable[[QueuedMessage], bool],
         is_reserved: Callable[[], bool],
         tasks: TaskSupervisor,
+        taken: Callable[[], Collection[str]] = lambda: PROMPT_QUEUES,
     ) -> None:
         self._js = nats.jetstream()
         self._model = model
-        self._resumed_subject = request_subject(model, "resumed", "")
+        self._taken = taken
         self._limits = limits
+        self._is_draining = False
         self._capacity = capacity
 
         def pull_queue(queue: Queue, room: Callable[[], int]) -> PullQueue:
@@ -48,21 +52,38 @@ class InteractiveQueues:
         self._is_reserved = is_reserved
         self.resumed = pull_queue("resumed", self._room_for_resumed)
         self.new = pull_queue("interactive", self._room_for_new)
+        self.ready = pull_queue("ready", self._room_for_ready)
+        self._by_name: dict[Queue, PullQueue] = {
+            "resumed": self.resumed,
+            "interactive": self.new,
+            "ready": self.ready,
+        }
+        self._of_subject = {request_subject(model, name, ""): queue for name, queue in self._by_name.items()}
 
     @property
     def backlog(self) -> int:
-        """Requests left in both queues, as of the last deliveries."""
-        return self.resumed.backlog + self.new.backlog
+        """Requests left in the queues, as of the last deliveries."""
+        return sum([queue.backlog for queue in self._pulled])
 
     @property
     def knows_backlog(self) -> bool:
         """Whether `backlog` is known: a worker that has just started has not seen the queues."""
-        return self.resumed.knows_backlog and self.new.knows_backlog
+        return all(queue.knows_backlog for queue in self._pulled)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Return how far the queues of new and of resumed requests were pulled, in the fields of a heartbeat."""
+        return {
+            "last_pulled": self.new.last_pulled,
+            "last_returned": self.new.last_returned,
+            "last_resumed": self.resumed.last_pulled,
+            "last_resumed_returned": self.resumed.last_returned,
+        }
 
     @property
     def num_redelivered(self) -> int:
         """Requests received that NATS had delivered before."""
-        return self.resumed.num_redelivered + self.new.num_redelivered
+        return sum([queue.num_redelivered for queue in self._by_name.values()])
 
     async def start(self) -> None:
         """Begin to pull; may be called again after an error.
@@ -73,34 +94,55 @@ class InteractiveQueues:
         for queue in (self.resumed, self.new):
             if not queue.is_started:
                 await queue.start()
+        await self.start_ready()
+
+    async def start_ready(self) -> None:
+        """Begin to pull what prefill workers have handed over, once this worker takes it.
+
+        Raises:
+            DependencyError: The stream is missing and cannot be made.
+        """
+        if "ready" in self._taken() and not self.ready.is_started and not self._is_draining:
+            await self.ready.start()
 
     def note_returned(self, message: QueuedMessage) -> None:
         """Take note that a message is given back some time after it came."""
-        queue = self.resumed if message.subject == self._resumed_subject else self.new
-        queue.note_returned(message)
+        self._of_subject.get(message.subject, self.new).note_returned(message)
 
     def wake(self) -> None:
         """Look at the capacity again soon."""
-        self.resumed.wake()
-        self.new.wake()
+        for queue in self._by_name.values():
+            queue.wake()
 
     def forget(self) -> None:
         """Start over after a reconnect: the server may have lost pulls, consumers and the stream."""
-        self.resumed.forget()
-        self.new.forget()
+        for queue in self._by_name.values():
+            queue.forget()
 
     async def drain(self) -> None:
         """Stop pulling. Messages that are on their way go back to their queue at once."""
-        await asyncio.gather(self.resumed.drain(), self.new.drain())
+        self._is_draining = True
+        await asyncio.gather(*[queue.drain() for queue in self._by_name.values()])
 
     async def _ensure(self, queue: Queue) -> str:
         await ensure_interactive_stream(self._js, self._limits)
         return await ensure_consumer(self._js, self._model, queue, self._limits)
 
+    @property
+    def _pulled(self) -> list[PullQueue]:
+        return [self._by_name[name] for name in ("resumed", "interactive", "ready") if name in self._taken()]
+
+    def _room_for_ready(self) -> int:
+        return self._capacity.first(self.backlog) if "ready" in self._taken() else 0
+
     def _room_for_resumed(self) -> int:
-        return self._capacity.first(self.backlog)
+        return self._capacity.first(self.backlog) if "resumed" in self._taken() else 0
 
     def _room_for_new(self) -> int:
+        taken = self._taken()
+        if "interactive" not in taken or self._is_reserved():
+            return 0
         # After a restart of NATS, what waits to go first is not known before a pull for it is answered.
-        is_first = self.resumed.knows_backlog and not self.resumed.backlog
-        return self._capacity.interactive(self.backlog) if is_first and not self._is_reserved() else 0
+        first = [queue for name, queue in (("resumed", self.resumed), ("ready", self.ready)) if name in taken]
+        is_first = all(queue.knows_backlog and not queue.backlog for queue in first)
+        return self._capacity.interactive(self.backlog) if is_first else 0

@@ -84,6 +84,7 @@ class Engine:
         self._num_failed_steps = 0
         self._is_broken = False
         self._tiers = scheduler.tiers
+        self._leaving: list[tuple[Sequence, Callable[[Sequence], None]]] = []
         self.last_error: Exception | None = None
         self.counts = StepCounts()
 
@@ -131,6 +132,23 @@ class Engine:
         """Take in what other workers have served tenants, and return what this one tells of it."""
         return self._scheduler.exchange_services(heard)
 
+    def hand_over(self, sequence_id: str, done: Callable[[Sequence], None]) -> None:
+        """Drop a sequence as `abort` does, and call `done` when its blocks are given back and copied to lower tiers."""
+        sequence = self._scheduler.abort(sequence_id)
+        if sequence is not None:
+            self._leaving.append((sequence, done))
+            self._let_leave()
+
+    def _let_leave(self) -> None:
+        gone = [each for each in self._leaving if not each[0].block_table]
+        if not gone:
+            return
+        self._leaving = [each for each in self._leaving if each[0].block_table]
+        if self._tiers is not None:
+            self._tiers.flush()
+        for sequence, done in gone:
+            done(sequence)
+
     @property
     def sequences(self) -> list[Sequence]:
         """The sequences that have not finished, best first."""
@@ -144,6 +162,7 @@ class Engine:
         """Drop all sequences without events, and whatever is cached: the runner has lost it."""
         self._in_flight.clear()
         self._isolation = Isolation()
+        self._leaving.clear()
         self._scheduler = self._scheduler.emptied()
 
     @property
@@ -213,6 +232,8 @@ class Engine:
         if self._tiers is not None and not self.has_work():
             # No step follows that would do it.
             self._tiers.flush()
+        if self._leaving:
+            self._let_leave()
         return events
 
     def _undo(self, error: Exception) -> list[SequenceEvent]:
@@ -229,6 +250,7 @@ class Engine:
         suspect = self._isolation.split(self._scheduler.roll_back())
         if suspect is not None:
             self._fail_suspect(suspect, error)
+        self._let_leave()
         return self._scheduler.take_events()
 
     def _fail_suspect(self, sequence: Sequence, error: Exception) -> None:

@@ -127,6 +127,10 @@ class EngineThread:
         """Drop a sequence before the next step, if it is there; events of the step under way may still name it."""
         self._inbox.put(partial(self._engine.abort, sequence_id))
 
+    def hand_over(self, sequence_id: str, done: Callable[[Sequence], None]) -> None:
+        """Drop a sequence that another worker goes on with; `done` is called on the engine's thread (`Engine`)."""
+        self._inbox.put(partial(self._engine.hand_over, sequence_id, done))
+
     def stop(self, drain_s: float = 0.0) -> list[Sequence]:
         """End after the steps in flight, or when all work is done, at most `drain_s` seconds later; wait for the end.
 

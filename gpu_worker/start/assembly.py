@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gpu_worker.adapters.loaded import LoadedAdapters
 from gpu_worker.consumer.adapter_orders import AdapterOrders
@@ -19,8 +21,9 @@ from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.golden.prober import ProbeSizes
 from gpu_worker.consumer.golden.watch import TICK_S, GoldenSettings, GoldenWatch
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
+from gpu_worker.consumer.handover import KvHandover
 from gpu_worker.consumer.heartbeat import HeartbeatSource
-from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
 from gpu_worker.consumer.outbox import Outbox
@@ -32,6 +35,7 @@ from gpu_worker.consumer.request_images import RequestImages
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestReader
 from gpu_worker.consumer.result_store import ResultStore
+from gpu_worker.consumer.roles import Roles
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -46,8 +50,9 @@ from gpu_worker.text.model_tasks import ModelTasks
 from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
+from shared.disaggregation import Role
+from shared.features import FEATURES, IMAGES
 from shared.media_store import MediaStore
-from shared.messages import FEATURES, IMAGES
 from shared.prefixes import MAX_WAIT_S
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
 from shared.streams import StreamLimits
@@ -96,6 +101,7 @@ class Worker:
         image_memory_bytes: int = 1 << 30,
         prefix_wait_s: float = MAX_WAIT_S,
         watermark_tenants: tuple[str, ...] = (),
+        role: Role | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         self._nats, self._clock, self._watermark_tenants = nats, ServerClock(), watermark_tenants
@@ -107,17 +113,18 @@ class Worker:
         max_len, processor = sizes.max_model_len, _processor(setup)
         self._images = _images(nats, processor, max_len, image_memory_bytes)
         self._service = TokenizerService(nats, identity.model, max_len, tokenizer, encoder, self._clock, processor)
-        held = HeldRequests(None if observer is None else observer.removed)
+        self._observer, held = observer, HeldRequests(self._removed)
+        self._handover = self._make_handover(identity.worker, setup, role, held)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         reader = self._reader(identity, sizes, model, pooled, adapting.adapters)
-        intake = Intake(reader, self._encoder, self._constraints, self._engine, held, capacity, self._images)
+        sources = (encoder, self._constraints, self._engine, held, capacity, self._images, self._fetch())
+        intake = Intake(reader, *sources)
         self._orders = AdapterOrders(nats, identity.worker, self._engine, held, *adapting)
         subscribers = FrameSubscribers(nats, identity.worker)
         gpu, receipts = _metering(setup)
         batch = self._batch_lane(identity, nats, limits, model, intake, held, receipts)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
-        peers = PeerConnection(nats, identity.worker, identity.model, self._clock)
-        affinity = PrefixAffinity(peers, self._engine, capacity, sizes.block_size, prefix_wait_s)
+        affinity = self._make_affinity(identity, capacity, sizes.block_size, prefix_wait_s)
         parts = (intake, self._engine, held, open_outbox, batch.make_way, self._clock, affinity)
         interactive = InteractiveLane(*parts, receipts)
         self.consumer = Consumer(
@@ -133,11 +140,35 @@ class Worker:
             tasks=tasks,
             gpu=gpu,
             drain_asked=drain_asked or asyncio.Event(),
-            experts=setup.experts,
-            tiers=tuple if setup.tiers is None else setup.tiers.readings,
-            ranks=tuple if setup.group is None else setup.group.group.readings,
+            handover=self._handover,
+            **_readings(setup),
         )
         self._relay = self._make_relay(interactive.outbox.send_now, model.golden, source, sizes)
+
+    def _make_handover(
+        self, worker: str, setup: EngineSetup, role: Role | None, held: HeldRequests
+    ) -> KvHandover | None:
+        if role is None or setup.tiers is None or setup.tiers.transfer is None:
+            return None
+        return KvHandover(worker, setup.tiers.transfer, Roles(worker, role), self._engine, held)
+
+    def _make_affinity(
+        self, identity: Identity, capacity: PullCapacity, block_size: int, wait_s: float
+    ) -> PrefixAffinity:
+        peers = PeerConnection(self._nats, identity.worker, identity.model, self._clock)
+        return PrefixAffinity(peers, self._engine, capacity, block_size, wait_s, self._most_claimed)
+
+    def _removed(self, held: HeldRequest) -> None:
+        if self._handover is not None:
+            self._handover.removed(held)
+        if self._observer is not None:
+            self._observer.removed(held)
+
+    def _most_claimed(self) -> float:
+        return math.inf if self._handover is None else self._handover.roles.most_claimed
+
+    def _fetch(self) -> Callable[[HeldRequest], Awaitable[None]] | None:
+        return None if self._handover is None else self._handover.fetch
 
     def _reader(
         self,
@@ -229,6 +260,7 @@ class Worker:
             sampling_defaults=model.directory.sampling_defaults,
             features=FEATURES if self._images is None else (*FEATURES, IMAGES),
             adapters=adapters,
+            handover=self._handover,
         )
 
     def _batch_lane(
@@ -305,6 +337,13 @@ def _metering(setup: EngineSetup) -> tuple[GpuMonitor, ReceiptWriter]:
     gpu = GpuMonitor(setup.gpu_uuid)
     num_devices = 1 if setup.group is None else max(1, len(setup.group.group.readings()))
     return gpu, ReceiptWriter(num_devices, gpu.watts)
+
+
+def _readings(setup: EngineSetup) -> dict[str, Any]:
+    """Return what reads experts, tiers and ranks."""
+    tiers = tuple if setup.tiers is None else setup.tiers.readings
+    ranks = tuple if setup.group is None else setup.group.group.readings
+    return {"experts": setup.experts, "tiers": tiers, "ranks": ranks}
 
 
 def _images(

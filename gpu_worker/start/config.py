@@ -11,6 +11,7 @@ from pathlib import Path
 from gpu_worker.speculative.registry import RECIPES, describe_proposers, describe_weights
 from shared.audit import AUDIT_HELP
 from shared.config import setting
+from shared.disaggregation import ROLES
 from shared.formats import format_names
 from shared.nats_files import NatsFiles
 from shared.prefixes import MAX_WAIT_S
@@ -123,7 +124,7 @@ class WorkerConfig(NatsFiles):
         None,
         "Memory of the host, in bytes, that keeps the prefix cache besides the device's: what is overwritten there is "
         "brought back from it where that is faster than computing it again. Pinned with a GPU. If not given, 256 MB "
-        "with --kv-disk-path, else off.",
+        "with --kv-disk-path or --role, else off.",
         minimum=1,
     )
     kv_disk_path: str | None = setting(
@@ -142,6 +143,22 @@ class WorkerConfig(NatsFiles):
         "(`prompt_cache_retention`, `cache_control`); tenants divide it by their weights. 0: none.",
         minimum=0.0,
         maximum=0.9,
+    )
+    role: str | None = setting(
+        None,
+        "Part of this worker in computing prompts and answers on different workers: `prefill` hands requests over with "
+        "their first token, `decode` goes on with them, `both` does either. Without another worker that does the rest "
+        "each does all. Like --kv-host-bytes, needs memory of the host. Off if not given.",
+        choices=ROLES,
+    )
+    kv_address: str = setting(
+        "127.0.0.1", "HOST or HOST:PORT at which other workers fetch KV from this one, if it has a role."
+    )
+    kv_lease_s: float = setting(
+        60.0,
+        "Time for which the KV of a request that was handed over is kept for the worker that goes on with it.",
+        minimum=1,
+        maximum=3600,
     )
     prefix_wait_s: float = setting(
         MAX_WAIT_S,

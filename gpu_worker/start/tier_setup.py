@@ -35,9 +35,10 @@ def check_tiers(config: WorkerConfig) -> None:
     Raises:
         ConfigError: They are asked for.
     """
-    if config.kv_host_bytes is None and config.kv_disk_path is None:
+    asked = _asked_by(config)
+    if asked is None:
         return
-    variable = "HEADRACE_KV_DISK_PATH" if config.kv_host_bytes is None else "HEADRACE_KV_HOST_BYTES"
+    variable, value = asked
     problem = None
     if config.simulate is not None:
         problem = "a simulated engine keeps no keys and values"
@@ -48,7 +49,6 @@ def check_tiers(config: WorkerConfig) -> None:
     elif (needed := config.kv_host_bytes or STAGING_BYTES) > (free := free_host_bytes()):
         problem = f"{needed} bytes of memory are wanted, and {free} are free"
     if problem is not None:
-        value = config.kv_disk_path if config.kv_host_bytes is None else config.kv_host_bytes
         raise ConfigError(variable, f"is {value}, but {problem}")
 
 
@@ -58,20 +58,23 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     Raises:
         ConfigError: They cannot be built.
     """
-    if config.kv_host_bytes is None and config.kv_disk_path is None:
+    if _asked_by(config) is None:
         return None
     from gpu_worker.execution.memory.budget import shown_bytes
     from gpu_worker.execution.tiers.block_files import BlockFiles
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.host_tier import HostTier
     from gpu_worker.execution.tiers.open_store import open_store
+    from gpu_worker.execution.tiers.transfer import Transfer
 
     groups = runner.block_contents
     host = HostTier(groups, config.kv_host_bytes or STAGING_BYTES, config.kv_retained_share)
-    files = None
+    files = transfer = None
+    assert config.model is not None
+    make_maker = partial(_maker, Path(config.model), groups, _arithmetic(runner))
+    if config.role is not None:
+        transfer = Transfer(groups, runner.block_size, host, config.kv_address, config.kv_lease_s, make_maker)
     if config.kv_disk_path is not None:
-        assert config.model is not None
-        make_maker = partial(_maker, Path(config.model), groups, _arithmetic(runner))
         tokens = [runner.block_size] * (1 + len(runner.windows)) + [CHECKPOINT_TOKENS]
         store = open_store(config.kv_disk_path)
         files = BlockFiles(
@@ -84,7 +87,16 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
             config.kv_retained_share,
         )
     _log.info("KV blocks are kept in the host's memory: %s", shown_bytes(host.num_bytes))
-    return BlockTiers(groups, runner.block_size, host, files)
+    return BlockTiers(groups, runner.block_size, host, files, transfer)
+
+
+def _asked_by(config: WorkerConfig) -> tuple[str, object] | None:
+    """Return the setting that asks for tiers, and its value; None where none does."""
+    if config.kv_host_bytes is not None:
+        return "HEADRACE_KV_HOST_BYTES", config.kv_host_bytes
+    if config.kv_disk_path is not None:
+        return "HEADRACE_KV_DISK_PATH", config.kv_disk_path
+    return None if config.role is None else ("HEADRACE_ROLE", config.role)
 
 
 def _maker(model: Path, groups: list[BlockBytes], arithmetic: str) -> Maker:

@@ -42,6 +42,7 @@ from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
+from shared.disaggregation import as_role
 from shared.errors import ConfigError
 from shared.grammar import LlguidanceMissingError
 from shared.model_hub import hub_id, local_model
@@ -157,7 +158,7 @@ async def _run(
     nats = connecting.result()
     limits, memory_bytes = StreamLimits(), config.image_memory_bytes
     tenants = tuple(name.strip() for name in config.watermark_tenants.split(",") if name.strip())
-    own = (memory_bytes, config.prefix_wait_s, tenants)
+    own = (memory_bytes, config.prefix_wait_s, tenants, as_role(config.role))
     worker = Worker(identity, nats, setup, model, limits, observer, stopping, *own)
     events.consumer = worker.consumer
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.withdrawn)

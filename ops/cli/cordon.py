@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.worker_orders import OrderConfig, cordon
+from ops.cli.worker_orders import OrderConfig, give_order
 
 
 def run(config: OrderConfig, worker: str) -> int:
@@ -16,7 +16,7 @@ def run(config: OrderConfig, worker: str) -> int:
     show. Requests that it has begun end there, however long they take: `headrace drain` hands them over. Needs an
     administrator's credentials.
     """
-    cordon(config, worker, b"cordon")
+    give_order(config, worker, b"cordon")
     click.echo(f"{worker} takes no more requests")
     return 0
 

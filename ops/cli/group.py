@@ -72,6 +72,7 @@ _COMMANDS = (
     "drain",
     "cordon",
     "uncordon",
+    "role",
     "batch",
     "usage",
     "top",

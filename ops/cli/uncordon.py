@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.worker_orders import OrderConfig, cordon
+from ops.cli.worker_orders import OrderConfig, give_order
 
 
 def run(config: OrderConfig, worker: str) -> int:
@@ -13,7 +13,7 @@ def run(config: OrderConfig, worker: str) -> int:
 
     WORKER is the name that `headrace doctor` and the metrics show. Needs an administrator's credentials.
     """
-    cordon(config, worker, b"uncordon")
+    give_order(config, worker, b"uncordon")
     click.echo(f"{worker} takes requests")
     return 0
 

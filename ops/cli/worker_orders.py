@@ -83,28 +83,36 @@ async def order(client: Client, worker: str, content: bytes) -> None:
     """Tell a worker what to do, and wait until it says that it does.
 
     Raises:
-        DependencyError: It does not.
+        DependencyError: It does not answer, or says why it cannot.
     """
     from nats.errors import Error as NatsError
 
     from shared.subjects import drain_subject
 
     try:
-        await client.request(drain_subject(worker), content, timeout=ANSWER_S)
+        answer = await client.request(drain_subject(worker), content, timeout=ANSWER_S)
     except NatsError as error:
         problem = "NATS's permissions may be of an earlier version: see ops/nats/headrace.conf"
         raise DependencyError(f"{worker} does not answer ({error!r}); {problem}") from error
+    if answer.data:
+        raise DependencyError(f"{worker} does not: {answer.data.decode('utf-8', 'replace')}")
 
 
-def cordon(config: OrderConfig, worker: str, content: bytes) -> None:
-    """Cordon or uncordon a worker, as `content` says, and write it down."""
+def give_order(config: OrderConfig, worker: str, content: bytes, feature: str = "cordon") -> None:
+    """Cordon or uncordon a worker, or give it a role, as `content` says, and write it down.
+
+    Raises:
+        DependencyError: It is not heard, lacks the feature, or cannot.
+    """
     url = find_admin_nats(config.nats_url, config.state_dir)
     user = nats_login(config.nats_user, url, config)
-    with audited(config.audit_log, f"worker.{content.decode()}", nats_user=user, worker=worker):
-        asyncio.run(_cordon(config, url, worker, content))
+    name, _, value = content.decode().partition(" ")
+    values = {"role": value} if value else {}
+    with audited(config.audit_log, f"worker.{name}", nats_user=user, worker=worker, **values):
+        asyncio.run(_give_order(config, url, worker, content, feature))
 
 
-async def _cordon(config: OrderConfig, url: str, worker: str, content: bytes) -> None:
-    async with admin_client(url, f"headrace-{content.decode()}", config, ANSWER_S) as client:
-        await HeardWorkers(worker).find(client, "cordon", "knows drains alone")
+async def _give_order(config: OrderConfig, url: str, worker: str, content: bytes, feature: str) -> None:
+    async with admin_client(url, "headrace-order", config, ANSWER_S) as client:
+        await HeardWorkers(worker).find(client, feature, f"has no orders of the kind {feature!r}")
         await order(client, worker, content)

@@ -34,6 +34,11 @@ class UpConfig(HostSettings):
         "model if not given. The option may be given again, for workers of a further model.",
     )
     workers: int = setting(1, "Worker processes for each model; each loads it.", minimum=1, maximum=64)
+    roles: str | None = setting(
+        None,
+        "Roles of the workers of each model in turns, separated by commas (prefill,decode,decode): a worker computes "
+        "prompts, or goes on behind the first token, or does both. Off if not given.",
+    )
     gateways: int = setting(1, "Gateway processes that share the port.", minimum=1, maximum=64)
     simulate: float | None = setting(
         None,

@@ -22,6 +22,8 @@ from ops.stack.servers import find_nats_server, find_redis_server
 from ops.stack.state import StateDirectory, write_private
 from ops.stack.tenant_accounts import prepare
 from shared.config import resolve, variable_name
+from shared.disaggregation import ROLES
+from shared.errors import ConfigError
 from shared.nats_files import NatsFiles
 from shared.nats_url import check_url, with_login
 
@@ -236,7 +238,7 @@ def _worker_environs(
     config: UpConfig, models: Sequence[ModelChoice], settings: WorkerConfig, base: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
     """Yield each worker's environment; a name that was chosen for them gets a number where there are several."""
-    num_workers = config.workers * len(models)
+    num_workers, roles = config.workers * len(models), _roles(config)
     own = {} if config.simulate is None else {"HEADRACE_SIMULATE": f"{config.simulate:g}"}
     if num_workers > 1 and "HEADRACE_NUM_THREADS" not in base:
         # Engines with more threads than cores between them make each other wait in every operation.
@@ -248,7 +250,17 @@ def _worker_environs(
             environ.setdefault("HEADRACE_SERVED_MODEL_NAME", model.name)
         if settings.worker_id is not None and num_workers > 1:
             environ["HEADRACE_WORKER_ID"] = f"{settings.worker_id}-{index}"
+        if roles:
+            environ["HEADRACE_ROLE"] = roles[index % config.workers % len(roles)]
         yield environ
+
+
+def _roles(config: UpConfig) -> list[str]:
+    names = [] if config.roles is None else [name.strip() for name in config.roles.split(",")]
+    for name in names:
+        if name not in ROLES:
+            raise ConfigError("HEADRACE_ROLES", f"names {name[:40]!r}; a role is one of {', '.join(ROLES)}")
+    return names
 
 
 def _part(

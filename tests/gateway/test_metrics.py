@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.dispatch.dispatcher import Ending
-from gateway.dispatch.recovery import Reason
+from gateway.dispatch.moves import Reason
 from gateway.metrics import REASONS, GatewayMetrics, MetricsCollector, make_registry
 from shared.dead_letters import DeadReason
 from shared.histogram import Histogram

@@ -14,7 +14,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from shared.messages import IMAGES, Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
+from shared.features import IMAGES
+from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import close, connect
 from shared.pooling import Task
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_name, ensure_consumer, ensure_streams

@@ -6,6 +6,7 @@ it may not, and everything is pulled as if nobody held anything.
 
 from __future__ import annotations
 
+import math
 import time
 from asyncio import TimerHandle, get_running_loop
 from collections.abc import Callable
@@ -87,8 +88,12 @@ class PrefixAffinity:
         capacity: PullCapacity,
         block_size: int,
         max_wait_s: float = MAX_WAIT_S,
+        most_new: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Do nothing before `start`, nor after it if no request may wait at all."""
+        """Do nothing before `start`, nor after it if no request may wait at all.
+
+        What leaves more than `most_new()` tokens to compute is not claimed.
+        """
         self._peers = peers
         self._engine = engine
         self._max_wait_s = max_wait_s
@@ -96,7 +101,7 @@ class PrefixAffinity:
         self._held = HeldPrefixes(block_size, engine.is_cached)
         self._others = PeerPrefixes()
         self._waiting = WaitingRequests(self._held, self._others, engine, capacity, peers, max_wait_s)
-        self._claims = PrefixClaims(self._held, engine, capacity, peers)
+        self._claims = PrefixClaims(self._held, engine, capacity, peers, most_new)
         self._num_beats = 0
 
     async def start(

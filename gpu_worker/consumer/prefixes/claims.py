@@ -8,6 +8,7 @@ fuller by more than that beginning: else new conversations would leave the other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,7 +34,16 @@ class _Claim:
 class PrefixClaims:
     """Answers offers. Owns those that are remembered, and the claims that are not granted yet."""
 
-    def __init__(self, held: HeldPrefixes, engine: EngineState, capacity: PullCapacity, peers: Peers) -> None:
+    def __init__(
+        self,
+        held: HeldPrefixes,
+        engine: EngineState,
+        capacity: PullCapacity,
+        peers: Peers,
+        most_new: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """Answer the offers of `peers`; what has more than `most_new()` tokens to compute is declined."""
+        self._most_new = most_new
         self._held = held
         self._engine = engine
         self._capacity = capacity
@@ -91,6 +101,8 @@ class PrefixClaims:
         if held is None or self._begin is None or held.num_tokens <= offer.num_held:
             return "decline"
         num_new = max(0, offer.num_tokens - held.num_tokens)
+        if num_new > self._most_new():
+            return "decline"
         if held.is_shared and not self._is_no_fuller(offer, held.num_tokens, num_new):
             return "decline"
         stats = self._engine.stats
@@ -110,6 +122,8 @@ class PrefixClaims:
         """Whether a conversation that begins has more memory here, and would not wait for others."""
         stats, num_blocks = self._engine.stats, self._capacity.num_blocks_for(offer.num_tokens)
         is_idler = self._capacity.num_interactive <= offer.num_requests and stats.waiting_tokens <= offer.backlog
+        if offer.num_tokens > self._most_new():
+            return False
         is_emptier = self._engine.num_blank_blocks >= offer.num_blank + num_blocks
         return self._begin is not None and is_idler and is_emptier and self._capacity.can_claim(offer.num_tokens)
 

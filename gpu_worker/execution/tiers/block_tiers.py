@@ -1,4 +1,4 @@
-"""All tiers below the device's memory, as the scheduler sees them: the host's memory, then files.
+"""All tiers below the device's memory, as the scheduler sees them: the host's memory, other workers', then files.
 
 What becomes findable on the device is copied to the host's memory at once, and from there to files by other threads.
 So nothing has to be copied when the device needs the block, and what a killed process had computed is in files. A load
@@ -20,6 +20,7 @@ from gpu_worker.execution.memory.block_bytes import BlockBytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.host_tier import Batch, HostTier
 from gpu_worker.execution.tiers.loading import BlockLoad, Loader
+from gpu_worker.execution.tiers.transfer import Transfer
 from shared.worker_metrics import KvTierReading
 
 _log = logging.getLogger(__name__)
@@ -59,9 +60,16 @@ class BlockTiers:
     """
 
     def __init__(
-        self, groups: Values[BlockBytes], block_size: int, host: HostTier, files: BlockFiles | None = None
+        self,
+        groups: Values[BlockBytes],
+        block_size: int,
+        host: HostTier,
+        files: BlockFiles | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         self.prefill_rate = 0.0
+        self.transfer = transfer
+        self._peers = None if transfer is None else transfer.peers
         self._groups = groups
         self._block_size = block_size
         self._host = host
@@ -69,9 +77,9 @@ class BlockTiers:
         self._pending: list[dict[bytes, tuple[int, bytes]]] = [{} for _ in groups]
         self._salts: dict[bytes, bytes] = {}
         self._num_not_paying = 0
-        self._rates = {name: _Rate() for name in ("host", "files")}
+        self._rates = {name: _Rate() for name in ("host", "peer", "files")}
         self._lock = threading.Lock()
-        self._num_threads = 1 if files is None else 4
+        self._num_threads = 1 if files is None and transfer is None else 4
         self._loader = Loader(self._num_threads, self._load)
         self._batches: SimpleQueue[Batch] = SimpleQueue()
         threading.Thread(target=self._settle_batches, name="kv-store", daemon=True).start()
@@ -89,16 +97,24 @@ class BlockTiers:
             dropped=host.num_dropped,
             evicted=host.num_evicted,
         )
-        if self._files is None:
-            return (reading,)
-        rate = self._rates["files"]
-        return (reading, self._files.reading(rate.tokens, rate.loaded_bytes))
+        readings = [reading]
+        if self.transfer is not None:
+            rate = self._rates["peer"]
+            readings.append(self.transfer.reading(rate.tokens, rate.loaded_bytes))
+        if self._files is not None:
+            rate = self._rates["files"]
+            readings.append(self._files.reading(rate.tokens, rate.loaded_bytes))
+        return tuple(readings)
 
     def has(self, group: int, digest: bytes) -> bool:
         """Say whether the content is likely to be there."""
         if not self._groups[group].row_bytes:
             return True
-        return self._host.has(group, digest) or (self._files is not None and self._files.has(group, digest))
+        return (
+            self._host.has(group, digest)
+            or (self._peers is not None and self._peers.has(group, digest))
+            or (self._files is not None and self._files.has(group, digest))
+        )
 
     def pays(self, wanted: Iterable[tuple[int, bytes]], num_tokens: int) -> bool:
         """Compare the measured times of loading and of computing."""
@@ -106,7 +122,7 @@ class BlockTiers:
             return True
         seconds = 0.0
         for group, digest in wanted:
-            rate = self._rates["host" if self._host.knows(group, digest) else "files"].value
+            rate = self._rates[self._nearest(group, digest)].value
             seconds += self._groups[group].row_bytes / rate if rate else 0.0
         if seconds < num_tokens / self.prefill_rate:
             return True
@@ -175,8 +191,9 @@ class BlockTiers:
             self._files.spend(digests)
 
     def suspend(self) -> None:
-        """Read no files for a while."""
-        if self._files is not None:
+        """Fetch nothing more that was leased, as another worker may hang; if nothing was, read no files for a while."""
+        has_closed = self._peers is not None and self._peers.suspend()
+        if self._files is not None and not has_closed:
             self._files.suspend()
 
     def drain(self, timeout_s: float) -> None:
@@ -184,6 +201,11 @@ class BlockTiers:
         self.flush()
         if self._files is not None:
             self._files.drain(timeout_s)
+
+    def _nearest(self, group: int, digest: bytes) -> str:
+        if self._host.knows(group, digest):
+            return "host"
+        return "peer" if self._peers is not None and self._peers.has(group, digest) else "files"
 
     def _settle(self, batch: Batch) -> None:
         landed = self._host.settle(batch)
@@ -215,9 +237,12 @@ class BlockTiers:
             if row is not None:
                 has_arrived, name = load.write(number, partial(blocks.write, block, row, mark)), "host"
         if row is None:
-            if self._files is None or (row := self._files.read(group, digest, load.salt)) is None:
+            name, row = "peer", None if self._peers is None else self._peers.read(group, digest, load.salt)
+            if row is None and self._files is not None:
+                name, row = "files", self._files.read(group, digest, load.salt)
+            if row is None:
                 return
-            has_arrived, name = load.write(number, partial(blocks.write, block, row, mark)), "files"
+            has_arrived = load.write(number, partial(blocks.write, block, row, mark))
         if has_arrived:
             seconds = (time.monotonic() - started) / self._num_threads
             with self._lock:

@@ -57,7 +57,9 @@ class Maker:
         crc = zlib.crc32(payload)
         return self._header(group, digest, salt, len(payload), crc)
 
-    def payload(self, data: bytes, group: int, digest: bytes, salt: bytes, num_bytes: int) -> memoryview | None:
+    def payload(
+        self, data: bytes | bytearray, group: int, digest: bytes, salt: bytes, num_bytes: int
+    ) -> memoryview | None:
         """Return the content in a file, None where it is not the one of this name, or is not whole."""
         if len(data) != HEADER_BYTES + num_bytes:
             return None

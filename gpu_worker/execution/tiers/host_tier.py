@@ -38,6 +38,10 @@ class _Entry:
     is_filled: bool = False
 
 
+HeldRow = _Entry
+"""A row that is held by `HostTier.hold`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Contents on their way to their rows."""
@@ -166,6 +170,29 @@ class HostTier:
                 entry.num_pins -= 1
                 if entry.num_pins == 0 and self._entries[group].get(digest) is not entry:
                     self._free[group].append(entry.row)
+
+    def hold(self, digests: Iterable[bytes]) -> dict[tuple[int, bytes], HeldRow]:
+        """Keep the rows of contents, in all groups, until `let_go`: as many as are there, or on their way."""
+        held: dict[tuple[int, bytes], HeldRow] = {}
+        with self._lock:
+            for digest in digests:
+                for group, entries in enumerate(self._entries):
+                    if (entry := entries.get(digest)) is not None and (group, digest) not in held:
+                        entry.num_pins += 1
+                        held[group, digest] = entry
+        return held
+
+    def let_go(self, held: dict[tuple[int, bytes], HeldRow]) -> None:
+        """Let rows be used again that `hold` has kept."""
+        with self._lock:
+            for (group, digest), entry in held.items():
+                entry.num_pins -= 1
+                if entry.num_pins == 0 and self._entries[group].get(digest) is not entry:
+                    self._free[group].append(entry.row)
+
+    def num_bytes_of(self, held: Iterable[tuple[int, bytes]]) -> int:
+        """Return the bytes of contents."""
+        return sum(self._groups[group].row_bytes for group, _ in held)
 
     def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
         """Say whether a content that is pinned has not been forgotten."""

@@ -38,8 +38,9 @@ from gateway.fleet.fleet_load import OwnRequests
 from gateway.http1.handlers import AsgiHandler
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
+from shared.features import IMAGES
 from shared.hosted_models import HostBeat, HostedModel
-from shared.messages import IMAGES, Heartbeat, encode
+from shared.messages import Heartbeat, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply

@@ -30,9 +30,10 @@ from gateway.generation import Generation, Prompt, ToolUse
 from gateway.metrics import GatewayMetrics
 from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions
+from shared.features import FEATURES
 from shared.formats import Tool, ToolChoice
 from shared.grammar.checker import GrammarChecker
-from shared.messages import FEATURES, Delta, Finish, Heartbeat, Request
+from shared.messages import Delta, Finish, Heartbeat, Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling, SamplingDefaults
 from shared.server_clock import ServerClock

@@ -22,7 +22,8 @@ from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
 from shared.adapter_calls import AdapterOrder, AdapterReply
 from shared.errors import ConfigError
-from shared.messages import ADAPTERS, FEATURES, Heartbeat, encode
+from shared.features import ADAPTERS, FEATURES
+from shared.messages import Heartbeat, encode
 from shared.subjects import adapter_subject
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
 from tests.gateway.fleet.test_worker_needs import needs_of

@@ -21,7 +21,8 @@ from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, Prompt
 from gateway.metrics import GatewayMetrics
 from shared.errors import BadRequestError
-from shared.messages import FEATURES, WATERMARK, Request, decode_request, encode_request
+from shared.features import FEATURES, WATERMARK
+from shared.messages import Request, decode_request, encode_request
 from shared.pooling import Pooling
 from shared.sampling import Sampling
 from shared.watermark import derived_key

@@ -17,6 +17,7 @@ from gateway.dispatch.sweep import SWEEP_INTERVAL_S
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
+from shared.disaggregation import KvReady
 from shared.messages import Delta, Finish, Request, Timing, Usage
 from shared.nats_connection import connect
 from shared.sampling import Sampling
@@ -144,13 +145,29 @@ async def test_moved_stream_leaves_a_queue_that_no_worker_pulls_any_more(bench: 
     first, _sink, request = await bench.begun(2)
     await first.stop_pulling()
     await first.end(request, 2, Finish("handoff"))
-    await until(lambda: bench.flight.is_resumed and bench.flight.stream_seq)
+    await until(lambda: bench.flight.queue == "resumed" and bench.flight.stream_seq)
     older = await bench.worker("b", ("interactive",))
     first.is_beating = False
     await first.nats.close()
     attempt = await older.next_request()
     assert attempt.emitted == (*request.emitted, 0, 1)
     assert bench.moves == ["handoff", "waiting"]
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(0, "prefilled"), (7, "handoff")])
+async def test_a_computed_prompt_moves_with_the_place_of_its_kv_unless_that_is_stale(
+    bench: Bench, epoch: int, expected: str
+) -> None:
+    worker, sink, request = await bench.begun(2)
+    ready = KvReady(request.id, epoch, "w1", "0" * 32)
+    await worker.end(request, 2, Finish("handoff", ready=ready))
+    # No worker takes from the queue of those who decode.
+    moved = await worker.next_request()
+    assert (moved.emitted, moved.ready) == ((0, 1), ready if expected == "prefilled" else None)
+    assert bench.moves == [expected]
+    await worker.claim(moved)
+    await worker.end(moved, 2)
+    await sink.end()
 
 
 async def test_handoff_moves_the_request_at_once(bench: Bench) -> None:

@@ -14,12 +14,13 @@ from nats.aio.msg import Msg
 
 from gateway.dispatch.frames import EARLY_S, FrameReceiver, believable, most_prompt_tokens
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.recovery import Reason
+from gateway.dispatch.moves import Reason
 from gateway.errors import ApiError
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.stack.config import DEMO_MODEL
 from shared.conversation import ChatMessage, ChatOptions
+from shared.disaggregation import KvReady
 from shared.messages import Delta, Finish, FinishReason, Frame, Request, Timing, Usage, encode
 from tests.gateway.dispatch_bench import ListSink
 
@@ -37,6 +38,7 @@ class Received:
         self.kept: list[str | None] = []
         self.losses: list[str] = []
         self.handed_over: list[Flight] = []
+        self.ready: list[KvReady | None] = []
         self.completed: list[Flight] = []
         self.failed: list[Flight] = []
         self.errors: list[ApiError] = []
@@ -65,8 +67,9 @@ class Received:
     def lose(self, flight: Flight, reason: Reason, why: str) -> None:
         self.losses.append(reason)
 
-    def hand_over(self, flight: Flight) -> None:
+    def hand_over(self, flight: Flight, ready: KvReady | None) -> None:
         self.handed_over.append(flight)
+        self.ready.append(ready)
 
     def complete(self, flight: Flight, delta: Delta) -> None:
         self.completed.append(flight)
@@ -255,7 +258,9 @@ async def test_message_is_a_frame_or_dropped(received: Received) -> None:
 
 async def test_handover_delivers_its_tokens_without_the_end(received: Received) -> None:
     flight = received.held("a")
-    received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish("handoff"))]))
+    ready = KvReady("a", 0, "w", "0" * 32)
+    received.accept(Frame("w", 1, [Delta("a", 0, 2, (9,), "x", Finish("handoff", ready=ready))]))
+    assert received.ready == [ready]
     assert flight.emitted == [7, 8, 9]
     assert isinstance(flight.sink, ListSink)
     assert [delta.finish for delta in flight.sink.deltas] == [None]

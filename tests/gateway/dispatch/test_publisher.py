@@ -13,7 +13,8 @@ from gateway.dispatch import publisher as publisher_module
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.publisher import Publisher
 from gateway.errors import ApiError
-from shared.messages import Request
+from shared.disaggregation import KvReady
+from shared.messages import Request, decode_request
 from shared.subjects import request_subject
 from tests.gateway.dispatch_bench import ListSink
 
@@ -27,6 +28,7 @@ class Queue:
         self.refused: list[tuple[Flight, int, ApiError]] = []
         self.without_stream: list[tuple[Flight, int]] = []
         self.subscribed: dict[str, Any] = {}
+        self.taken = {"interactive", "resumed"}
         self.nats = SimpleNamespace(
             max_payload=10_000,
             is_connected=True,
@@ -36,12 +38,15 @@ class Queue:
         )
         self.publisher = Publisher(
             cast("Any", self.nats),
-            lambda model: (1, 1),
+            cast("Any", SimpleNamespace(takers_of_resumed=lambda model: (1, 1), takes=self._takes)),
             on_stored=lambda *told: self.stored.append(told),
             on_refused=lambda *told: self.refused.append(told),
             on_no_stream=lambda *told: self.without_stream.append(told),
         )
         self.publisher._loop = cast("Any", SimpleNamespace(time=lambda: 7.0))
+
+    def _takes(self, model: str, queue: str) -> bool:
+        return queue in self.taken
 
     async def _subscribe(self, subject: str, receive: object) -> None:
         self.subscribed[subject] = receive
@@ -179,7 +184,19 @@ async def test_what_had_its_turn_and_suspects_go_to_the_queue_that_is_pulled_fir
     resumed = request_subject("m", "resumed", "default")
     subjects = [request_subject("m", "interactive", "default"), resumed, resumed, resumed]
     assert [subject for subject, _, _ in queue.sent] == subjects
-    assert [each.is_resumed for each in flights] == [False, True, True, True]
+    assert [each.queue for each in flights] == ["interactive", "resumed", "resumed", "resumed"]
+
+
+@pytest.mark.parametrize(("taken", "expected"), [(True, "ready"), (False, "resumed")])
+async def test_what_was_computed_elsewhere_goes_to_those_who_decode(queue: Queue, taken: bool, expected: str) -> None:
+    if taken:
+        queue.taken.add("ready")
+    computed = flight("a", epoch=1, has_begun=True, ready=KvReady("a", 0, "w1", "0" * 32))
+    queue.publisher.publish(computed)
+    assert computed.queue == expected
+    ((subject, payload, _),) = queue.sent
+    assert subject == {"ready": "hr.req.m_ready.resumed", "resumed": "hr.req.m.resumed"}[expected]
+    assert decode_request(payload).ready == computed.ready
 
 
 async def test_subjects_that_are_remembered_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +214,6 @@ async def test_what_others_give_way_to_goes_first(queue: Queue, is_within_share:
     queue.publisher._is_within_share = lambda flight: is_within_share
     new = flight()
     queue.publisher.publish(new)
-    assert new.is_resumed is is_within_share
     kind = "resumed" if is_within_share else "interactive"
+    assert new.queue == kind
     assert [subject for subject, _, _ in queue.sent] == [request_subject("m", kind, "")]

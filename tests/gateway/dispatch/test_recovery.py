@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
+from gateway.dispatch.moves import Reason
 from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
-from gateway.dispatch.recovery import Reason, Recovery
+from gateway.dispatch.recovery import Recovery
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.fleet.deaths import Death
@@ -18,6 +19,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.resumption import MARGIN_S, NUM_STEPS
+from shared.disaggregation import KvReady, RoleNews
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
 from shared.server_clock import ServerClock
@@ -254,7 +256,7 @@ async def test_how_far_one_queue_was_pulled_says_nothing_of_the_other(moves: Mov
     new, resumed = moves.flight("a"), moves.flight("b", "w1")
     await moves.move([resumed], "handoff")
     assert (new.has_begun, resumed.has_begun) == (False, True)
-    new.stream_seq, resumed.stream_seq, resumed.is_resumed = 50, 60, True
+    new.stream_seq, resumed.stream_seq, resumed.queue = 50, 60, "resumed"
     moves.hear(now, last_pulled=40, last_resumed=60)
     moves.recovery.sweep(now)
     assert (new.delivered_at, resumed.delivered_at) == (None, now)
@@ -263,13 +265,55 @@ async def test_how_far_one_queue_was_pulled_says_nothing_of_the_other(moves: Mov
     assert new.delivered_at == now + 0.1
 
 
+READY = KvReady("a", 0, "w1", "0" * 32)
+
+
+async def test_the_place_of_its_kv_goes_with_the_next_attempt_alone(moves: Moves) -> None:
+    flight = moves.flight("a", "w1")
+    flight.ready = READY
+    await moves.move([flight], "prefilled")
+    assert flight.attempt().ready == READY
+    assert flight.num_moves == 0, "nobody was at fault"
+    await moves.move([flight], "worker_dead")
+    assert flight.attempt().ready is None
+
+
+async def test_what_no_worker_decodes_any_more_is_published_for_those_who_compute_prompts(moves: Moves) -> None:
+    flight = moves.flight("a", "w1")
+    flight.ready = READY
+    await moves.move([flight], "prefilled")
+    flight.queue = "ready"
+    moves.hear(0.0, roles=RoleNews("prefill"))
+    moves.hear(0.0, worker="w2", roles=RoleNews("decode", ("ready",)))
+    await moves.sweep(0.0)
+    assert flight.epoch == 1
+    moves.hear(0.1, worker="w2", roles=RoleNews("decode", ()))
+    await moves.sweep(0.1)
+    assert (flight.epoch, flight.ready) == (2, None)
+
+
+async def test_who_does_not_take_from_a_queue_says_nothing_of_what_waits_in_it(moves: Moves) -> None:
+    idle = {"waiting": 0, "running": 0}
+    flight = moves.flight("a", "w1")
+    flight.ready = READY
+    await moves.move([flight], "prefilled")
+    flight.queue, flight.stream_seq, flight.published_at = "ready", 10, 0.0
+    moves.hear(100.0, roles=RoleNews("prefill"), **idle)
+    moves.hear(100.0, worker="w2", running=8, roles=RoleNews("decode", ("ready",), last_ready=9))
+    await moves.sweep(100.0)
+    assert flight.epoch == 1, "the worker that decodes is full"
+    moves.hear(100.1, worker="w2", roles=RoleNews("decode", ("ready",), last_ready=10), **idle)
+    await moves.sweep(100.1)
+    assert flight.epoch == 2, "it has room, sees an empty queue, and has not claimed it"
+
+
 async def test_what_a_worker_may_have_given_back_is_not_taken_for_delivered(moves: Moves) -> None:
     now = 100.0
     before, after = moves.flight("a"), moves.flight("b")
     first, second = moves.flight("c", "w1"), moves.flight("d", "w1")
     await moves.move([first, second], "handoff")
     for number, flight in enumerate((before, after, first, second)):
-        flight.stream_seq, flight.is_resumed = 50 + number, flight.has_begun
+        flight.stream_seq, flight.queue = 50 + number, "resumed" if flight.has_begun else "interactive"
     sent = {"last_pulled": 51, "last_returned": 50, "last_resumed": 53, "last_resumed_returned": 52}
     moves.hear(now, **sent)
     moves.recovery.sweep(now)

@@ -12,7 +12,8 @@ from gateway.fleet import fleet as fleet_module
 from gateway.fleet.fleet import GATEWAY_SILENCE_S, MAX_GATEWAYS, MAX_WORKERS, MODEL_MEMORY_S, Fleet
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.liveness import FleetLimits
-from shared.messages import FEATURES, GatewayHeartbeat, Heartbeat
+from shared.features import FEATURES
+from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
 from shared.worker_metrics import RankReading, WorkerMetrics
 

@@ -24,6 +24,7 @@ from gpu_worker.start.engine_setup import build_engine
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.disaggregation import as_role
 from shared.messages import BatchResult, Cancel, Delta, Frame, Heartbeat, Request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
@@ -240,7 +241,8 @@ async def start_worker(
     nats = await connect(url, role="worker", name=name, on_disconnect=lost, on_reconnect=back)
     identity = Identity(name, model, "revision")
     served = ServedModel(directory, tokenizer, TASKS, golden)
-    own = {"prefix_wait_s": config.prefix_wait_s, "image_memory_bytes": config.image_memory_bytes}
+    own: dict[str, Any] = {"prefix_wait_s": config.prefix_wait_s, "image_memory_bytes": config.image_memory_bytes}
+    own["role"] = as_role(config.role)
     worker = Worker(identity, nats, setup, served, limits or StreamLimits(), **own)  # type: ignore[arg-type]
     running = RunningWorker(worker, nats, name)
     holder.append(running)

@@ -49,5 +49,6 @@ async def test_worker_whose_engine_comes_back_is_still_cordoned(worker: RunningW
 async def test_order_that_is_unknown_drains_nothing(worker: RunningWorker, gateway: TestGateway) -> None:
     with pytest.raises(NatsTimeoutError):
         await gateway.nats.request(drain_subject(worker.name), b"something newer", timeout=0.2)
-    assert not worker.worker.consumer._drain_asked.is_set()
+    drain_asked = worker.worker.consumer._orders._orders[b""].__self__  # type: ignore[attr-defined]
+    assert not drain_asked.is_set()
     assert (await gateway.ask()).finish is not None

@@ -22,10 +22,11 @@ from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
+from shared.features import IMAGES
 from shared.limited_link import LimitedProcessError
 from shared.media import ContentImage, MediaRef
 from shared.media_store import MediaStore
-from shared.messages import IMAGES, Request, encode, encode_request
+from shared.messages import Request, encode, encode_request
 from shared.sampling import Sampling
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import TokenizeCall, TokenizerReply

@@ -17,7 +17,9 @@ from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
+from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.host_tier import HostTier
+from gpu_worker.execution.tiers.transfer import Transfer
 from shared.cache_hints import CacheHints
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, random_prompt, save_tiny_model
@@ -55,13 +57,20 @@ class Served:
         host_bytes: int | None = 1 << 22,
         make_files: MakeFiles | None = None,
         retained_share: float = 0.0,
+        weights: bytes | None = None,
     ) -> None:
+        """Keep KV in the host's memory; with a digest of `weights` it is given to others, and fetched from them."""
         self.runner = runner
         groups = runner.block_contents
         self.tiers: BlockTiers | None = None
         if host_bytes is not None:
             host = HostTier(groups, host_bytes, retained_share)
-            self.tiers = PatientTiers(groups, BLOCK, host, None if make_files is None else make_files(host))
+            files = None if make_files is None else make_files(host)
+            self.transfer = None
+            if weights is not None:
+                maker = Maker(weights, tuple(bytes([number]) * 32 for number, _ in enumerate(groups)))
+                self.transfer = Transfer(groups, BLOCK, host, "127.0.0.1", 30.0, lambda: maker)
+            self.tiers = PatientTiers(groups, BLOCK, host, files, self.transfer)
         has_states = runner._states is not None
         config = SchedulerConfig(
             block_size=runner.block_size,

@@ -24,7 +24,7 @@ from shared.batch_streams import batch_stream, batch_tenants
 from shared.errors import DependencyError
 from shared.nats_connection import WrongRoleError, connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
-from shared.subjects import encode_name
+from shared.subjects import encode_name, request_subject
 from tests.ops.nats.secured import PASSWORDS, Connection, connect_as, secured_server
 from tests.ops.nats.test_permissions import FORBIDDEN
 from tests.servers import NatsServer
@@ -86,15 +86,14 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
         for lane, stream in (
             ("interactive", INTERACTIVE_STREAM),
             ("resumed", INTERACTIVE_STREAM),
+            ("ready", INTERACTIVE_STREAM),
             ("batch", batch_stream("default")),
             ("background", batch_stream("default")),
         ):
             consumer = await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
             subscription = await js.pull_subscribe_bind(consumer, stream)
             gateway = (await connect_as(server.url, "gateway")).client
-            is_tenants = lane in ("batch", "background")
-            subject = f"hr.req.{token}.{lane}.default" if is_tenants else f"hr.req.{token}.{lane}"
-            await gateway.jetstream().publish(subject, b"job")
+            await gateway.jetstream().publish(request_subject(model, lane, "default"), b"job")  # type: ignore[arg-type]
             (message,) = await subscription.fetch(1, timeout=10)
             assert message.data == b"job"
             await message.ack_sync(timeout=10)
@@ -110,6 +109,8 @@ async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWork
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive.hr.req.{other}.interactive",
         f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-resumed.hr.req.{other}.resumed",
         f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-resumed",
+        f"$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-ready.hr.req.{other}_ready.resumed",
+        f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-ready",
         "$JS.API.CONSUMER.CREATE.HR_INTERACTIVE.m-interactive", "$JS.API.CONSUMER.CREATE.HR_INTERACTIVE",
         "$JS.API.CONSUMER.DURABLE.CREATE.HR_INTERACTIVE.m-interactive",
         f"$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.{other}-interactive",

@@ -90,6 +90,14 @@ def test_names_and_the_operators_port_are_those_that_were_chosen(make: Make) -> 
     assert make(chosen).workers[0].environ["HEADRACE_WORKER_ID"] == "w"
 
 
+def test_roles_go_to_the_workers_in_turns(make: Make) -> None:
+    plan = make(workers=3, roles="prefill, decode")
+    assert [worker.environ["HEADRACE_ROLE"] for worker in plan.workers] == ["prefill", "decode", "prefill"]
+    assert "HEADRACE_ROLE" not in make(workers=2).workers[0].environ
+    with pytest.raises(ConfigError, match=r"HEADRACE_ROLES: names 'decoder'; a role is one of prefill, decode, both"):
+        make(roles="prefill,decoder")
+
+
 def test_no_two_servers_of_a_start_get_one_port(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     start = free_port(4)
     choices = (start + number // 4 for number in range(100))

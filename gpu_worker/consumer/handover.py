@@ -1,0 +1,223 @@
+"""Hands requests over to workers that decode, and fetches the KV of those that were handed over to this one.
+
+A prefill worker gives a request up behind its first token: the engine drops it, its blocks are leased, and the gateway
+publishes it again with the lease. Who takes it then opens the lease before the engine has the request; the blocks are
+restored as those of any lower tier are, and the lease is over with the first token. All that fails on the way costs
+time: the next worker computes the prompt and the tokens so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
+from gpu_worker.consumer.roles import Roles
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.engine.engine_thread import EngineThread
+from shared.disaggregation import PROMPT_QUEUES, ROLES, KvReady, RoleNews, as_role
+from shared.errors import DependencyError
+from shared.messages import Cancel
+from shared.nats_connection import SEND_ERRORS
+from shared.task_supervisor import TaskSupervisor
+
+if TYPE_CHECKING:
+    from gpu_worker.consumer.interactive_lane import InteractiveLane
+    from gpu_worker.consumer.interactive_queues import InteractiveQueues
+    from gpu_worker.execution.tiers.transfer import Transfer
+
+_log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 0.25
+_LEAST_TOKENS = 32
+"""Fewer are computed sooner than their KV is found."""
+
+
+class NoHandover:
+    """The part of a worker without a role: it computes prompts and answers, and gives nobody anything."""
+
+    def start(self, lane: InteractiveLane, queues: InteractiveQueues, tasks: TaskSupervisor) -> None:
+        """Do nothing."""
+
+    def taken_queues(self) -> Collection[str]:
+        """Return the queues from which every worker takes."""
+        return PROMPT_QUEUES
+
+    def set_role(self, name: str) -> str:
+        """Refuse a role."""
+        return "it was started without --role, so it neither gives KV to other workers nor fetches theirs"
+
+    def hear_worker(self, data: bytes) -> None:
+        """Do nothing."""
+
+    def hear_gateway(self, subject: str, data: bytes) -> None:
+        """Do nothing."""
+
+    def note_first_output(self, held: HeldRequest) -> None:
+        """Do nothing."""
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Do nothing."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class KvHandover:
+    """One worker's part in computing prompts and answers on different workers.
+
+    Attributes:
+        num_handed_over: Requests that were handed over with KV.
+    """
+
+    def __init__(self, worker: str, transfer: Transfer, roles: Roles, engine: EngineThread, held: HeldRequests) -> None:
+        self.roles = roles
+        self.num_handed_over = 0
+        self._worker = worker
+        self._transfer = transfer
+        self._engine = engine
+        self._held = held
+        self._lane: InteractiveLane | None = None
+        self._queues: InteractiveQueues | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, lane: InteractiveLane, queues: InteractiveQueues, tasks: TaskSupervisor) -> None:
+        """Hand requests of a lane over from now on. Call it on the event loop."""
+        self._lane, self._queues, self._loop = lane, queues, asyncio.get_running_loop()
+        tasks.every(SWEEP_INTERVAL_S, self._sweep, "leases of KV")
+
+    def taken_queues(self) -> Collection[str]:
+        """Return the queues from which this worker takes requests at present."""
+        return self.roles.takes(time.monotonic())
+
+    def hear_worker(self, data: bytes) -> None:
+        """Take note of another worker's heartbeat."""
+        self.roles.receive_beat(data, time.monotonic())
+
+    def hear_gateway(self, subject: str, data: bytes) -> None:
+        """Take note of a gateway's heartbeat."""
+        if self._lane is not None:
+            self._lane.gateways.note_features(subject, data)
+
+    def set_role(self, name: str) -> str:
+        """Take on a role; return what is wrong with it, if anything is."""
+        role = as_role(name)
+        if role is None:
+            return f"role: must be one of {', '.join(ROLES)}, not {name[:40]!r}"
+        self.roles.role = role
+        _log.info("the role is %s from now on", role)
+        if self._queues is not None:
+            self._queues.wake()
+        return ""
+
+    def note_first_output(self, held: HeldRequest) -> None:
+        """Hand a request over that has its first output, if another worker goes on with such requests.
+
+        The KV of one that was handed over to this worker is not needed elsewhere any more.
+        """
+        if held.request.ready is not None:
+            self._close(held, is_done=True)
+        sequence = held.sequence
+        if sequence is None or held.probation or held.request.lane != "interactive" or not self._held.is_current(held):
+            return
+        if not (self._is_known_to_gateway(held) and self.roles.hands_over(time.monotonic())):
+            return
+        num_blocks = -(-sequence.num_prompt_tokens // max(1, self._transfer.block_tokens))
+        if not self._transfer.leases.has_room(num_blocks * self._transfer.block_bytes):
+            # Who decodes is behind: it is faster to go on here than to compute it again there.
+            return
+        self._engine.hand_over(sequence.id, partial(self._left_engine, held))
+
+    def _is_known_to_gateway(self, held: HeldRequest) -> bool:
+        reply = held.request.reply
+        return reply is not None and self._lane is not None and self._lane.gateways.knows_ready(reply)
+
+    def _left_engine(self, held: HeldRequest, sequence: Sequence) -> None:
+        """Lease what a sequence has left behind. Called on the engine's thread."""
+        lease = None
+        if sequence.num_prompt_tokens >= _LEAST_TOKENS:
+            leases, epoch = self._transfer.leases, held.request.epoch + 1
+            lease = leases.grant(held.request.id, epoch, sequence.salt, sequence.block_digests)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._left, held, sequence, "" if lease is None else lease.token)
+
+    def _left(self, held: HeldRequest, sequence: Sequence, token: str) -> None:
+        request = held.request
+        if self._lane is None or not self._held.is_current(held):
+            self._transfer.leases.cancel(request.id, request.epoch + 1)
+            return
+        self.num_handed_over += bool(token)
+        self._lane.hand_over(held, KvReady(request.id, request.epoch, self._worker, token, sequence.num_cached_tokens))
+
+    async def fetch(self, held: HeldRequest) -> None:
+        """Open the lease of a request that was handed over to this worker."""
+        ready = held.request.ready
+        if (
+            ready is None
+            or not ready.lease
+            or (ready.request, ready.epoch + 1) != (held.request.id, held.request.epoch)
+        ):
+            return
+        address = self.roles.address(ready.worker, time.monotonic())
+        if address is None or self._loop is None:
+            return
+        peers, openers = self._transfer.peers, self._transfer.openers
+        is_open = await self._loop.run_in_executor(
+            openers, peers.open, address, ready.lease, ready.request, held.request.epoch
+        )
+        if is_open and not self._held.is_current(held):
+            self._close(held)
+        elif not is_open:
+            _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(held.request))
+
+    def removed(self, held: HeldRequest) -> None:
+        """Let go of what is fetched for a request that has ended here."""
+        if held.request.ready is not None:
+            self._close(held)
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Free what is leased for requests that were cancelled."""
+        if cancel.tenant is None and len(self._transfer.leases):
+            for request_id in cancel.ids:
+                self._transfer.leases.cancel(request_id, cancel.epoch)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until what was leased is fetched, or a time is over."""
+        await asyncio.to_thread(self._transfer.leases.wait_for_end, timeout_s)
+
+    def close(self) -> None:
+        """Give and fetch nothing more."""
+        self._transfer.close()
+
+    def news(self, *, is_withdrawn: bool, last_ready: int, last_ready_returned: int) -> RoleNews:
+        """Return what the next heartbeat says of the role."""
+        return RoleNews(
+            self.roles.role,
+            () if is_withdrawn else self.roles.takes(time.monotonic()),
+            self._transfer.server.address,
+            self._transfer.maker,
+            last_ready,
+            last_ready_returned,
+            self.num_handed_over,
+        )
+
+    async def _sweep(self) -> None:
+        self._transfer.leases.sweep(time.monotonic())
+        self.roles.maker = self._transfer.maker
+        if self._queues is not None:
+            with contextlib.suppress(DependencyError, *SEND_ERRORS):
+                await self._queues.start_ready()
+
+    def _close(self, held: HeldRequest, *, is_done: bool = False) -> None:
+        # In a thread: the connection may take no more bytes.
+        peers = self._transfer.peers
+        if len(peers):
+            self._transfer.openers.submit(peers.close, held.request.id, is_done=is_done)

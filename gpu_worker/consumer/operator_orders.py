@@ -1,0 +1,49 @@
+"""Orders of operators to this worker: to drain, to be cordoned, to take on a role. It answers b"", or what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+
+from nats.aio.msg import Msg
+
+from shared.direct_client import DirectClient
+from shared.nats_connection import SEND_ERRORS, inbox_prefix
+from shared.subjects import drain_subject
+
+_ADMIN_INBOX = f"{inbox_prefix('admin')}."
+_ROLE = b"role "
+
+
+class OperatorOrders:
+    """Hears orders from `start` on. An unknown one, and one that is not of an administrator, has no answer."""
+
+    def __init__(
+        self,
+        nats: DirectClient,
+        worker: str,
+        orders: Mapping[bytes, Callable[[], object]],
+        set_role: Callable[[str], str],
+    ) -> None:
+        """Carry out `orders`; `set_role` returns what is wrong with a role, if anything is."""
+        self._nats = nats
+        self._worker = worker
+        self._orders = orders
+        self._set_role = set_role
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._nats.subscribe(drain_subject(self._worker), cb=self._receive)
+
+    async def _receive(self, message: Msg) -> None:
+        if not message.reply.startswith(_ADMIN_INBOX):
+            return
+        problem = ""
+        if message.data.startswith(_ROLE):
+            problem = self._set_role(message.data.removeprefix(_ROLE).decode("utf-8", "replace"))
+        elif (order := self._orders.get(message.data)) is not None:
+            order()
+        else:
+            return
+        with contextlib.suppress(*SEND_ERRORS):
+            await self._nats.publish(message.reply, problem.encode())

@@ -1,0 +1,104 @@
+"""The role of a worker among those of its model: which queues it takes from, and whether it hands requests over.
+
+A role steers, and binds to nothing: whatever a worker is sent it can do from beginning to end. Where no other worker
+computes prompts, or none decodes, it does both. Other workers are known by their heartbeats; those of earlier versions
+do both.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgspec
+
+from shared.bounds import PeerName
+from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
+from shared.messages import UNDECODABLE
+
+HEARD_S = 2.0
+"""A worker that was not heard for so long does nothing for others."""
+READY_MEMORY_S = 600.0
+"""For so long after a prefill worker was heard there may be requests that it has handed over."""
+MAX_PEERS = 1024
+MOST_CLAIMED_BY_DECODER = 128
+"""Tokens of a next turn that a worker that decodes computes itself: they take a step or two."""
+
+
+class RoleBeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """The part of `Heartbeat` that says what a worker does for others."""
+
+    worker: PeerName
+    draining: bool = False
+    roles: RoleNews | None = None
+
+
+_decode = msgspec.msgpack.Decoder(RoleBeat).decode
+_DOES_BOTH = RoleNews()
+
+
+class Roles:
+    """Owns the role of this worker and what is known of the others. Times are monotonic seconds.
+
+    Attributes:
+        role: Of this worker; changed by orders.
+        maker: What computes here: KV of others is of no use (`RoleNews.maker`).
+    """
+
+    def __init__(self, worker: str, role: Role) -> None:
+        self.role = role
+        self.maker = ""
+        self._worker = worker
+        self._peers: dict[str, tuple[float, RoleNews]] = {}
+        self._started_at = time.monotonic()
+        self._prefill_heard_at: float | None = None
+
+    def receive_beat(self, data: bytes, now: float) -> None:
+        """Take note of another worker's heartbeat; what is none is ignored."""
+        try:
+            beat = _decode(data)
+        except UNDECODABLE:
+            return
+        if beat.worker == self._worker:
+            return
+        self._peers.pop(beat.worker, None)
+        if beat.draining:
+            return
+        if len(self._peers) >= MAX_PEERS:
+            del self._peers[next(iter(self._peers))]
+        news = beat.roles or _DOES_BOTH
+        self._peers[beat.worker] = now, news
+        if news.role == "prefill":
+            self._prefill_heard_at = now
+
+    @property
+    def most_claimed(self) -> float:
+        """Tokens that a request may have to be computed still, if this worker takes it because it holds its prefix."""
+        return MOST_CLAIMED_BY_DECODER if self.role == "decode" else math.inf
+
+    def takes(self, now: float) -> tuple[TakenQueue, ...]:
+        """Return the queues from which this worker takes requests at present."""
+        if self.role == "prefill":
+            return PROMPT_QUEUES
+        if self.role == "decode":
+            is_new = now - self._started_at < HEARD_S
+            if is_new or any(news.role != "decode" for news in self._live(now)):
+                return ("ready",)
+            return (*PROMPT_QUEUES, "ready")
+        heard_at = self._prefill_heard_at
+        return (*PROMPT_QUEUES, "ready") if heard_at and now - heard_at < READY_MEMORY_S else PROMPT_QUEUES
+
+    def hands_over(self, now: float) -> bool:
+        """Say whether another worker goes on with what is begun here."""
+        if self.role != "prefill" or not self.maker:
+            return False
+        return any("ready" in news.takes and news.maker == self.maker for news in self._live(now))
+
+    def address(self, worker: str, now: float) -> str | None:
+        """Return where the KV of another worker is fetched; None where it is not heard, or computes otherwise."""
+        heard_at, news = self._peers.get(worker, (0.0, _DOES_BOTH))
+        is_useful = now - heard_at <= HEARD_S and news.address and news.maker == self.maker != ""
+        return news.address if is_useful else None
+
+    def _live(self, now: float) -> list[RoleNews]:
+        return [news for heard_at, news in self._peers.values() if now - heard_at <= HEARD_S]

@@ -1,0 +1,206 @@
+"""The tier of other workers: contents that they keep for requests which go on here, fetched over TCP and verified.
+
+A session is opened for a request before it enters the engine, and closed when its first token is here. Nothing that is
+wrong, late or missing does harm: it is computed. Only `open` and `read` wait, for about a second at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+
+from gpu_worker.execution.memory.block_bytes import Bytes
+from gpu_worker.execution.tiers.block_server import split_address
+from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
+from gpu_worker.execution.tiers.peer_wire import (
+    FRAME_S,
+    ITEM,
+    MAX_CONTENTS_BYTES,
+    VERSION,
+    Kind,
+    Opening,
+    PeerError,
+    receive_frame,
+    send_frame,
+)
+from shared.log_limit import LogLimit
+from shared.messages import encode
+
+_log = logging.getLogger(__name__)
+
+CONNECT_S = 1.0
+DISTRUST_S = 5.0
+"""For so long a worker is not asked that did not answer."""
+MAX_SESSIONS = 64
+
+
+class PeerSession:
+    """A connection on which one lease is read. Several threads may have a `get` on its way."""
+
+    def __init__(self, connection: socket.socket, contents: frozenset[tuple[int, bytes]], address: str) -> None:
+        self.contents = contents
+        self.address = address
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._receiving = threading.Condition()
+        self._num_sent = self._num_received = 0
+        self.is_closed = False
+
+    def get(self, group: int, digest: bytes, row_bytes: int) -> bytearray | None:
+        """Return a content with its header, not verified; None where the other side has none.
+
+        Raises:
+            OSError: The connection is of no more use.
+        """
+        try:
+            with self._sending:
+                turn = self._num_sent
+                self._num_sent += 1
+                send_frame(self._connection, Kind.GET, ITEM.pack(group, digest))
+            # Answers come in the order of the questions.
+            with self._receiving:
+                self._receiving.wait_for(lambda: self.is_closed or self._num_received == turn)
+                if self.is_closed:
+                    raise PeerError("the connection was closed")
+                kind, body = receive_frame(self._connection, HEADER_BYTES + row_bytes)
+                self._num_received += 1
+                self._receiving.notify_all()
+        except OSError:
+            self.close()
+            raise
+        if kind is Kind.BLOCK:
+            return body
+        if kind is not Kind.MISSING:
+            self.close()
+            raise PeerError(f"a frame {kind.name} came where a content was due")
+        return None
+
+    def close(self, *, is_done: bool = False) -> None:
+        """Close the connection; if it `is_done`, the other side is told that all was read."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        with suppress(OSError):
+            if is_done:
+                send_frame(self._connection, Kind.DONE)
+            self._connection.shutdown(socket.SHUT_RDWR)
+        # Who waits for a turn looks again.
+        if self._receiving.acquire(timeout=FRAME_S):
+            self._receiving.notify_all()
+            self._receiving.release()
+        self._connection.close()
+
+
+class PeerTier:
+    """Owns the sessions, by the attempts that they are of.
+
+    Attributes:
+        maker: What computes here, as soon as the weights' digest is known.
+        num_refused: Contents that were not what they had to be.
+        num_failed: Leases that could not be opened, and connections that broke.
+    """
+
+    def __init__(self, rows: list[int]) -> None:
+        """Read contents of `rows[group]` bytes."""
+        self.maker: Maker | None = None
+        self._rows = rows
+        self._sessions: dict[str, PeerSession] = {}
+        self._distrusted: dict[str, float] = {}
+        self._log_limit, self._lock = LogLimit(_log), threading.Lock()
+        self.num_refused = self.num_failed = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, address: str, lease: str, request: str, epoch: int) -> bool:
+        """Open a lease for an attempt of a request; return whether there is something to fetch."""
+        now = time.monotonic()
+        if self.maker is None or len(self._sessions) >= MAX_SESSIONS or self._distrusted.get(address, 0.0) > now:
+            return False
+        try:
+            session = _open(address, encode(Opening(VERSION, lease, request, epoch)))
+        except OSError as error:
+            self._failed(address, error)
+            if not isinstance(error, PeerError):
+                self._distrusted = {name: until for name, until in self._distrusted.items() if until > now}
+                self._distrusted[address] = now + DISTRUST_S
+            return False
+        with self._lock:
+            before = self._sessions.pop(request, None)
+            self._sessions[request] = session
+        if before is not None:
+            before.close()
+        return True
+
+    def close(self, request: str, *, is_done: bool = False) -> None:
+        """Close the session of a request, if it has one; the other side frees what it has kept."""
+        with self._lock:
+            session = self._sessions.pop(request, None)
+        if session is not None:
+            session.close(is_done=is_done)
+
+    def has(self, group: int, digest: bytes) -> bool:
+        """Say whether the content can be fetched."""
+        return self._find(group, digest) is not None
+
+    def read(self, group: int, digest: bytes, salt: bytes) -> Bytes | None:
+        """Return a content that was verified; None where there is none. A session with a wrong one is closed."""
+        session, maker = self._find(group, digest), self.maker
+        if session is None or maker is None:
+            return None
+        try:
+            data = session.get(group, digest, self._rows[group])
+        except OSError as error:
+            self._failed(session.address, error)
+            return None
+        if data is None:
+            return None
+        payload = maker.payload(data, group, digest, salt, self._rows[group])
+        if payload is None:
+            self.num_refused += 1
+            text = "KV from %s is damaged, or not what was asked for; the prompt is computed"
+            self._log_limit.warning("refused", text, session.address)
+            session.close()
+            return None
+        return np.frombuffer(payload, dtype=np.uint8)
+
+    def suspend(self) -> bool:
+        """Close all sessions, one of which may hang; return whether there were any."""
+        with self._lock:
+            sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.close()
+        return bool(sessions)
+
+    def _find(self, group: int, digest: bytes) -> PeerSession | None:
+        name = (group, digest)
+        for session in list(self._sessions.values()):
+            if name in session.contents and not session.is_closed:
+                return session
+        return None
+
+    def _failed(self, address: str, error: OSError) -> None:
+        with self._lock:
+            self.num_failed += 1
+            self._log_limit.warning(
+                "failed", "KV cannot be fetched from %s: %s; the prompt is computed", address, error
+            )
+
+
+def _open(address: str, opening: bytes) -> PeerSession:
+    connection = socket.create_connection(split_address(address), timeout=CONNECT_S)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        send_frame(connection, Kind.OPEN, opening)
+        kind, body = receive_frame(connection, MAX_CONTENTS_BYTES)
+        if kind is not Kind.CONTENTS or len(body) % ITEM.size:
+            raise PeerError("the lease is not known there, or over")
+        return PeerSession(connection, frozenset(ITEM.iter_unpack(body)), address)
+    except BaseException:
+        connection.close()
+        raise

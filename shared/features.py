@@ -1,0 +1,14 @@
+"""What gateways and workers understand beyond the first version of the wire, as their heartbeats say it."""
+
+from __future__ import annotations
+
+POOLING_OPTIONS, TEXT_PARTS, BACKGROUND = "pooling_options", "text_parts", "background"
+LOGPROB_TOKENS, ADAPTERS, IMAGES, WATERMARK = "logprob_token_ids", "adapters", "images", "watermark"
+CACHE_HINTS = "cache_hints"
+# What a worker of this version understands beyond the first, besides `IMAGES`: queues, orders, and fields of requests.
+_OF_REQUESTS = (POOLING_OPTIONS, TEXT_PARTS, LOGPROB_TOKENS, WATERMARK, CACHE_HINTS)
+FEATURES = ("resumed", "drain", BACKGROUND, ADAPTERS, "cordon", "role", *_OF_REQUESTS)
+BOUND_SEALS, SHORT_PIECES, JOURNAL, READY = "bound_seals", "short_pieces", "journal", "ready"
+# The same of a gateway: seals bound to model and kind, short pieces of background responses, journals of streams, the
+# queue `ready`.
+GATEWAY_FEATURES = (BOUND_SEALS, SHORT_PIECES, JOURNAL, READY)

@@ -1,0 +1,211 @@
+"""Two workers with roles and a real model: what one begins the other goes on with, and both are free after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from nats.aio.client import Client
+
+from gpu_worker.execution.tiers.block_tiers import BlockTiers
+from gpu_worker.execution.tiers.peer_tier import PeerTier
+from gpu_worker.execution.tiers.transfer import Transfer
+from shared.disaggregation import KvReady
+from shared.features import GATEWAY_FEATURES
+from shared.messages import GatewayHeartbeat, Request, encode
+from shared.nats_connection import connect
+from shared.sampling import Sampling
+from shared.subjects import drain_subject, gateway_subject
+from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, wait_until
+
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+PROMPT = "def function(value):\n    return value * 7\n\n" * 12
+SETTINGS: dict[str, Any] = {
+    "simulate": None,
+    "num_threads": 1,
+    "num_blocks": 256,
+    "max_model_len": 2048,
+    "max_num_batched_tokens": 64,
+    "kv_host_bytes": 8_000_000,
+}
+GREEDY = Sampling(max_tokens=24, ignore_eos=True, temperature=0.0)
+LONG = Sampling(max_tokens=900, ignore_eos=True, temperature=0.0)
+
+
+class Pair:
+    """A worker that computes prompts, one that decodes, and their gateway."""
+
+    def __init__(self, prefill: RunningWorker, decode: RunningWorker, gateway: TestGateway) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.gateway = gateway
+
+    async def begin(self, sampling: Sampling = GREEDY, text: str = PROMPT) -> tuple[Request, Answer]:
+        request = self.gateway.request(text, sampling=sampling)
+        return request, await self.gateway.publish(request)
+
+    async def next_attempt(self, request: Request, begun: Answer, **changes: Any) -> Answer:
+        """Publish a request again that was handed over, as a gateway does."""
+        epoch = request.epoch + 1
+        fields = {"epoch": epoch, "emitted": tuple(begun.token_ids), "ready": begun.finish.ready} | changes
+        await self.gateway.publish_raw(encode(msgspec.structs.replace(request, **fields)), "ready")
+        return self.gateway.answer(request.id, epoch)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether neither worker has, keeps or fetches anything."""
+        giving, fetching = transfer_of(self.prefill), transfer_of(self.decode)
+        rows = [entry for entries in giving.leases.host._entries for entry in entries.values()]
+        is_held = len(giving.leases) or len(fetching.peers) or any(entry.num_pins for entry in rows)
+        workers = (self.prefill.worker, self.decode.worker)
+        num_held = sum(len(worker.consumer._held) + worker.stats.running + worker.stats.waiting for worker in workers)
+        return not (is_held or num_held)
+
+
+def transfer_of(worker: RunningWorker) -> Transfer:
+    tiers = worker.worker._engine._engine._tiers
+    assert isinstance(tiers, BlockTiers)
+    assert tiers.transfer is not None
+    return tiers.transfer
+
+
+async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...] = GATEWAY_FEATURES) -> None:
+    beat = GatewayHeartbeat(gateway=gateway.name, unclaimed=0, unclaimed_tokens=0, features=features)
+    await gateway.nats.publish(gateway_subject(gateway.name), encode(beat))
+
+
+@pytest.fixture
+async def pair(make_worker: MakeWorker, gateway: TestGateway) -> Pair:
+    prefill = await make_worker(role="prefill", **SETTINGS)
+    decode = await make_worker(role="decode", **{**SETTINGS, "max_num_seqs": 1})
+    made = Pair(prefill, decode, gateway)
+    await say_that_gateway_lives(gateway)
+    roles, watch = roles_of(prefill), prefill.worker.consumer._interactive.gateways
+    await wait_until(lambda: bool(roles.maker and roles_of(decode).maker) and watch.knows_ready(gateway.reply), 30)
+    await wait_until(lambda: roles.hands_over(asyncio.get_running_loop().time()), 30)
+    return made
+
+
+def roles_of(worker: RunningWorker) -> Any:
+    handover = worker.worker._handover
+    assert handover is not None
+    return handover.roles
+
+
+async def test_one_worker_computes_the_prompt_and_another_goes_on(pair: Pair, make_worker: MakeWorker) -> None:
+    request, begun = await pair.begin()
+    await begun.wait()
+    assert begun.finish.reason == "handoff"
+    assert set(begun.workers) == {pair.prefill.name}
+    assert 1 <= len(begun.token_ids) < 24
+    ready = begun.finish.ready
+    assert (ready.request, ready.epoch, ready.worker, len(ready.lease)) == (request.id, 0, pair.prefill.name, 32)
+    rest = await pair.next_attempt(request, begun)
+    await rest.wait()
+    assert set(rest.workers) == {pair.decode.name}
+    assert rest.finish.usage.cached_tokens == 0, "its prompt was computed for it"
+    assert rest.finish.usage.completion_tokens == 24
+    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
+    assert peer.hit_tokens > 100
+    await wait_until(lambda: pair.is_free, 5)
+    assert transfer_of(pair.prefill).leases.counts.read == 1
+    roles_of(pair.prefill).role = "both"
+    whole = await pair.gateway.ask(PROMPT, sampling=GREEDY, cache_salt="another")
+    assert begun.text + rest.text == whole.text
+
+
+def tiers_of(worker: RunningWorker) -> BlockTiers:
+    tiers = worker.worker._engine._engine._tiers
+    assert isinstance(tiers, BlockTiers)
+    return tiers
+
+
+@pytest.mark.parametrize("point", ["computed", "leased", "waiting", "fetched", "decoded"])
+async def test_a_cancelled_request_leaves_nothing_on_either_side(
+    pair: Pair, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = threading.Event()
+    is_read = threading.Event()
+    if point == "fetched":
+        read = PeerTier.read
+
+        def wait_and_read(*arguments: Any) -> Any:
+            is_read.set()
+            may_read.wait(20)
+            return read(*arguments)
+
+        monkeypatch.setattr(PeerTier, "read", wait_and_read)
+    other, _ = (await pair.begin(LONG, "x = ")) if point == "waiting" else (None, None)
+    if other is not None:
+        begun = await pair.gateway.answer(other.id).wait()
+        await (await pair.next_attempt(other, begun)).wait_for_tokens(1)
+    request, begun = await pair.begin(LONG if point == "decoded" else GREEDY)
+    if point == "computed":
+        await begun.claimed.wait()
+    else:
+        await begun.wait()
+        assert len(transfer_of(pair.prefill).leases) == 1
+    if point not in ("computed", "leased"):
+        rest = await pair.next_attempt(request, begun)
+        if point == "fetched":
+            await asyncio.to_thread(is_read.wait, 20)
+        elif point == "decoded":
+            await rest.wait_for_tokens(3)
+    await pair.gateway.cancel(request.id)
+    if other is not None:
+        await wait_until(lambda: len(transfer_of(pair.prefill).leases) == 0)
+        await pair.gateway.cancel(other.id)
+    # Within a second on a machine that has nothing else to do.
+    await wait_until(lambda: pair.is_free, 5)
+    may_read.set()
+
+
+@pytest.mark.parametrize("what", ["epoch", "request", "worker", "lease"])
+async def test_a_place_that_is_not_of_this_attempt_is_not_asked(pair: Pair, what: str) -> None:
+    request, begun = await pair.begin()
+    await begun.wait()
+    wrong = {"epoch": 7, "request": "another", "worker": "nobody", "lease": "0" * 32}
+    ready: KvReady = msgspec.structs.replace(begun.finish.ready, **{what: wrong[what]})
+    rest = await (await pair.next_attempt(request, begun, ready=ready)).wait()
+    assert rest.finish.reason == "length"
+    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
+    assert peer.hit_tokens == 0
+
+
+async def test_a_request_of_a_gateway_that_does_not_know_of_this_stays(pair: Pair) -> None:
+    await say_that_gateway_lives(pair.gateway, ())
+    watch = pair.prefill.worker.consumer._interactive.gateways
+    await wait_until(lambda: not watch.knows_ready(pair.gateway.reply))
+    _, answer = await pair.begin()
+    assert (await answer.wait()).finish.reason == "length"
+    assert set(answer.workers) == {pair.prefill.name}
+
+
+async def test_a_role_is_changed_by_an_order_and_a_wrong_one_is_refused(
+    pair: Pair, make_worker: MakeWorker, nats_url: str
+) -> None:
+    admin = await connect(nats_url, role="admin", name="test")
+    assert await order(admin, pair.prefill, b"role nothing") == (
+        b"role: must be one of prefill, decode, both, not 'nothing'"
+    )
+    assert await order(admin, pair.prefill, b"role decode") == b""
+    assert await order(admin, pair.decode, b"role prefill") == b""
+    await pair.prefill.wait_for_heartbeat(lambda beat: beat.roles is not None and beat.roles.takes == ("ready",))
+    await wait_until(lambda: roles_of(pair.decode).hands_over(asyncio.get_running_loop().time()))
+    # What it had pulled for before has expired.
+    await wait_until(lambda: pair.prefill.worker.consumer._interactive_queues.new.outstanding == 0)
+    request, begun = await pair.begin()
+    assert set((await begun.wait()).workers) == {pair.decode.name}
+    rest = await (await pair.next_attempt(request, begun)).wait()
+    assert set(rest.workers) == {pair.prefill.name}
+    plain = await make_worker()
+    assert b"started without --role" in await order(admin, plain, b"role both")
+    await admin.close()
+
+
+async def order(admin: Client, worker: RunningWorker, content: bytes) -> bytes:
+    return (await admin.request(drain_subject(worker.name), content, timeout=10)).data

@@ -1,0 +1,131 @@
+"""Which queues a worker takes from, by its role and by who else is there."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, READY_MEMORY_S, Roles
+from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews
+from shared.messages import Heartbeat, encode
+
+EVERYTHING = (*PROMPT_QUEUES, "ready")
+START = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: START)
+
+
+def beat(worker: str, role: Role | None, *, draining: bool = False, maker: str = "m", takes: Any = None) -> bytes:
+    """Return the heartbeat of a worker; without a role it is of an earlier version."""
+    numbers = ("step", "running", "waiting", "waiting_tokens", "free_blocks", "total_blocks", "max_model_len")
+    numbers += ("max_num_seqs", "prefill_rate", "decode_rate", "queue_pending")
+    if takes is None:
+        takes = ("ready",) if role == "decode" else PROMPT_QUEUES
+    news = None if role is None else RoleNews(role, takes, "127.0.0.1:7", maker)
+    fields: dict[str, Any] = dict.fromkeys(numbers, 0)
+    return encode(Heartbeat(worker=worker, model="x", block_size=16, draining=draining, roles=news, **fields))
+
+
+Make = Callable[..., Roles]
+
+
+def roles(role: Role, *beats: bytes, at: float = START + 10) -> Roles:
+    made = Roles("own", role)
+    made.maker = "m"
+    for each in beats:
+        made.receive_beat(each, at)
+    return made
+
+
+NOW = START + 10.1
+
+
+@pytest.mark.parametrize(
+    ("role", "others", "expected"),
+    [
+        ("prefill", [], PROMPT_QUEUES),
+        ("prefill", ["decode"], PROMPT_QUEUES),
+        ("decode", ["prefill"], ("ready",)),
+        ("decode", ["both"], ("ready",)),
+        ("decode", [None], ("ready",)),
+        ("decode", [], EVERYTHING),
+        ("decode", ["decode"], EVERYTHING),
+        ("both", [], PROMPT_QUEUES),
+        ("both", ["decode"], PROMPT_QUEUES),
+        ("both", ["prefill"], EVERYTHING),
+    ],
+)
+def test_queues_by_role_and_company(role: Role, others: list[Role | None], expected: tuple[str, ...]) -> None:
+    made = roles(role, *(beat(f"w{number}", other) for number, other in enumerate(others)))
+    assert made.takes(NOW) == expected
+
+
+def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_all() -> None:
+    made = roles("decode", beat("p", "prefill"))
+    assert made.takes(NOW) == ("ready",)
+    assert made.takes(START + 10 + HEARD_S + 0.1) == EVERYTHING
+    made.receive_beat(beat("p", "prefill", draining=True), NOW)
+    assert made.takes(NOW) == EVERYTHING
+
+
+def test_a_decode_worker_that_has_just_started_has_not_heard_the_others_yet() -> None:
+    made = roles("decode")
+    assert made.takes(START + 0.1) == ("ready",)
+    assert made.takes(START + HEARD_S + 0.1) == EVERYTHING
+
+
+def test_a_worker_for_both_takes_what_a_dead_prefill_worker_has_left() -> None:
+    made = roles("both", beat("p", "prefill"))
+    assert made.takes(START + 10 + READY_MEMORY_S - 1) == EVERYTHING
+    assert made.takes(START + 10 + READY_MEMORY_S + 1) == PROMPT_QUEUES
+
+
+@pytest.mark.parametrize(
+    ("role", "others", "expected"),
+    [
+        ("prefill", [beat("d", "decode")], True),
+        ("prefill", [beat("d", "both", takes=EVERYTHING)], True),
+        ("prefill", [beat("d", "both")], False),
+        ("prefill", [beat("d", None)], False),
+        ("prefill", [beat("d", "decode", maker="other")], False),
+        ("prefill", [beat("d", "decode", draining=True)], False),
+        ("prefill", [beat("own", "decode")], False),
+        ("prefill", [], False),
+        ("both", [beat("d", "decode")], False),
+        ("decode", [beat("d", "decode")], False),
+    ],
+)
+def test_requests_are_handed_over_where_another_worker_can_use_the_kv(
+    role: Role, others: list[bytes], expected: bool
+) -> None:
+    assert roles(role, *others).hands_over(NOW) is expected
+
+
+def test_nothing_is_handed_over_while_the_weights_are_not_known() -> None:
+    made = roles("prefill", beat("d", "decode", maker=""))
+    made.maker = ""
+    assert not made.hands_over(NOW)
+
+
+def test_kv_is_fetched_where_a_worker_says_that_it_is_and_nowhere_else() -> None:
+    made = roles("decode", beat("p", "prefill"), beat("q", "prefill", maker="other"), beat("old", None))
+    assert made.address("p", NOW) == "127.0.0.1:7"
+    assert [made.address(name, NOW) for name in ("q", "old", "nobody")] == [None, None, None]
+    assert made.address("p", START + 10 + HEARD_S + 0.1) is None
+
+
+def test_a_decode_worker_claims_what_leaves_few_tokens_to_compute() -> None:
+    assert roles("both").most_claimed == roles("prefill").most_claimed == math.inf
+    assert roles("decode").most_claimed == 128
+
+
+def test_who_makes_names_up_does_not_fill_the_memory() -> None:
+    made = roles("decode", b"nonsense", *(beat(f"w{number}", "prefill") for number in range(MAX_PEERS + 5)))
+    assert len(made._peers) == MAX_PEERS

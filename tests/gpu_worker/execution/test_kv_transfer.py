@@ -1,0 +1,480 @@
+"""KV that one worker computes and another fetches: equal answers, and nothing wrong, late or foreign is used."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire
+from gpu_worker.execution.tiers.block_server import BlockServer, split_address
+from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
+from gpu_worker.execution.tiers.leases import Lease
+from gpu_worker.execution.tiers.peer_tier import PeerTier
+from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Opening, receive_frame, send_frame
+from gpu_worker.execution.tiers.transfer import Transfer
+from shared.errors import ConfigError
+from shared.messages import encode
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.engine_run import random_prompt
+from tests.gpu_worker.execution.tiered_engine import Answer, Models, Served, sequence
+from tests.waiting import wait_for
+
+WEIGHTS = b"w" * 32
+SALT = b"tenant"
+GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+SEEDED = Sampling(temperature=1.0, top_p=0.9, seed=11, max_tokens=12, ignore_eos=True, logprobs=2)
+PROMPT = random_prompt(61, seed=3)
+
+
+@dataclass
+class Pair:
+    """Two workers' engines."""
+
+    prefill: Served
+    decode: Served
+
+    @property
+    def giving(self) -> Transfer:
+        return transfer_of(self.prefill)
+
+    @property
+    def fetching(self) -> Transfer:
+        return transfer_of(self.decode)
+
+    def begin(self, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
+        """Compute a prompt and what comes with it, and hand the rest over; return that, and the sequence that left."""
+        begun = sequence("begun", prompt, SALT, sampling)
+        gone: list[Sequence] = []
+        answer: Answer = ([], [])
+        self.prefill.engine.add(begun)
+        while not gone:
+            for event in self.prefill.engine.step() if self.prefill.engine.has_work() else ():
+                answer[0].extend(event.token_ids)
+                answer[1].extend(event.logprobs)
+                if len(answer[0]) == len(event.token_ids):
+                    self.prefill.engine.hand_over("begun", gone.append)
+        self.prefill.scheduler.check_integrity()
+        return answer, gone[0]
+
+    def grant(self, gone: Sequence, epoch: int = 1) -> Lease:
+        lease = self.giving.leases.grant("r", epoch, gone.salt, gone.block_digests)
+        assert lease is not None
+        return lease
+
+    def open(self, lease: Lease, epoch: int = 1) -> bool:
+        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", epoch)
+
+    def go_on(self, begun: Answer, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
+        """Go on where the other worker has stopped; return the whole answer."""
+        resumed = sequence("resumed", [*prompt, *begun[0]], SALT, sampling)
+        resumed.num_prompt_tokens = len(prompt)
+        ((tokens, logprobs),) = self.decode.serve(resumed)
+        return ([*begun[0], *tokens], [*begun[1], *logprobs]), resumed
+
+
+def transfer_of(served: Served) -> Transfer:
+    assert served.transfer is not None
+    wait_for(lambda: served.transfer is not None and served.transfer.maker)
+    return served.transfer
+
+
+@pytest.fixture
+def make_pair(models: Models) -> Iterator[Callable[..., Pair]]:
+    made: list[Pair] = []
+
+    def make(name: str = "llama", weights: bytes = WEIGHTS, host_bytes: int = 1 << 22, **settings: object) -> Pair:
+        engines = [Served(models.open(name, **settings), host_bytes, weights=each) for each in (WEIGHTS, weights)]
+        made.append(Pair(*engines))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.giving.close()
+        pair.fetching.close()
+
+
+@pytest.fixture
+def pair(make_pair: Callable[..., Pair]) -> Pair:
+    return make_pair()
+
+
+@pytest.fixture
+def expected(models: Models) -> Answer:
+    return alone(models)
+
+
+def alone(models: Models, name: str = "llama", sampling: Sampling = GREEDY, **settings: object) -> Answer:
+    """Return what one worker without any tier answers."""
+    return Served(models.open(name, **settings), host_bytes=None).serve(sequence("alone", PROMPT, SALT, sampling))[0]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"kv_cache_dtype": "int8"}),
+        ("gemma3", {"dtype": "float32"}),
+        ("deepseek-v3", {}),
+        ("qwen3_5", {}),
+    ],
+    ids=["full", "eight-bits", "windows", "latent", "recurrent"],
+)
+def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
+    name: str, settings: dict[str, object], sampling: Sampling, models: Models, make_pair: Callable[..., Pair]
+) -> None:
+    pair = make_pair(name, **settings)
+    begun, gone = pair.begin(sampling)
+    lease = pair.grant(gone)
+    assert pair.open(lease)
+    answer, resumed = pair.go_on(begun, sampling)
+    assert answer == alone(models, name, sampling, **settings)
+    assert resumed.num_cached_tokens == 60
+    assert pair.decode.hit_tokens("peer") == 60
+    pair.fetching.peers.close("r", is_done=True)
+    wait_for(lambda: not len(pair.giving.leases))
+    assert pair.giving.leases.counts.read == 1
+    assert_rows_are_free(pair)
+
+
+def assert_rows_are_free(pair: Pair) -> None:
+    """Assert that no row is held any more, and nothing counts as leased."""
+    host = pair.giving.leases.host
+    wait_for(lambda: not any(entry.num_pins for entries in host._entries for entry in entries.values()))
+    assert pair.giving.leases.num_bytes == 0
+
+
+def test_without_a_lease_the_prompt_is_computed(pair: Pair, expected: Answer) -> None:
+    begun, _ = pair.begin()
+    answer, resumed = pair.go_on(begun)
+    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+
+
+@pytest.mark.parametrize("what", ["token", "request", "epoch", "twice", "over"])
+def test_a_lease_is_opened_once_in_time_by_the_attempt_that_it_is_for(pair: Pair, expected: Answer, what: str) -> None:
+    begun, gone = pair.begin()
+    lease = pair.grant(gone)
+    peers, address = pair.fetching.peers, pair.giving.server.address
+    if what == "twice":
+        assert pair.open(lease)
+        assert not peers.open(address, lease.token, "r", 1)
+        assert len(peers) == 1, "the first reader keeps it"
+        return
+    if what == "over":
+        pair.giving.leases.sweep(lease.ends_at + 1)
+    token = "0" * 32 if what == "token" else lease.token
+    assert not peers.open(address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1)
+    answer, resumed = pair.go_on(begun)
+    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+
+
+@pytest.mark.parametrize("what", ["weights", "salt"])
+def test_kv_of_other_weights_or_another_tenant_is_not_used(
+    what: str, make_pair: Callable[..., Pair], expected: Answer
+) -> None:
+    pair = make_pair(weights=b"v" * 32) if what == "weights" else make_pair()
+    begun, gone = pair.begin()
+    gone.salt = SALT if what == "weights" else b"another"
+    assert pair.open(pair.grant(gone))
+    answer, resumed = pair.go_on(begun)
+    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert pair.fetching.peers.num_refused > 0
+    assert pair.decode.hit_tokens("peer") == 0
+
+
+@pytest.mark.parametrize("how", ["time", "cancel", "reader", "forget"])
+def test_rows_are_free_again_however_a_lease_ends(pair: Pair, how: str) -> None:
+    _, gone = pair.begin()
+    lease = pair.grant(gone)
+    assert pair.giving.leases.num_bytes == lease.num_bytes > 0
+    if how == "time":
+        pair.giving.leases.sweep(lease.ends_at + 0.001)
+    elif how == "cancel":
+        pair.giving.leases.cancel("r", 0)
+        assert len(pair.giving.leases) == 1, "the attempt before was cancelled, which is over"
+        pair.giving.leases.cancel("r", 1)
+    elif how == "reader":
+        assert pair.open(lease)
+        pair.fetching.peers.close("r")
+        wait_for(lambda: not len(pair.giving.leases))
+    else:
+        pair.giving.leases.host.forget(gone.block_digests)
+        pair.giving.leases.end(lease)
+    assert_rows_are_free(pair)
+
+
+def test_a_lease_that_ends_while_it_is_read_ends_the_connection(pair: Pair, expected: Answer) -> None:
+    begun, gone = pair.begin()
+    lease = pair.grant(gone)
+    assert pair.open(lease)
+    pair.giving.leases.cancel("r", None)
+    answer, resumed = pair.go_on(begun)
+    assert (answer, resumed.num_cached_tokens) == (expected, 0)
+    assert_rows_are_free(pair)
+
+
+def test_leased_rows_are_not_reused_and_leases_are_bounded(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(host_bytes=1 << 15)
+    _, gone = pair.begin()
+    leases = pair.giving.leases
+    lease = pair.grant(gone)
+    assert 2 * lease.num_bytes > leases.max_bytes
+    assert leases.grant("other", 1, SALT, gone.block_digests) is None, "more than half would be leased"
+    pair.prefill.fill()
+    assert leases.host.num_evicted > 0, "the host's memory is full"
+    assert all(leases.host.has(*name) for name in lease.rows)
+
+
+Act = Callable[[socket.socket], None]
+
+
+@contextlib.contextmanager
+def lying(act: Act) -> Iterator[str]:
+    """Listen as a worker that does something else than a worker should; yield its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+        def serve(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                act(connection)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+POINTS = ("accepted", "opened", "listed", "asked", "amid-a-block", "one-block")
+
+
+@pytest.mark.parametrize("ending", ["dies", "hangs"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
+    pair: Pair, expected: Answer, point: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_wire, "FRAME_S", 0.2)
+    begun, gone = pair.begin()
+    names = b"".join(ITEM.pack(0, digest) for digest in gone.block_digests)
+    host, maker = pair.giving.leases.host, pair.giving.peers.maker
+    assert maker is not None
+    is_over = threading.Event()
+
+    def block(connection: socket.socket) -> bytes:
+        _, body = receive_frame(connection, 64, 5)
+        group, digest = ITEM.unpack(body)
+        with host.pinned(group, digest) as row:
+            assert row is not None
+            return maker.header(group, digest, SALT, row.data) + row.tobytes()
+
+    def act(connection: socket.socket) -> None:
+        place = POINTS.index(point)
+        if place >= POINTS.index("opened"):
+            receive_frame(connection, 512, 5)
+        if place >= POINTS.index("listed"):
+            send_frame(connection, Kind.CONTENTS, names)
+        if point == "asked":
+            receive_frame(connection, 64, 5)
+        elif point == "amid-a-block":
+            content = block(connection)
+            connection.sendall(peer_wire._HEAD.pack(1 + len(content), Kind.BLOCK) + content[:-5])
+        elif point == "one-block":
+            send_frame(connection, Kind.BLOCK, block(connection))
+        if ending == "hangs":
+            is_over.wait(20)
+
+    with lying(act) as address:
+        started = time.monotonic()
+        pair.fetching.peers.open(address, "0" * 32, "r", 1)
+        answer, resumed = pair.go_on(begun)
+        is_over.set()
+        pair.fetching.peers.close("r")
+    assert answer == expected
+    assert resumed.num_cached_tokens <= (60 if point == "one-block" else 0)
+    assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize("point", ["before", "opened", "asked", "amid", "one"])
+def test_a_reader_that_dies_at_any_point_frees_the_lease(pair: Pair, point: str) -> None:
+    _, gone = pair.begin()
+    lease = pair.grant(gone)
+    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+        opening = encode(Opening(1, lease.token, "r", 1))
+        if point == "amid":
+            reader.sendall(peer_wire._HEAD.pack(1 + len(opening), Kind.OPEN) + opening[:-1])
+        elif point != "before":
+            send_frame(reader, Kind.OPEN, opening)
+            assert receive_frame(reader, 1 << 20, 5)[0] is Kind.CONTENTS
+        if point in ("asked", "one"):
+            send_frame(reader, Kind.GET, ITEM.pack(0, gone.block_digests[0]))
+        if point == "one":
+            assert receive_frame(reader, 1 << 20, 5)[0] is Kind.BLOCK
+    if point in ("before", "amid"):
+        # It was not opened: whoever it is for may still come.
+        assert pair.open(lease)
+        return
+    wait_for(lambda: not len(pair.giving.leases), 5)
+    assert_rows_are_free(pair)
+
+
+def test_only_what_the_lease_names_is_sent(pair: Pair) -> None:
+    _, gone = pair.begin()
+    other = sequence("other", random_prompt(61, seed=4), b"other tenant")
+    pair.prefill.serve(other)
+    assert pair.giving.leases.host.has(0, other.block_digests[0])
+    lease = pair.grant(gone)
+    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+        send_frame(reader, Kind.OPEN, encode(Opening(1, lease.token, "r", 1)))
+        _, names = receive_frame(reader, 1 << 20, 5)
+        assert other.block_digests[0] not in {digest for _, digest in ITEM.iter_unpack(names)}
+        send_frame(reader, Kind.GET, ITEM.pack(0, other.block_digests[0]))
+        with pytest.raises(OSError, match="closed"):
+            receive_frame(reader, 1 << 20, 5)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x01\x00\x00\x00\x01", b"\x00" * 9])
+def test_strangers_are_not_waited_for_and_keep_nobody_out(
+    pair: Pair, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_server, "OPEN_S", 0.3)
+    _, gone = pair.begin()
+    lease = pair.grant(gone)
+    strangers = [
+        socket.create_connection(split_address(pair.giving.server.address), timeout=10)
+        for _ in range(block_server.MAX_CONNECTIONS)
+    ]
+    try:
+        for each in strangers:
+            each.sendall(sent)
+        for each in strangers:
+            with contextlib.suppress(ConnectionResetError):
+                while each.recv(64):
+                    pass
+        assert pair.open(lease)
+    finally:
+        for each in strangers:
+            each.close()
+
+
+MAKER = Maker(WEIGHTS, (b"a" * 32, b"b" * 32))
+ROW_BYTES = 300
+
+
+def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
+    """Return what a worker might send instead of a content."""
+    makers = (
+        replace(MAKER, weights=b"x" * 32),
+        replace(MAKER, layouts=(b"c" * 32, b"b" * 32)),
+    )
+    whole = MAKER.header(0, digest, SALT, memoryview(content)) + content
+    kind = rng.randrange(6)
+    if kind == 0:
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+        return bytes(flipped)
+    if kind == 1:
+        return whole[: rng.randrange(len(whole))]
+    if kind == 2:
+        return MAKER.header(0, digest, b"another", memoryview(content)) + content
+    if kind == 3:
+        return MAKER.header(0, bytes(32), SALT, memoryview(content)) + content
+    if kind == 4:
+        return MAKER.header(1, digest, SALT, memoryview(content)) + content
+    return makers[rng.randrange(2)].header(0, digest, SALT, memoryview(content)) + content
+
+
+def count_loaded(count: int) -> tuple[int, int]:
+    """Ask for contents of which only wrong ones come; return how many were taken, and how many refused."""
+    rng = random.Random(5)
+    digest = rng.randbytes(32)
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        send_frame(connection, Kind.CONTENTS, ITEM.pack(0, digest))
+        receive_frame(connection, 64, 5)
+        send_frame(connection, Kind.BLOCK, wrong_block(rng, digest, rng.randbytes(ROW_BYTES)))
+        with contextlib.suppress(OSError):
+            receive_frame(connection, 64, 5)
+
+    peers, num_loaded = PeerTier([ROW_BYTES, ROW_BYTES]), 0
+    peers.maker = MAKER
+    with lying(act) as address:
+        for number in range(count):
+            assert peers.open(address, "0" * 32, str(number), 1)
+            num_loaded += peers.read(0, digest, SALT) is not None
+            peers.close(str(number))
+    return num_loaded, peers.num_refused
+
+
+def test_nothing_wrong_is_loaded() -> None:
+    assert count_loaded(300) == (0, 300)
+
+
+@pytest.mark.slow
+def test_none_of_10000_wrong_contents_is_loaded() -> None:
+    assert count_loaded(10_000) == (0, 10_000)
+
+
+def test_a_right_content_is_loaded_from_the_same_server() -> None:
+    content = random.Random(1).randbytes(ROW_BYTES)
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        send_frame(connection, Kind.CONTENTS, ITEM.pack(0, bytes(32)))
+        receive_frame(connection, 64, 5)
+        send_frame(connection, Kind.BLOCK, MAKER.header(0, bytes(32), SALT, memoryview(content)) + content)
+
+    peers = PeerTier([ROW_BYTES])
+    peers.maker = MAKER
+    with lying(act) as address:
+        assert peers.open(address, "0" * 32, "r", 1)
+        read = peers.read(0, bytes(32), SALT)
+        peers.close("r")
+    assert read is not None
+    assert np.array_equal(read, np.frombuffer(content, np.uint8))
+    assert len(content) + HEADER_BYTES > HEADER_BYTES
+
+
+def test_a_worker_that_did_not_answer_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = PeerTier([ROW_BYTES])
+    peers.maker = MAKER
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    assert not peers.open(address, "0" * 32, "r", 1)
+
+    def fail(*arguments: object, **settings: object) -> None:
+        pytest.fail("it is asked again")
+
+    monkeypatch.setattr(peer_tier, "_open", fail)
+    assert not peers.open(address, "0" * 32, "r", 1)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "", ":7000", "a:b", "h:70000", "*"])
+def test_an_address_at_which_nobody_is_found_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_KV_ADDRESS"):
+        split_address(address)
+
+
+def test_addresses() -> None:
+    assert split_address("10.0.0.1:7000") == ("10.0.0.1", 7000)
+    assert split_address("[fd00::1]:7000") == ("fd00::1", 7000)
+    assert split_address("host") == ("host", 0)
+
+
+def test_a_port_that_is_taken_is_said_to_be(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match="HEADRACE_KV_ADDRESS"):
+        BlockServer(pair.giving.server.address, pair.giving.leases, lambda: None)
