@@ -24,7 +24,8 @@ COMMANDS = {
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
     "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
-    "served": f"{SMALL} --servers none",
+    # More tokens: streams over HTTP begin further apart, the more so on a busy machine.
+    "served": f"{SMALL} --new 64 --servers none",
     "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
     "startup": "--shapes 15m --device cpu",
 }
