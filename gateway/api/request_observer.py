@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -35,11 +36,14 @@ _TRACEPARENT = b"traceparent"
 # Names of OpenTelemetry's conventions for generative AI, for our kinds of answers.
 _OPERATIONS = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings", "score": "score"}
 _PLAIN, _PLAIN_CHAT = Sampling(), ChatOptions()
-# Parameters of sampling with one value, whose names are those of the API.
+# Parameters of sampling with one value, whose names are those of the API, besides those that are always told.
+_TOLD = ("temperature", "top_p", "seed")
 _SINGLE = tuple(
-    name for name, value in structs.asdict(_PLAIN).items() if isinstance(value, int | float) and name != "seed"
+    name for name, value in structs.asdict(_PLAIN).items() if isinstance(value, int | float) and name not in _TOLD
 )
 _LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids")
+_singles, _lists = attrgetter(*_SINGLE), attrgetter(*_LISTS)
+_PLAIN_SINGLES = _singles(_PLAIN)
 # Options of a chat template, by the parameters that they come from.
 _CHAT = {"tools": "tools", "variables": "chat_template_kwargs", "template": "chat_template"}
 
@@ -244,18 +248,23 @@ def _asked_parameters(generation: Generation) -> dict[str, int | float | str | b
     asked: dict[str, int | float | str | bool | None] = {
         "stream": generation.stream,
         "n": generation.num_choices,
-        "best_of": None if generation.ranking is None else generation.n,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "priority": generation.priority,
         "timeout": generation.timeout_s,
-        "echo": generation.echo or None,
         "truncate_prompt_tokens": generation.truncate_prompt_tokens,
-        # Without one of the client's choice, the next answer is another one, too.
-        "seed": sampling.seed if generation.deterministic and sampling.temperature > 0 else None,
     }
-    asked |= {name: value for name in _SINGLE if (value := getattr(sampling, name)) != getattr(_PLAIN, name)}
+    if generation.deterministic and sampling.temperature > 0:
+        # Without one of the client's choice, the next answer is another one, too.
+        asked["seed"] = sampling.seed
+    if generation.echo:
+        asked["echo"] = True
+    if generation.ranking is not None:
+        asked["best_of"] = generation.n
+    if (singles := _singles(sampling)) != _PLAIN_SINGLES:
+        told = zip(_SINGLE, singles, _PLAIN_SINGLES, strict=True)
+        asked |= {name: value for name, value, plain in told if value != plain}
     if sampling.logprobs is not None:
         is_chat = generation.kind == "chat"
         asked |= {"logprobs": True, "top_logprobs": sampling.logprobs} if is_chat else {"logprobs": sampling.logprobs}
@@ -272,7 +281,8 @@ def _not_kept(generation: Generation, *, keeps_texts: bool) -> tuple[str, ...]:
         keeps_texts: The end of the prompt and stop strings are kept.
     """
     sampling, prompts = generation.sampling, generation.prompts
-    found = [name for name in _LISTS if getattr(sampling, name)]
+    lists = _lists(sampling)
+    found = [name for name, value in zip(_LISTS, lists, strict=True) if value] if any(lists) else []
     if sampling.stop and not keeps_texts:
         found.append("stop")
     if generation.structured_output is not None:
@@ -281,7 +291,7 @@ def _not_kept(generation: Generation, *, keeps_texts: bool) -> tuple[str, ...]:
         found.append("reasoning_effort")
     if prompts:
         found += _not_kept_of_prompt(prompts[0], is_only=len(prompts) == 1)
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(found))) if found else ()
 
 
 def _excerpt(prompt: Prompt) -> str | None:
@@ -303,7 +313,7 @@ def _not_kept_of_prompt(prompt: Prompt, *, is_only: bool) -> Iterator[str]:
         yield "messages" if messages else "prompt"
     if prompt.suffix:
         yield "suffix"
-    if prompt.chat is not None:
+    if prompt.chat is not None and prompt.chat != _PLAIN_CHAT:
         for name, value in structs.asdict(prompt.chat).items():
             if value != getattr(_PLAIN_CHAT, name):
                 yield _CHAT.get(name, name)
