@@ -201,6 +201,7 @@ class Generation(Struct, frozen=True):
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
         base: The model that answers with the adapter that `model` names; None where it names a model.
         adapter: Digest of that adapter's content when the request came.
+        alias: The name that the client asked for, if it is an alias of `model`.
         reading: How the text is read, once the model's chat format is known; None where all of it is content.
     """
 
@@ -234,6 +235,12 @@ class Generation(Struct, frozen=True):
     is_resumable: bool = False
     base: str | None = None
     adapter: str | None = None
+    alias: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that the client asked for, and that its answer shows."""
+        return self.model if self.alias is None else self.alias
 
     @property
     def served_model(self) -> str:

@@ -53,6 +53,8 @@ class GatewayMetrics:
         retry_after_error_s: How much longer than told clients waited for a place; 0 for promises that were kept.
         by_model: Measurements of each model's requests.
         usage: What tenants have had, which NATS adds up.
+        canary_requests: By alias, its tenant, arm and outcome.
+        canary_rollbacks: By what was worse.
 
     The others are counters and gauges of `ROWS`; see there.
     """
@@ -93,6 +95,8 @@ class GatewayMetrics:
         self.by_model = RequestMetrics()
         self.usage = UsageLedger("interactive")
         self.answers = AnswerCounts()
+        self.canary_requests: Counter[tuple[str, str, str, str]] = Counter()
+        self.canary_rollbacks = Counter(dict.fromkeys(("errors", "ttft", "itl", "logprob"), 0))
 
 
 _COUNTERS = {
@@ -153,7 +157,19 @@ ROWS: Mapping[str, MetricRow] = MappingProxyType(
         **{key: MetricRow(f"headrace_{name}", "histogram", _OWN, text) for key, (name, text) in _HISTOGRAMS.items()},
     }
 )
-OTHER_ROWS = (_REQUESTS_ROW, _CPU_ROW, _MEMORY_ROW)
+_CANARY_ROW = MetricRow(
+    "headrace_canary_requests_total",
+    "counter",
+    ("process", "alias", "tenant", "arm", "outcome"),
+    "Requests of aliases with a canary, by arm: `answered`, `failed`; the times of each arm's model are its own.",
+)
+_ROLLBACKS_ROW = MetricRow(
+    "headrace_canary_rollbacks_total",
+    "counter",
+    ("process", "reason"),
+    "Canaries that this process has rolled back: for `errors`, `ttft`, `itl`, `logprob`.",
+)
+OTHER_ROWS = (_REQUESTS_ROW, _CPU_ROW, _MEMORY_ROW, _CANARY_ROW, _ROLLBACKS_ROW)
 
 
 class MetricsCollector(Collector):
@@ -170,6 +186,12 @@ class MetricsCollector(Collector):
         for (route, status), count in metrics.requests.items():
             add(requests, [process, route, str(status)], count)
         yield requests
+        canaries, rollbacks = _CANARY_ROW.family(), _ROLLBACKS_ROW.family()
+        for labels, count in metrics.canary_requests.items():
+            add(canaries, [process, *labels], count)
+        add(rollbacks, [process], metrics.canary_rollbacks)
+        yield canaries
+        yield rollbacks
         for attribute, row in ROWS.items():
             family = row.family()
             add(family, [process], getattr(metrics, attribute))

@@ -34,6 +34,7 @@ from shared.batch_streams import (
     jetstream_problem,
 )
 from shared.errors import DependencyError
+from shared.gateway_streams import aliases_config, streams_config
 from shared.nats_connection import is_clustered
 from shared.subjects import Queue, dead_letter_filter, encode_name, request_subject
 
@@ -45,7 +46,6 @@ RESPONSES_STREAM = "HR_RESPONSES"
 BATCHES_STREAM = "HR_BATCHES"
 USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
-STREAMS_STREAM = "HR_STREAMS"
 MEDIA_STREAM = "HR_MEDIA"
 
 # A counter with its headers.
@@ -86,6 +86,7 @@ class StreamLimits:
     streams_max_bytes: int = 128 << 20
     streams_max_age_s: float = 7200.0
     media_max_bytes: int = 512 << 20
+    aliases_max_bytes: int = 64 << 20
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
@@ -93,7 +94,11 @@ class StreamLimits:
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
     """Return the configurations of all streams but the batch queues."""
-    return _replicated([*_queue_configs(limits), *_record_configs(limits), _streams_config(limits)], limits)
+    gateways = [
+        streams_config(limits.streams_max_bytes, limits.streams_max_age_s),
+        aliases_config(limits.aliases_max_bytes),
+    ]
+    return _replicated([*_queue_configs(limits), *_record_configs(limits), *gateways], limits)
 
 
 def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
@@ -125,20 +130,6 @@ def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
             duplicate_window=10.0,
         ),
     ]
-
-
-def _streams_config(limits: StreamLimits) -> StreamConfig:
-    """Return the log of resumable streams. It is in memory: each token waits for it."""
-    return StreamConfig(
-        name=STREAMS_STREAM,
-        subjects=["hr.stream.>", "hr.fence.*"],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.MEMORY,
-        discard=DiscardPolicy.OLD,
-        max_msgs_per_subject=1,
-        max_bytes=limits.streams_max_bytes,
-        max_age=limits.streams_max_age_s,
-    )
 
 
 def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
@@ -296,13 +287,13 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
         )
 
 
-async def ensure_streams_stream(js: JetStreamContext, limits: StreamLimits) -> None:
-    """Make the log of resumable streams if it is missing: it lives in memory, so gateways may make it themselves.
+async def ensure_stream(js: JetStreamContext, name: str, limits: StreamLimits) -> None:
+    """Make a stream if it is missing, of those that gateways may make themselves.
 
     Raises:
         DependencyError: It is missing and we may not or cannot make it.
     """
-    await _ensure(js, _replicated([_streams_config(limits)], limits))
+    await _ensure(js, [config for config in stream_configs(limits) if config.name == name])
 
 
 async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:

@@ -18,6 +18,9 @@ hr.stream.<tenant>.<stream>.<...>   head, requests and pieces of a resumable str
 hr.stream.<tenant>.<key>.key        which stream an idempotency key stands for (the same stream)
 hr.stream._j.<writer>.<slot>        new entries of all streams that a gateway generates (the same stream)
 hr.media.<tenant>.<digest>.<n>      a piece of an image that requests refer to (stream `HR_MEDIA`)
+hr.alias                            the table of aliases (stream `HR_ALIASES`)
+hr.aliased                          each table once, as it is stored
+hr.canary.<canary>.<gateway>        what a gateway process has counted of a canary (the same stream)
 hr.fence.<writer>                   changed by whoever takes the streams of a gateway over (the same stream)
 hr.owner.<writer>                   calls to the gateway that generates streams
 hr.reply.<tenant>.<...>             batch results sent to a subject that the job names
@@ -59,6 +62,8 @@ _REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}"
 ALL_WORKERS = "hr.worker.*.*"
 ALL_GATEWAYS = "hr.gateway.*"
 ALL_HOSTS = "hr.host.*"
+ALIASES = "hr.alias"
+ALIAS_CHANGED = "hr.aliased"
 
 
 def encode_name(name: str) -> str:
@@ -321,3 +326,8 @@ def dead_letter_filter(model: str | None = None, lane: Lane | None = None, tenan
     """Subject filter of dead letters; None means any."""
     tokens = (model and encode_name(model), lane, tenant and encode_name(tenant))
     return ".".join(("hr.dead", *(token or "*" for token in tokens)))
+
+
+def canary_subject(canary: str, gateway: str) -> str:
+    """Return where a gateway process keeps its counts of a canary; `*` stands for any."""
+    return f"hr.canary.{canary}.{gateway}"

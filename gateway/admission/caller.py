@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterable
 from functools import cached_property
 
+from gateway.aliases.book import ArmProbe
+
 TICKET_HEADER = b"x-headrace-ticket"
 _ATTEMPT_HEADER = b"x-stainless-retry-count"
 _MAX_TICKET_BYTES = 64
@@ -26,6 +28,7 @@ class Caller:
         weight: Of its key.
         request_key: Ids of its sequences begin with it; None for any.
         body: Its body.
+        probe: Measures it for a canary.
         ticket: The ticket that it shows, or None.
         is_retry: Whether it says that it was sent before; None when it does not say.
     """
@@ -40,6 +43,7 @@ class Caller:
         traceparent: str | None = None,
         weight: float = 1.0,
         request_key: str | None = None,
+        probe: ArmProbe | None = None,
     ) -> None:
         """Read the headers; the body is hashed only when its hash is needed."""
         self.key_id = key_id
@@ -48,6 +52,7 @@ class Caller:
         self.traceparent = traceparent
         self.weight = weight
         self.request_key = request_key
+        self.probe = probe
         self.ticket: str | None = None
         self.is_retry: bool | None = None
         self.body = body

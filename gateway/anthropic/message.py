@@ -133,7 +133,7 @@ class WholeMessage(Answer):
 
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked)
-        self._model = asked.generation.model
+        self._model = asked.generation.name
         self._token = asked.stamp.token
         self._blocks = BlockList(asked.stamp.derived)
         self._choice = MessageChoice(self, asked.generation.reading, self._blocks)
@@ -166,7 +166,7 @@ class _StreamedChoice(MessageChoice):
         self._events_of_blocks = BlockEvents(asked.stamp.derived)
         super().__init__(answer, asked.generation.reading, self._events_of_blocks)
         self._stream = stream
-        self._model = asked.generation.model
+        self._model = asked.generation.name
         self._token = asked.stamp.token
         self._has_begun = False
 

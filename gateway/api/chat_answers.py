@@ -251,7 +251,7 @@ class AnswerIdentity(Struct, frozen=True):
         """Identify an answer, a new one without a stamp; its id has the prefix that its endpoint's clients know."""
         prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
         stamp = stamp or AnswerStamp.new()
-        return cls(prefix + stamp.token, generation.kind, generation.model, stamp.created, fingerprint, stamp)
+        return cls(prefix + stamp.token, generation.kind, generation.name, stamp.created, fingerprint, stamp)
 
     def call_id(self, choice: int, call: int) -> str:
         """Return the id of a call of a choice, which the client names when it gives the call's result."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from msgspec import Struct
 
@@ -18,6 +19,8 @@ from gateway.admission.caller import Caller
 from gateway.admission.hold_times import AnswerPlaces
 from gateway.admission.limits import Lease, reserved_output, reserved_tokens
 from gateway.admission.shedding import Shedder
+from gateway.aliases.book import ArmProbe, conversation_of
+from gateway.aliases.table import no_such_model
 from gateway.api.answer import Answer, Asked, Outcome, ResponseHead, StreamParts
 from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Endpoint, GenerationStart
@@ -30,7 +33,7 @@ from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
 from gateway.api.watermark import with_watermark
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.errors import ApiError, model_not_found
+from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
@@ -56,6 +59,13 @@ class _Visit(Struct):
     principal: Principal
     body: bytes
     key: IdempotencyKey | None = None
+    probe: ArmProbe | None = None
+
+    def failed(self, error: ApiError) -> None:
+        """Note that it is not answered."""
+        self.record.failed(error)
+        if self.probe is not None:
+            self.probe.failed(error)
 
     @property
     def is_repeatable(self) -> bool:
@@ -130,13 +140,30 @@ class GenerationService:
         try:
             known = self._known_answer(visit)
             generation = await self._parsed(visit) if known is None else known.generation
+            generation = await self._resolved(visit, generation)
             visit.record.parsed(principal, generation)
             self._observer.parsed(visit.record)
-            principal.check_model(generation.model)
+            principal.check_model(generation.name)
             principal.check_priority(generation.priority)
             head.status = await self._answer(visit, generation, known)
+        except ApiError as error:
+            if visit.probe is not None:
+                visit.probe.failed(error)
+            raise
         finally:
             self._give_place_back(principal.key_id, place)
+
+    async def _resolved(self, visit: _Visit, generation: Generation) -> Generation:
+        """Return a generation with the model that its name stands for; one from `_known_answer` has it."""
+        if generation.alias is not None or not self._services.aliases.table.aliases:
+            return generation
+        services, tenant, fleet = self._services, visit.principal.tenant, self._dispatcher.fleet
+        conversation = b""
+        if services.aliases.has_canary(generation, tenant, fleet):
+            read = partial(conversation_of, generation, visit.body)
+            conversation = await services.bodies.read_kept(tenant, len(visit.body), read)
+        generation, visit.probe = services.aliases.split(generation, tenant, fleet, conversation)
+        return generation
 
     def _known_answer(self, visit: _Visit) -> RepeatedAnswer | None:
         """Return the answer to a body that was answered from the cache lately, if its client may and would have it."""
@@ -148,7 +175,9 @@ class GenerationService:
             # The tenant's answers have been marked since, or with another secret.
             return None
         # A body that names no model is read by the models that its key may use.
-        if known is None or not principal.can_use(known.generation.model):
+        if known is None or not principal.can_use(known.generation.name):
+            return None
+        if not self._services.aliases.is_current(known.generation, principal.tenant, self._dispatcher.fleet):
             return None
         return None if _wants_fresh(visit.exchange.head.headers) else known
 
@@ -191,7 +220,7 @@ class GenerationService:
         try:
             visit.head.limits = lease.headers
             if load is None:
-                raise model_not_found(generation.model)
+                raise no_such_model(generation.name, generation.model)
             if known is None:
                 generation = await self._read(generation, load, visit.principal.tenant)
             visit.head.first_event = 0 if generation.is_resumable else None
@@ -211,7 +240,7 @@ class GenerationService:
             except ApiError as error:
                 # Not admitted. The answer may have begun with a keep-alive meanwhile, so it must say so itself.
                 tokens_used = 0
-                visit.record.failed(error)
+                visit.failed(error)
                 answer.fail(error)
                 return error.status
             finally:
@@ -272,7 +301,9 @@ class GenerationService:
     def _caller(self, visit: _Visit) -> Caller:
         principal, headers = visit.principal, visit.exchange.head.headers
         names, key = (visit.head.request_id, visit.record.traceparent), visit.record.key
-        return Caller(principal.key_id, principal.tenant, headers, visit.body, *names, principal.weight, key)
+        return Caller(
+            principal.key_id, principal.tenant, headers, visit.body, *names, principal.weight, key, visit.probe
+        )
 
     async def _ended(self, visit: _Visit, answer: Answer, membership: Membership, *, is_streamed: bool) -> Outcome:
         visit.body = b""
@@ -317,6 +348,8 @@ class GenerationService:
                 media = (ref for prompt in generation.prompts for ref in prompt.media)
                 self._services.images.forget(media, visit.principal.tenant)
         is_complete = outcome is Outcome.COMPLETED
+        if visit.probe is not None and visit.record.source == "generated" and (is_complete or answer.error is not None):
+            visit.probe.ended(answer.error, head.started, answer.first_token_at, usage.completion_tokens)
         # A refused request has no answer to count; its client may have made the model's name up.
         is_answered = answer.error is None or answer.first_token_at is not None or usage.prompt_tokens > 0
         if is_answered and not membership.is_counted_elsewhere and not visit.principal.is_probe:

@@ -11,10 +11,12 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 from msgspec import Struct
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
+from gateway.aliases.book import LogprobTap
 from gateway.api.model_abilities import check_length, check_task
 from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.sequences import SequenceWindow, wire_requests
@@ -221,6 +223,12 @@ class GenerationStarter:
                 dispatcher.wake_soon(model)
             raise
         expires_at = asyncio.get_running_loop().time() + timeout_s
+        probe, hides = caller.probe, generation.sampling.logprobs is None
+        # Another gateway that takes a stream over shows all that its requests ask for, so nothing is added to these.
+        is_tapped = generation.pooling is None and not (hides and requests is not None)
+        if probe is not None and probe.wants_logprobs and is_tapped:
+            sinks = [LogprobTap(sink, probe, hides=hides) for sink in sinks]
+            generation = _with_logprobs(generation)
         wire = self.requests(generation, caller) if requests is None else requests
 
         def submit(index: int, sink: Sink) -> Flight:
@@ -242,6 +250,13 @@ class GenerationStarter:
             # A worker of another revision may have begun or ended it: it is no answer of those that the key names.
             return
         self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
+
+
+def _with_logprobs(generation: Generation) -> Generation:
+    """Return a generation whose tokens have log probabilities."""
+    if generation.sampling.logprobs is not None:
+        return generation
+    return msgspec.structs.replace(generation, sampling=msgspec.structs.replace(generation.sampling, logprobs=0))
 
 
 def _is_free(load: FleetLoad | None, generation: Generation) -> bool:

@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.admission.auth import KeyStore, Principal
 from gateway.admission.limits import RateLimiter
+from gateway.aliases.book import AliasBook
+from gateway.aliases.table import no_such_model
 from gateway.api.door import head_of
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.model_abilities import check_sees
@@ -63,7 +65,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
 class ModelAnswer(Struct, forbid_unknown_fields=True):
     """A model that live workers serve. `max_model_len` is its context in tokens; then Anthropic's names.
 
-    `parent` is the model that an adapter is beside. What a model reads is null while no worker has said it.
+    `root` is what an alias stands for, `parent` the model that an adapter is beside. What a model reads is null while
+    no worker has said it.
     """
 
     id: str
@@ -157,6 +160,7 @@ class RouteServices:
     metrics: GatewayMetrics
     images: ImageIntake
     bodies: LargeBodies = field(default_factory=LargeBodies)
+    aliases: AliasBook = field(default_factory=AliasBook)
 
     async def read_body(
         self, request: Request, principal: Principal, parse: Callable[[bytes, BodyRules], Result]
@@ -189,11 +193,12 @@ class RouteServices:
         if model is not None:
             if not principal.can_use(model):
                 raise model_not_found(model)
+            name, model = model, self.aliases.target(model, principal.tenant, self.fleet)
             # An adapter reads texts as its model does.
-            model = self.fleet.adapters().get(model, model)
-            if model not in self.fleet.models() and self.fleet.coming(model) is None:
-                raise model_not_found(model)
-            return model
+            served = self.fleet.adapters().get(model, model)
+            if served not in self.fleet.models() and self.fleet.coming(served) is None:
+                raise no_such_model(name, model)
+            return served
         only = self.only_model(principal)
         if only is None:
             raise missing_parameter("model")
@@ -322,22 +327,26 @@ class Routes:
 
     async def _list_models(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
-        fleet = self._services.fleet
-        names = [model for model in (*fleet.served_models(), *fleet.adapters()) if principal.can_use(model)]
+        names = [name for name in self._names(principal) if principal.can_use(name)]
         first, last = (names[0], names[-1]) if names else (None, None)
-        return json_response(ModelList("list", [self._model(name) for name in names], False, first, last))
+        return json_response(ModelList("list", [self._model(name, principal) for name in names], False, first, last))
 
     async def _show_model(self, request: Request, principal: Principal | None) -> Response:
         assert principal is not None
         name: str = request.path_params["model"]
-        fleet = self._services.fleet
-        if not principal.can_use(name) or name not in {*fleet.served_models(), *fleet.adapters()}:
+        if not principal.can_use(name) or name not in self._names(principal):
             raise model_not_found(name)
-        return json_response(self._model(name))
+        return json_response(self._model(name, principal))
 
-    def _model(self, name: str) -> ModelAnswer:
-        parent = self._services.fleet.adapters().get(name)
-        load = self._services.fleet.load(parent or name)
+    def _names(self, principal: Principal) -> list[str]:
+        fleet = self._services.fleet
+        return [*fleet.served_models(), *fleet.adapters(), *self._services.aliases.visible(principal.tenant, fleet)]
+
+    def _model(self, name: str, principal: Principal) -> ModelAnswer:
+        fleet = self._services.fleet
+        target = self._services.aliases.target(name, principal.tenant, fleet)
+        parent = fleet.adapters().get(target)
+        load = fleet.load(parent or target)
         max_model_len = load.max_model_len or None if load is not None else None
         sees = _sees(load) if self._services.config.max_images else False
         return ModelAnswer(
@@ -345,7 +354,7 @@ class Routes:
             object="model",
             created=self._created,
             owned_by="headrace",
-            root=name,
+            root=target,
             parent=parent,
             max_model_len=max_model_len,
             type="model",

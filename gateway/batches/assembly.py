@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import Request
@@ -48,8 +49,18 @@ async def batch_routes(
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
     catalog = FileCatalog(store, name, services.config.files_tenant_bytes, services.metrics)
     log, clock, fleet = BatchLog(nats), dispatcher.clock, dispatcher.fleet
+    settled = partial(services.aliases.settled, fleet=fleet)
     driver_services = DriverServices(
-        nats, log, catalog, kept, clock, services.bodies, services.images, fleet.models, services.keys.watermark_of
+        nats,
+        log,
+        catalog,
+        kept,
+        clock,
+        services.bodies,
+        services.images,
+        fleet.models,
+        services.keys.watermark_of,
+        settled,
     )
     drivers = BatchDrivers(driver_services, services.metrics, dispatcher.name)
     stack.push_async_callback(drivers.close)

@@ -28,6 +28,7 @@ from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
 from gateway.files.object_store import MissingObjectError
 from gateway.files.objects import FileRecord
+from gateway.generation import Generation
 from gateway.media.intake import ImageIntake
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
@@ -65,6 +66,7 @@ class DriverServices:
     images: ImageIntake
     served: Callable[[], list[str]]
     watermark_of: Callable[[str], str | None]
+    settled: Callable[[Generation, str], Generation]
 
     @property
     def max_line_bytes(self) -> int:
@@ -126,7 +128,11 @@ class BatchDriver:
 
         async def check() -> InputCheck:
             checking = InputCheck(
-                record, services.max_line_bytes, services.served, services.watermark_of(record.tenant)
+                record,
+                services.max_line_bytes,
+                services.served,
+                services.watermark_of(record.tenant),
+                lambda generation: services.settled(generation, record.tenant),
             )
             await checking.run(services.catalog, file, services.bodies)
             return checking
@@ -258,11 +264,14 @@ class BatchDriver:
 
         watermark = services.watermark_of(record.tenant)
 
+        def settled(generation: Generation) -> Generation:
+            return services.settled(generation, record.tenant)
+
         def read() -> BatchLine:
             fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
             now = services.clock.now()
             who = watermark, record.key, record.weight
-            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, *who)
+            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, *who, settled)
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
         return await self._with_images(line)

@@ -123,6 +123,7 @@ def read_openai_line(
     watermark: str | None = None,
     key: str = "",
     weight: float = 1.0,
+    settled: Callable[[Generation], Generation] = lambda generation: generation,
 ) -> BatchLine:
     """Return the jobs of a line; a bad line is a `BadRequestError` that names the field.
 
@@ -135,6 +136,7 @@ def read_openai_line(
         watermark: The tenant's secret, if its answers are marked.
         key: Of whom they are within the tenant: keys are served in turns.
         weight: Of the key.
+        settled: Puts the model in the place of an alias.
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
@@ -148,7 +150,7 @@ def read_openai_line(
     if not isinstance(url, str) or url not in PARSERS:
         raise BadRequestError(f"url has to be one of {', '.join(PARSERS)}", "url", "invalid_url")
     try:
-        generation = with_watermark(PARSERS[url](json.dumps(body).encode()), watermark)
+        generation = with_watermark(settled(PARSERS[url](json.dumps(body).encode())), watermark)
         check_watermark(generation)
     except ApiError as error:
         param = "body" if error.param is None else f"body.{error.param}"
@@ -227,7 +229,7 @@ def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dic
         chat_format=result.chat_format or None,
         includes_reasoning=generation.includes_reasoning,
     )
-    record = ResponseRecord(result.tenant, generation.model, generation.draft, b"", job)
+    record = ResponseRecord(result.tenant, generation.name, generation.draft, b"", job)
     output = ResponseOutput(generation.draft)
     return ended_response(record, result, read_result(record, result, output), output)
 
@@ -273,7 +275,7 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
             choices.append(CompletionChoice(index, result.text, None, reason))
     created = int(max(result.completed for result in results))
     prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
-    identity = AnswerIdentity(prefix + results[0].id, generation.kind, generation.model, created)
+    identity = AnswerIdentity(prefix + results[0].id, generation.kind, generation.name, created)
     answer: dict[str, Any] = msgspec.to_builtins(identity.whole(choices, usage_answer(totals)))
     return answer
 
@@ -316,4 +318,4 @@ def _vectors(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
         data.append({"object": "embedding", "index": index, "embedding": written})
     num_tokens = sum(result.prompt_tokens for result in results)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return {"object": "list", "data": data, "model": line.generation.model, "usage": usage}
+    return {"object": "list", "data": data, "model": line.generation.name, "usage": usage}

@@ -14,6 +14,7 @@ from gateway.batches.line import read_openai_line
 from gateway.batches.record import BatchError, BatchRecord
 from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
+from gateway.generation import Generation
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.errors import BadRequestError, InvalidNameError
 from shared.subjects import check_name
@@ -31,6 +32,7 @@ class InputCheck:
 
     Attributes:
         served: Returns the models that workers serve; of a model that none serves while others are, lines are refused.
+        settled: Puts the model in the place of an alias.
         num_lines: Lines so far that are not blank.
         errors: What is wrong, the first `MAX_ERRORS`.
     """
@@ -39,6 +41,7 @@ class InputCheck:
     max_line_bytes: int
     served: Callable[[], list[str]]
     watermark: str | None = None
+    settled: Callable[[Generation], Generation] = lambda generation: generation
     num_lines: int = 0
     errors: list[BatchError] = field(default_factory=list)
     _ids: dict[bytes, int] = field(default_factory=dict)
@@ -98,23 +101,23 @@ class InputCheck:
                 f"'{str(url)[:128]}'. It should match the batch API endpoint: '{record.endpoint}'."
             )
             raise BadRequestError(message, "url", "invalid_url")
-        parsed = read_openai_line(fields, record.tenant, record.id, watermark=self.watermark)
+        parsed = read_openai_line(fields, record.tenant, record.id, watermark=self.watermark, settled=self.settled)
         digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "replace"), digest_size=16).digest()
         first = self._ids.setdefault(digest, line.number)
         if first != line.number:
             message = f"The custom_id {parsed.custom_id[:128]!r} is that of line {first} too. Each line needs its own."
             raise BadRequestError(message, "custom_id", "duplicate_custom_id")
-        self._check_model(parsed.generation.model)
+        self._check_model(parsed.generation.name, parsed.generation.model)
         most = MAX_JOB_PRIORITY if record.max_priority is None else min(MAX_JOB_PRIORITY, record.max_priority)
         if parsed.generation.priority > most:
             raise BadRequestError(f"'priority' of a batch may be at most {most} here.", "body.priority")
 
-    def _check_model(self, model: str) -> None:
+    def _check_model(self, model: str, target: str) -> None:
         try:
             check_name(model)
         except InvalidNameError as error:
             raise BadRequestError(f"model: {error}", "body.model") from None
         served, allowed = self.served(), self.record.models
-        if (allowed is not None and model not in allowed) or (served and model not in served):
+        if (allowed is not None and model not in allowed) or (served and target not in served):
             message = f"The model {model[:128]!r} does not exist or this key may not use it."
             raise BadRequestError(message, "body.model", "model_not_found")

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.fleet.deaths import Death
-from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of, unclaimed_of
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.last_services import LastServices
 from gateway.fleet.liveness import FleetLimits, Liveness
@@ -188,6 +188,10 @@ class Fleet:
             return None
         return self.hosted.find(model, sum(beat.model == model for beat in self.liveness.live()))
 
+    def knows(self, name: str) -> bool:
+        """Whether a name is that of a model which live workers serve, or served minutes ago."""
+        return name in self._known_models
+
     def adapters(self) -> dict[str, str]:
         """Return the models of adapters that all their takers have with equal content, by the adapters' names."""
         found: dict[str, str] = {}
@@ -330,7 +334,7 @@ def _fleet_load(
     waiting: tuple[int, int],
     traits: _AnswerTraits,
 ) -> FleetLoad:
-    unclaimed = [_unclaimed(gateway, model) for gateway in gateways]
+    unclaimed = [unclaimed_of(gateway, model) for gateway in gateways]
     revisions = tuple(sorted({h.revision for h in workers}))
     return FleetLoad(
         model=model,
@@ -359,13 +363,6 @@ def _fleet_load(
         spec_decode_num_draft_tokens=sum(h.spec_decode_num_draft_tokens for h in workers),
         spec_decode_num_accepted_tokens=sum(h.spec_decode_num_accepted_tokens for h in workers),
     )
-
-
-def _unclaimed(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
-    """Return what waits at another gateway for this model; one of an older version tells of all models together."""
-    if gateway.unclaimed_of is None:
-        return gateway.unclaimed, gateway.unclaimed_tokens
-    return gateway.unclaimed_of.get(model, (0, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,3 +176,10 @@ def credible_waiting(
 
 def _of_batch_lane(worker: Heartbeat) -> int:
     return 0 if worker.metrics is None else worker.metrics.waiting_batch
+
+
+def unclaimed_of(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
+    """Return what waits at another gateway for this model; one of an older version tells of all models together."""
+    if gateway.unclaimed_of is None:
+        return gateway.unclaimed, gateway.unclaimed_tokens
+    return gateway.unclaimed_of.get(model, (0, 0))

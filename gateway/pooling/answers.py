@@ -131,7 +131,7 @@ class NumbersAnswer(Answer, Generic[Value]):
     def __init__(self, asked: Asked) -> None:
         generation = asked.generation
         super().__init__(asked)
-        self._model = generation.model
+        self._model = generation.name
         self._values: list[Value | None] = [None] * generation.num_sequences
         self.sinks = [_NumbersSink(self, index) for index in range(generation.num_sequences)]
 

@@ -23,6 +23,7 @@ from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
 from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
+from gateway.api.alias_routes import alias_routes
 from gateway.api.app import ALWAYS_SERVED, create_app
 from gateway.api.door import Application
 from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
@@ -137,7 +138,7 @@ async def assemble(
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     needs, drift = _needs(config, dispatcher, shedder), drift_watch(nats, dispatcher)
     registry = await stack.enter_async_context(scrape_registry(nats, dispatcher, needs, drift, slot, board, tasks))
-    console = await _console(services, nats, dispatcher, drift)
+    console = await _console(stack, services, nats, dispatcher, drift, tasks)
     told = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry, needs, console)
     operator_handler = AsgiHandler(with_playground(create_operator_app(told), application), config.max_body_bytes)
     operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
@@ -158,9 +159,14 @@ async def _count_usage(
 
 
 async def _console(
-    services: RouteServices, nats: DirectClient, dispatcher: Dispatcher, drift: DriftWatch
+    stack: contextlib.AsyncExitStack,
+    services: RouteServices,
+    nats: DirectClient,
+    dispatcher: Dispatcher,
+    drift: DriftWatch,
+    tasks: TaskSupervisor,
 ) -> list[OperatorRoute]:
-    """Return the routes of the console, and begin to tell other gateways what this one keeps of requests."""
+    """Return the routes of the console and of aliases, and begin to tell other gateways what this one has."""
     config, timelines = services.config, dispatcher.counts.timelines
     own = partial(own_counts, dispatcher.name, dispatcher, services.metrics)
     exchange = TimelineExchange(nats, timelines, lambda: dispatcher.fleet.gateways, own)
@@ -169,7 +175,8 @@ async def _console(
     path = None if config.keys_file is None else Path(config.keys_file)
     key_file = ConsoleKeys(path, config.audit_file, asks_for_key=config.operator_key is not None)
     shown = ConsoleServices(now, exchange, js, services.keys, key_file, drift, cost, shows_prompts=config.log_prompts)
-    return ConsoleRoutes(shown).routes()
+    aliases = await alias_routes(stack, services, nats, dispatcher.name, tasks)
+    return [*ConsoleRoutes(shown).routes(), *aliases]
 
 
 def _images(config: GatewayConfig, nats: DirectClient) -> ImageIntake:

@@ -202,7 +202,8 @@ async def submit_job(
         queue, stream_seq = await jobs.publish(request)
         job = BackgroundJob.of(generation, stream_seq, now + timeout_s, queue)
         response = msgspec.json.encode(response_fields(draft, "queued"))
-        record = ResponseRecord(caller.tenant, generation.model, draft, response, job)
+        served = None if generation.alias is None else generation.model
+        record = ResponseRecord(caller.tenant, generation.name, draft, response, job, served)
         await _store_or_cancel(store, record)
         return record, watch
     except BaseException:

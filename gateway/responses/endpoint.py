@@ -140,11 +140,11 @@ class ResponsesEndpoint(Endpoint):
 
     def _keeping(self, asked: Asked) -> Keeping:
         return Keeping(
-            partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant, asked.generation.model)
+            partial(self._keep, asked.principal), self._store.seal_of(asked.principal.tenant, asked.generation.name)
         )
 
     async def _keep(self, principal: Principal, generation: ResponseGeneration, response: dict[str, Any]) -> bool:
-        record = ResponseRecord(principal.tenant, generation.model, generation.draft, msgspec.json.encode(response))
+        record = ResponseRecord(principal.tenant, generation.name, generation.draft, msgspec.json.encode(response))
         try:
             await self._store.log.put(record)
         except ResponseLogError as error:

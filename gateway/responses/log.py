@@ -39,10 +39,11 @@ class ResponseRecord(Struct, frozen=True, array_like=True, tag="response_1"):
 
     Attributes:
         tenant: Whose it is; compared with who asks, besides being part of the subject.
-        model: Which it was asked of.
+        model: Which it was asked of; an alias, perhaps.
         draft: The response without its output, and the items of its request.
         response: JSON of the whole response; of one that is computed in the background, as it was at its begin.
         job: What computes it in the background.
+        served: The model that computes it, if it was asked of an alias.
     """
 
     tenant: str
@@ -50,6 +51,7 @@ class ResponseRecord(Struct, frozen=True, array_like=True, tag="response_1"):
     draft: ResponseDraft
     response: bytes
     job: BackgroundJob | None = None
+    served: str | None = None
 
 
 class _DraftInPieces(ResponseDraft, frozen=True, kw_only=True):
@@ -81,7 +83,7 @@ def decode_record(payload: bytes) -> ResponseRecord:
     pieces = _decode_pieces(payload)
     fields = {name: getattr(pieces.draft, name) for name in ResponseDraft.__struct_fields__}
     draft = ResponseDraft(**fields | {"input": [_decode_item(item) for item in pieces.draft.input]})
-    return ResponseRecord(pieces.tenant, pieces.model, draft, pieces.response, pieces.job)
+    return ResponseRecord(pieces.tenant, pieces.model, draft, pieces.response, pieces.job, pieces.served)
 
 
 def turn_of(record: ResponseRecord) -> list[ItemBody]:

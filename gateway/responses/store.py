@@ -193,7 +193,7 @@ class ResponseStore:
 def job_of(record: ResponseRecord) -> JobRef | None:
     """Return the job that computes a response, if one does."""
     job = record.job
-    return None if job is None else JobRef(record.tenant, record.model, record.draft.id, job)
+    return None if job is None else JobRef(record.tenant, record.served or record.model, record.draft.id, job)
 
 
 def ended_response(

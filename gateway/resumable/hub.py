@@ -201,7 +201,7 @@ class StreamHub:
             id=caller.request_id,
             tenant=caller.tenant,
             key_id=caller.key_id,
-            model=generation.model,
+            model=generation.name,
             form=StreamForm.of(generation, endpoint),
             stamp=stamped.stamp,
             fingerprint=stamped.fingerprint,

@@ -24,9 +24,10 @@ from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_
 from gateway.resumable.store import MessageStore
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
+from shared.gateway_streams import STREAMS_STREAM
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.streams import STREAMS_STREAM, StreamLimits, ensure_streams_stream
+from shared.streams import StreamLimits, ensure_stream
 from shared.subjects import decode_name, stream_subject, streams_filter
 from shared.tenant_bounds import TenantBound
 
@@ -85,7 +86,7 @@ class StreamLog:
 
     async def ensure(self) -> None:
         """Make the JetStream stream if it is missing; raise `DependencyError` if that fails."""
-        await ensure_streams_stream(self._js, self._limits)
+        await ensure_stream(self._js, STREAMS_STREAM, self._limits)
 
     async def create(self, head: StreamHead, requests: Sequence[bytes]) -> int:
         """Store a new stream, its head last; return the number of that.

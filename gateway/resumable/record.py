@@ -52,6 +52,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
         has_ids: Events have ids, so that the stream can be resumed.
         chat_format: Format of the text; None where all of it is content.
         grammar_field: Which field a fault of the grammar is told of.
+        served: The model that answers, if the client asked for an alias.
     """
 
     endpoint: str
@@ -69,6 +70,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: ToolUse | None = None
     includes_reasoning: bool = True
     grammar_field: str = "tools"
+    served: str | None = None
 
     @classmethod
     def of(cls, generation: Generation, endpoint: str) -> StreamForm:
@@ -90,6 +92,7 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
             tools=None if reading is None else generation.tools,
             includes_reasoning=generation.includes_reasoning,
             grammar_field="tools" if asked is None else asked.field,
+            served=None if generation.alias is None else generation.model,
         )
 
     def generation(self, model: str) -> Generation:
@@ -99,7 +102,8 @@ class StreamForm(Struct, frozen=True, kw_only=True, omit_defaults=True):
             reading = reading_of(self.chat_format, self.tools or NO_TOOLS, self.includes_reasoning)
         return Generation(
             kind=self.kind,
-            model=model,
+            model=self.served or model,
+            alias=None if self.served is None else model,
             prompts=tuple(Prompt(tokens) for tokens in self.prompt_tokens),
             n=self.n,
             sampling=Sampling(max_tokens=self.max_tokens),

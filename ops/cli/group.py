@@ -73,6 +73,8 @@ _COMMANDS = (
     "cordon",
     "uncordon",
     "role",
+    "alias",
+    "canary",
     "batch",
     "usage",
     "top",

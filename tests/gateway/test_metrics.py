@@ -25,8 +25,9 @@ def scrape(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
 def test_every_attribute_is_exported() -> None:
     metrics = GatewayMetrics()
     metrics.requests[("chat", 200)] += 2
-    for name in ("shed", "promises", "limited", "redispatches", "sequences", "dead_letters"):
+    for name in ("shed", "promises", "limited", "redispatches", "sequences", "dead_letters", "canary_rollbacks"):
         getattr(metrics, name)["why"] += 1
+    metrics.canary_requests["chat", "", "canary", "failed"] += 3
     for name in vars(GatewayMetrics()):
         if isinstance(getattr(metrics, name), int) and not isinstance(getattr(metrics, name), bool):
             setattr(metrics, name, 7)
@@ -38,6 +39,8 @@ def test_every_attribute_is_exported() -> None:
     values = scrape(metrics)
     assert values["headrace_requests_total", "chat,200"] == 2
     assert values["headrace_shed_total", "why"] == 1
+    assert values["headrace_canary_requests_total", "chat,canary,failed,"] == 3
+    assert values["headrace_canary_rollbacks_total", "why"] == 1
     assert values["headrace_is_redis_open", ""] == 1
     assert values["headrace_active_streams", ""] == 7
     assert values["headrace_completion_tokens_total", ""] == 7

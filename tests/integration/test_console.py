@@ -10,7 +10,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from ops.stack.config import DEMO_MODEL
 from tests.integration.browser import CHROMIUM, Page, browsing
+from tests.integration.hosted import load_on, order, wait_for_state
 from tests.integration.system import System, running_system
 from tests.waiting import wait_for
 
@@ -21,7 +23,9 @@ EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.tit
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("console")
-    with running_system(directory, "--simulate", "5", "--log-prompts") as system:
+    with running_system(
+        directory, "--simulate", "5", "--log-prompts", "--models-dir", str(DEMO_MODEL.parent)
+    ) as system:
         yield system
 
 
@@ -40,7 +44,11 @@ def page(system: System, browser: Page) -> Page:
     browser.wait("Boolean(document.querySelector('nav')) && location.protocol === 'http:'")
     key = json.dumps(system.info["operator_key"])
     browser.run(f"sessionStorage.setItem('headrace-operator-key', {key}); localStorage.clear(); location.hash = ''")
-    browser.run("document.getElementById('login').open && document.getElementById('login').close()")
+    # A dialog that is open by now stores what is in its field when it closes.
+    browser.run(f"""(() => {{
+        document.getElementById('operator-key').value = {key};
+        if (document.getElementById('login').open) document.getElementById('login').close();
+    }})()""")
     browser.problems.clear()
     browser.open("about:blank")
     browser.open(console(system))
@@ -188,6 +196,55 @@ def test_key_is_made_used_and_revoked(system: System, page: Page) -> None:
     assert key not in "".join(lines)
 
 
+@pytest.fixture
+def canary(system: System) -> Iterator[str]:
+    """The model of a canary of the alias `chat`, which has half of it; both are served by simulated engines."""
+    model = "the-other-model"
+    order(system, "load", model, path=DEMO_MODEL.name)
+    wait_for_state(system, model, "awake", 120)
+    assert post(system, "aliases", name="chat", model=system.model).status_code == 200
+    assert post(system, "canaries", alias="chat", model=model, percent=50).status_code == 200
+    yield model
+    assert post(system, "aliases/remove", name="chat").status_code == 200
+    order(system, "unload", model)
+    # Other tests count the models that there are.
+    wait_for(lambda: [each.id for each in system.client().models.list()] == ["headrace-demo"])
+
+
+def post(system: System, path: str, **body: object) -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {system.info['operator_key']}"}
+    return httpx2.post(f"{console(system).removesuffix('console')}v1/{path}", headers=headers, json=body)
+
+
+def test_canary_is_compared_and_rolled_back_by_a_person_while_requests_go_on(
+    system: System, page: Page, canary: str
+) -> None:
+    page.press("6")
+    page.wait_text("Canary of chat: 50% of conversations")
+    page.wait_text("judged after 100 more requests", ".canary")
+
+    def ask_one(number: int) -> None:
+        assert ask(system, f"canary-{number}", f"prompt {number}", model="chat").json()["model"] == "chat"
+
+    with load_on(ask_one, 2) as answered:
+        requests = "[...document.querySelectorAll('.canary tbody tr')].map((row) => Number(row.cells[2].textContent))"
+        page.wait(f"{requests}.every((count) => count > 3)")
+        shown = page.text(".canary tbody")
+        assert shown.index("stable") < shown.index(system.model) < shown.index("canary") < shown.index(canary)
+        page.run("window.confirm = (text) => { window.confirmed = text; return true; }")
+        page.click(".canary button", "Roll back")
+        page.wait_text("Canary of chat: rolled back")
+        page.wait_text("by an operator", ".canary")
+        count = len(answered)
+        wait_for(lambda: len(answered) > count + 10)
+    assert page.run("window.confirmed").startswith(f"Send all requests of chat to {system.model}?")
+    assert page.run("document.querySelectorAll('.canary button').length") == 0
+    assert page.problems == []
+    lines = (system.ready_file.parent / "state" / "audit.jsonl").read_text().splitlines()
+    (line,) = [entry for entry in map(json.loads, lines) if entry["action"] == "canary.rollback"]
+    assert (line["outcome"], line["what"]["alias"]) == ("done", "chat")
+
+
 def test_request_is_asked_again_with_tools_and_an_image(system: System, page: Page) -> None:
     chosen = {"temperature": 0.25, "top_p": 0.5, "stop": ["zzz"]}
     assert ask(system, "again", "tell me of mills", **chosen).status_code == 200
@@ -262,6 +319,8 @@ def test_views_of_tenants_and_dead_letters_are_reached_by_keys(page: Page) -> No
     page.wait_text("headrace-demo")
     page.press("5")
     page.wait_text("0 in all")
+    page.press("6")
+    page.wait_text("Aliases and canaries")
     page.press("1")
     page.wait_text("Gateways")
     assert page.problems == []
@@ -273,7 +332,7 @@ def test_pages_fit_and_are_readable_in_both_themes(system: System, page: Page, t
     assert ask(system, "seen").status_code == 200
     page.size(width, 800)
     page.run(f"document.documentElement.dataset.theme = '{theme}'")
-    for place in ("now", "request/seen", "playground", "tenants", "dead"):
+    for place in ("now", "request/seen", "playground", "tenants", "dead", "aliases"):
         page.run(f"location.hash = '{place}'")
         page.wait("document.querySelectorAll('main section').length > 0")
         assert page.run("document.documentElement.scrollWidth <= innerWidth"), place

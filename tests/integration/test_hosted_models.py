@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ import nats
 import pytest
 
 from ops.stack.config import DEMO_MODEL
+from tests.integration.hosted import load_on, operator, order, shown, wait_for_state
 from tests.integration.system import System, running_system
 from tests.waiting import wait_for
 
@@ -51,27 +50,6 @@ def system(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[S
         yield running
 
 
-def operator(system: System, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
-    info = system.info
-    url = info["metrics_url"].removesuffix("/metrics") + "/v1/hosted_models" + path
-    headers = {"Authorization": f"Bearer {info['operator_key']}"}
-    return httpx2.get(url, headers=headers) if body is None else httpx2.post(url, headers=headers, json=body)
-
-
-def order(system: System, action: str, name: str, **fields: Any) -> None:
-    answer = operator(system, f"/{action}", {"name": name, **fields})
-    assert answer.status_code == 200, answer.text
-
-
-def shown(system: System, name: str) -> dict[str, Any]:
-    models = [model for host in operator(system, "").json()["hosts"] for model in host["models"]]
-    return next((model for model in models if model["name"] == name), {"state": "unknown", "num_ready": 0})
-
-
-def wait_for_state(system: System, name: str, state: str) -> None:
-    wait_for(lambda: shown(system, name)["state"] == state, 60, lambda: operator(system, "").text)
-
-
 def put_to_sleep(system: System, name: str) -> None:
     """Order it until it is taken: the last heartbeat may tell of a request that has just ended."""
     wait_for(lambda: operator(system, "/sleep", {"name": name}).status_code == 200)
@@ -87,27 +65,6 @@ def ask(system: System, name: str, prompt: str, **fields: Any) -> httpx2.Respons
 def check(answer: httpx2.Response) -> None:
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == TOKENS
-
-
-@contextmanager
-def load_on(ask_one: Callable[[int], None], num_clients: int = 6) -> Iterator[list[int]]:
-    """Have clients ask one after the other until the block ends; each answer is checked. Yields what was answered."""
-    stop, answered, numbers = threading.Event(), [], itertools.count()
-
-    def client() -> None:
-        while not stop.is_set():
-            number = next(numbers)
-            ask_one(number)
-            answered.append(number)
-
-    with ThreadPoolExecutor(num_clients) as pool:
-        clients = [pool.submit(client) for _ in range(num_clients)]
-        try:
-            yield answered
-        finally:
-            stop.set()
-        for each in clients:
-            each.result()
 
 
 async def publish_job(system: System, subject: str, job: dict[str, Any]) -> None:

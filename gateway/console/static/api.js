@@ -20,15 +20,17 @@ export async function refusal(response) {
   return new Refused(response.status, error.message ?? `the server answers ${response.status}`, error.code);
 }
 
-// With a body, even an empty one, it is a POST.
-export async function ask(path, body) {
+export const ask = (path, body) => askPort(`console/api/${path}`, body);
+
+// Any path of the operator's port. With a body, even an empty one, it is a POST.
+export async function askPort(path, body) {
   const key = sessionStorage.getItem(STORED);
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
-  const response = await fetch(`console/api/${path}`, { headers, ...sent });
+  const response = await fetch(path, { headers, ...sent });
   if (response.status === 401) {
     await login(key);
-    return ask(path, body);
+    return askPort(path, body);
   }
   if (!response.ok) throw await refusal(response);
   return response.json();

@@ -1,13 +1,14 @@
-// Which view is shown follows from the address: #now, #request/ID, #playground, #tenants, #dead.
+// Which view is shown follows from the address: #now, #request/ID, #playground, #tenants, #dead, #aliases.
 
 import { el } from "./dom.js";
+import * as aliases from "./aliases.js";
 import * as dead from "./dead.js";
 import * as now from "./now.js";
 import * as playground from "./playground.js";
 import * as request from "./request.js";
 import * as tenants from "./tenants.js";
 
-const VIEWS = { now, request, playground, tenants, dead };
+const VIEWS = { now, request, playground, tenants, dead, aliases };
 const KEYS = Object.keys(VIEWS);
 const main = document.getElementById("view");
 const notice = document.getElementById("notice");

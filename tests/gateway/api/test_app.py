@@ -449,6 +449,6 @@ def test_time_of_a_model_is_told_in_utc_wherever_the_server_stands(
         with monkeypatch.context() as elsewhere:
             elsewhere.setenv("TZ", "Asia/Tokyo")
             time.tzset()
-            assert routes._model("org/demo").created_at == "2023-11-14T22:13:20Z"
+            assert routes._model("org/demo", Principal("k", "t")).created_at == "2023-11-14T22:13:20Z"
     finally:
         time.tzset()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.admission.auth import Principal
+from gateway.aliases.book import AliasBook
 from gateway.api import generation_service
 from gateway.api.answer import Outcome, ResponseHead
 from gateway.api.generation_service import GenerationService
@@ -73,6 +74,7 @@ class Requests:
             limiter=SimpleNamespace(admit=self._admit),
             metrics=GatewayMetrics(),
             body_rules=lambda principal, model: None,
+            aliases=AliasBook(),
         )
         repeated = SimpleNamespace(find=lambda *name: None, keep=lambda name, *of: self.kept.append(name))
         watch = SimpleNamespace(owes_answer=False, is_connected=True)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.admission.auth import Principal
+from gateway.aliases.book import AliasBook
 from gateway.api import generation_service
 from gateway.api.answer import ResponseHead
 from gateway.api.generation_service import GenerationService
@@ -74,6 +75,7 @@ def _service(watch: SimpleNamespace) -> GenerationService:
         limiter=SimpleNamespace(admit=lambda *asked: _at_once()),
         metrics=GatewayMetrics(),
         body_rules=lambda principal, model: None,
+        aliases=AliasBook(),
     )
     load = SimpleNamespace(fingerprint=None)
     fleet = SimpleNamespace(reported_load=lambda model: load, find_adapter=lambda model: None)

@@ -25,6 +25,7 @@ STREAMS = {
     "HR_USAGE",
     "HR_STREAMS",
     "HR_MEDIA",
+    "HR_ALIASES",
 }
 
 

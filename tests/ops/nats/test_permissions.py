@@ -51,6 +51,10 @@ JOBS = {
             "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
             "hr.usage.t.m.interactive.requests",
             "$JS.API.STREAM.MSG.GET.HR_USAGE",
+            # Aliases, and what is counted of canaries.
+            "hr.alias",
+            "hr.canary.c.g",
+            "$JS.API.STREAM.MSG.GET.HR_ALIASES",
             # The log of resumable streams, and calls to those that generate them.
             "hr.stream.t.s.w.0",
             "hr.fence.w",

@@ -1,0 +1,202 @@
+"""What a change of the table may do, which requests a canary gets, and what its measurement leaves of an answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.aliases.book import MAX_COUNTED, AliasBook, LogprobTap, conversation_of
+from gateway.aliases.table import (
+    MAX_RUNNING,
+    AliasTable,
+    Rules,
+    end_canary,
+    remove_alias,
+    set_alias,
+    set_percent,
+    start_canary,
+)
+from gateway.batches.line import PARSERS
+from gateway.errors import ApiError
+from gateway.fleet.fleet import Fleet
+from gateway.generation import Generation
+from shared.messages import Delta, TokenLogprob
+
+MODELS = {"one", "two", "three"}
+FLEET = cast(
+    "Fleet",
+    SimpleNamespace(
+        knows=MODELS.__contains__,
+        find_adapter=lambda name: None,
+        num_workers=lambda model: int(model in MODELS),
+        adapters=dict,
+    ),
+)
+
+
+def table(tenant: str | None = None) -> AliasTable:
+    return set_alias(AliasTable(), "chat", "one", tenant, MODELS.__contains__)
+
+
+def with_canary(percent: float = 25.0, before: AliasTable | None = None, **rules: Any) -> AliasTable:
+    known = MODELS.__contains__
+    return start_canary(before or table(), "chat", None, "two", percent, Rules(**rules), 0.0, known)
+
+
+def book(of: AliasTable) -> AliasBook:
+    made = AliasBook()
+    made.take(of)
+    return made
+
+
+def asked(text: str = "hi") -> Generation:
+    return PARSERS["/v1/completions"](json.dumps({"model": "chat", "prompt": text, "max_tokens": 4}).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "status", "told"),
+    [
+        ("one", "two", 400, "is a served model"),
+        ("x", "gone", 404, "which no worker serves"),
+        ("x", "chat", 400, "is an alias itself"),
+        ("x", "x", 400, "aliases of aliases"),
+        ("x" * 129, "one", 400, "'name' must be 1 to 128 bytes long"),
+        ("a\0b", "one", 400, "'name' must not contain a NUL"),
+    ],
+)
+def test_alias_that_hides_chains_or_leads_nowhere_is_refused(name: str, model: str, status: int, told: str) -> None:
+    with pytest.raises(ApiError, match=told) as refused:
+        set_alias(table(), name, model, None, MODELS.__contains__)
+    assert refused.value.status == status
+
+
+def test_own_alias_of_a_tenant_comes_before_that_of_all_and_a_model_hides_both() -> None:
+    both = set_alias(table(), "chat", "two", "acme", MODELS.__contains__)
+    aliases = book(both)
+    assert (aliases.target("chat", "acme", FLEET), aliases.target("chat", "other", FLEET)) == ("two", "one")
+    assert aliases.visible("acme", FLEET) == {"chat": "two"}
+    hidden = cast("Fleet", SimpleNamespace(knows=lambda name: True, find_adapter=lambda name: None))
+    assert aliases.target("chat", "acme", hidden) == "chat"
+    assert book(remove_alias(both, "chat", "acme")).target("chat", "acme", FLEET) == "one"
+
+
+def test_share_grows_and_conversations_that_the_canary_has_stay() -> None:
+    started = with_canary(25.0)
+    before, after = book(started), book(set_percent(started, "chat", None, 60.0))
+    bodies = [b'{"user": "u%d"}' % n for n in range(2000)]
+
+    def arms(aliases: AliasBook) -> set[bytes]:
+        return {
+            body
+            for body in bodies
+            if aliases.split(asked(), "t", FLEET, conversation_of(asked(), body))[0].model == "two"
+        }
+
+    few, more = arms(before), arms(after)
+    assert few < more
+    assert len(few) / 2000 == pytest.approx(0.25, abs=0.05)
+    assert len(more) / 2000 == pytest.approx(0.60, abs=0.05)
+    # A repetition, or another prompt of the same user, gets the same arm.
+    repeated = {
+        body
+        for body in bodies
+        if before.split(asked("else"), "t", FLEET, conversation_of(asked("else"), body))[0].model == "two"
+    }
+    assert repeated == few
+
+
+def test_promoted_canary_is_the_model_and_a_rolled_back_one_is_not() -> None:
+    started = with_canary()
+    assert book(end_canary(started, "chat", None, "promoted", "", 1.0)).target("chat", "t", FLEET) == "two"
+    back = end_canary(started, "chat", None, "rolled_back", "slow", 1.0)
+    assert {book(back).split(asked(), "t", FLEET, b"%d" % n)[0].model for n in range(50)} == {"one"}
+    with pytest.raises(ApiError, match="No canary of the alias 'chat' runs"):
+        end_canary(back, "chat", None, "rolled_back", "again", 2.0)
+
+
+def test_canary_without_workers_gets_no_requests() -> None:
+    empty = cast(
+        "Fleet",
+        SimpleNamespace(
+            knows=MODELS.__contains__, find_adapter=lambda name: None, num_workers=lambda model: 0, adapters=dict
+        ),
+    )
+    generation, probe = book(with_canary(100.0)).split(asked(), "t", empty, b"{}")
+    assert (generation.model, generation.name) == ("one", "chat")
+    # The other arm alone says nothing about it.
+    assert probe is None
+
+
+def test_log_probabilities_are_measured_and_taken_out_of_the_answer() -> None:
+    aliases = book(with_canary(100.0, logprob_share=1.0))
+    _, probe = aliases.split(asked(), "t", FLEET, b"{}")
+    assert probe is not None
+    assert probe.wants_logprobs
+    seen: list[Delta] = []
+    sink = cast("Any", SimpleNamespace(deliver=seen.append, fail=seen.append))
+    plain = Delta("r", 0, 0, (1, 2), "ab")
+    tokens = (TokenLogprob(1, "a", b"a", -1.0), TokenLogprob(2, "b", b"b", -3.0))
+    measured = msgspec.structs.replace(plain, logprobs=tokens)
+    LogprobTap(sink, probe, hides=True).deliver(measured)
+    LogprobTap(sink, probe, hides=False).deliver(measured)
+    assert [msgspec.msgpack.encode(each) for each in seen] == [msgspec.msgpack.encode(x) for x in (plain, measured)]
+    probe.answered(0.1, 0.01)
+    (arms,) = aliases.own.values()
+    assert (arms.canary.requests, arms.stable.requests, arms.canary.logprob) == (1, 0, -2.0)
+    assert arms.canary.perplexity.quantile(0.5) == pytest.approx(math.exp(2), rel=0.05)
+
+
+FAULTS = [(500, None, 1), (503, None, 1), (408, None, 1), (400, None, 0), (429, None, 0), (503, "shutting_down", 0)]
+
+
+@pytest.mark.parametrize(("status", "code", "counted"), [*FAULTS, (400, "context_length_exceeded", 1)])
+def test_faults_of_the_server_and_the_model_count_as_errors(status: int, code: str | None, counted: int) -> None:
+    aliases = book(with_canary(100.0))
+    _, probe = aliases.split(asked(), "t", FLEET, b"{}")
+    assert probe is not None
+    probe.failed(ApiError(status, "x", code=code))
+    (arms,) = aliases.own.values()
+    assert (arms.canary.requests, arms.canary.errors) == (counted, counted)
+
+
+def test_user_who_asks_all_day_counts_as_a_few_requests() -> None:
+    aliases = book(with_canary(50.0))
+    one, others = conversation_of(asked(), b'{"metadata": {"user_id": "program"}}'), [b"%d" % n for n in range(40)]
+    probes = [aliases.split(asked(), "t", FLEET, each)[1] for each in [one] * 200 + others]
+    assert sum(probe is not None for probe in probes) == MAX_COUNTED + 40
+
+
+def test_conversation_is_told_by_its_user_or_by_how_it_begins() -> None:
+    def told(messages: list[str], **fields: Any) -> bytes:
+        written = [
+            {"role": role, "content": text} for role, text in zip(["user", "assistant"] * 3, messages, strict=False)
+        ]
+        body = json.dumps({"model": "chat", "messages": written, **fields}).encode()
+        return conversation_of(PARSERS["/v1/chat/completions"](body), body)
+
+    assert told(["a"]) == told(["a", "b", "c"]) != told(["b"])
+    assert told(["a"], user="u") == told(["b"], safety_identifier="u") == told(["c"], metadata={"user_id": "u"})
+
+
+def test_alias_that_hides_what_was_a_model_makes_its_kept_answers_old() -> None:
+    plain = asked()
+    assert AliasBook().is_current(plain, "t", FLEET)
+    assert not book(table()).is_current(plain, "t", FLEET)
+    settled = book(table()).settled(plain, "t", FLEET)
+    assert book(table()).is_current(settled, "t", FLEET)
+    assert not AliasBook().is_current(settled, "t", FLEET)
+
+
+def test_only_so_many_canaries_run_at_once() -> None:
+    of = AliasTable()
+    for number in range(MAX_RUNNING + 1):
+        of = set_alias(of, f"alias-{number}", "one", None, MODELS.__contains__)
+    for number in range(MAX_RUNNING):
+        of = start_canary(of, f"alias-{number}", None, "two", 1.0, Rules(), 0.0, MODELS.__contains__)
+    with pytest.raises(ApiError, match="32 canaries run"):
+        start_canary(of, f"alias-{MAX_RUNNING}", None, "two", 1.0, Rules(), 0.0, MODELS.__contains__)
