@@ -181,8 +181,6 @@ class Dispatcher:
 
     def share(self, model: str, tenant: str) -> FleetLoad | None:
         """Return the rest of a tenant's share of a busy fleet; None if no other tenant has requests."""
-        if self._flights.num_tenants(model, tenant) == 1:
-            return None
         load = self.fleet.load(model)
         return None if load is None else self._flights.share(load, tenant)
 

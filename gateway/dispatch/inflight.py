@@ -296,12 +296,17 @@ class FlightTable:
         return self._of_tenants.get(model, {}).get(tenant, _NOTHING).requests
 
     def share(self, load: FleetLoad, tenant: str) -> FleetLoad | None:
-        """Return what a tenant has left of its share of a fleet (`FleetLoad.share`); None while nothing waits."""
+        """Return what a tenant has left of its share of a fleet (`FleetLoad.share`).
+
+        None while nothing of others waits. What waits beyond its own requests is of other gateways' tenants.
+        """
         of_tenants = self._of_tenants.get(load.model, {})
         if not load.queued_requests and sum([count.requests for count in of_tenants.values()]) <= load.num_slots:
             return None
-        own = of_tenants.get(tenant, _NOTHING)
-        return load.share(self.num_tenants(load.model, tenant), own.requests, own.tokens)
+        own, num_tenants = of_tenants.get(tenant, _NOTHING), self.num_tenants(load.model, tenant)
+        if num_tenants == 1 and load.queued_requests <= own.requests:
+            return None
+        return load.share(max(2, num_tenants), own.requests, own.tokens)
 
     def claim(self, flight: Flight, worker: str) -> None:
         """Note who holds a flight."""

@@ -90,7 +90,9 @@ class Timeouts:
             timeout_s = min(limits.claim_timeout_s, self._disturbed_timeout_s(flight) * 2**flight.num_disturbed)
         else:
             timeout_s = limits.claim_timeout_s * factor
-        return waited_s > timeout_s + grace_s and self._fleet.can_claim(flight.request.model, flight.queue)
+        # A worker whose heartbeats are late has perhaps not been sent yet what was published meanwhile.
+        since = flight.published_at if is_disturbed else now - timeout_s / 2
+        return waited_s > timeout_s + grace_s and self._fleet.can_claim(flight.request.model, since, flight.queue)
 
     def has_lost_frames(self, flight: Flight, worker: str, now: float) -> bool:
         """Whether the last frames of a request were lost while NATS was away; none have come since.

@@ -244,9 +244,12 @@ class Fleet:
         queued_requests, queued_tokens = load.queued_requests + own[0], load.queued_tokens + own[1]
         return msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
 
-    def can_claim(self, model: str, queue: Queue = "interactive") -> bool:
-        """Whether some worker of a model has room and sees an empty queue: what still waits there then is lost."""
-        takers = [h for h in self._takers(model) if takes(h, queue)]
+    def can_claim(self, model: str, since: float, queue: Queue = "interactive") -> bool:
+        """Whether a worker of a model has told since then that it has room and sees an empty queue.
+
+        What was published there before and still waits is lost. Older heartbeats, of a slow worker, tell nothing.
+        """
+        takers = [h for h in self._takers(model) if takes(h, queue) and self.liveness.was_heard_since(h.worker, since)]
         return any(sees_empty_queue(h) and h.running < h.max_num_seqs for h in takers)
 
     def takes(self, model: str, queue: Queue) -> bool:

@@ -146,6 +146,11 @@ class Liveness:
         """Return the last heartbeat of a worker that is known and not dead."""
         return None if (worker := self._workers.get(name)) is None else worker.heartbeat
 
+    def was_heard_since(self, name: str, since: float) -> bool:
+        """Whether a heartbeat of a worker has come since a moment of loop time."""
+        worker = self._workers.get(name)
+        return worker is not None and worker.beaten_at >= since
+
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead; a thread may, too."""
         return (worker.heartbeat for worker in list(self._workers.values()) if not worker.is_stalled)

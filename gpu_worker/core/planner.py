@@ -24,6 +24,7 @@ from gpu_worker.core.admission import Admission, Room
 from gpu_worker.core.batch_allowance import BatchAllowance
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.encoder_schedule import EncoderSchedule
+from gpu_worker.core.first_tokens import FirstTokenSteps
 from gpu_worker.core.live_sequences import LiveSequences
 from gpu_worker.core.plan import NOTHING
 from gpu_worker.core.plan_writer import PlanWriter
@@ -52,6 +53,7 @@ class Planner:
         blocks: SequenceBlocks,
         live: LiveSequences,
         throttle: BatchThrottle,
+        first_tokens: FirstTokenSteps,
         policy: DraftPolicy | None = None,
     ) -> None:
         self._config = config
@@ -59,6 +61,7 @@ class Planner:
         self._live = live
         self._running = live.running
         self._throttle = throttle
+        self._first_tokens = first_tokens
         self._policy = policy
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
@@ -83,7 +86,10 @@ class Planner:
             return None
         decodes = self._next_decodes("interactive")
         prompts = self._admission.ordered_prompts()
-        num_tokens = min(budget, len(decodes) + sum([sequence.num_uncomputed_tokens for sequence in prompts]))
+        limit = budget - len(decodes)
+        if len(prompts) > 1 and self._live.has_several_keys("interactive"):
+            limit = self._first_tokens.limit(prompts, len(decodes), limit, now)
+        num_tokens = len(decodes) + min(limit, sum([sequence.num_uncomputed_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
         if not num_interactive and running.decoding["interactive"]:
             # All of them need a token that a step in flight samples. Batch work alone would make them wait longer.
@@ -93,7 +99,7 @@ class Planner:
         if batch is None:
             return None
         self._throttle.planned(now, num_interactive, num_more_tokens, len(batch.decodes) + len(batch.chunks))
-        return self._share_out(step, decodes, prompts, batch)
+        return self._share_out(step, decodes, prompts, batch, limit)
 
     def plan_again(self, step: int, items: Iterable[ScheduledSequence]) -> ScheduledStep:
         """Plan step number `step` with shares of one that was rolled back, without drafts.
@@ -231,12 +237,13 @@ class Planner:
         return chunks
 
     def _share_out(
-        self, step: int, decodes: Collection[Sequence], prompts: list[Sequence], batch: _BatchWork
+        self, step: int, decodes: Collection[Sequence], prompts: list[Sequence], batch: _BatchWork, limit: int
     ) -> ScheduledStep:
         scheduled, state_places = self._decodes([*decodes, *batch.decodes] if batch.decodes else decodes)
         num_decodes = len(scheduled)
         left = self._config.max_num_batched_tokens - num_decodes
-        left, charged = self._add_prompts(scheduled, prompts, left, sum([count for _, count in batch.chunks]), step)
+        others = left - min(limit, left - sum([count for _, count in batch.chunks]))
+        left, charged = self._add_prompts(scheduled, prompts, left, others, step)
         num_before = len(scheduled)
         left, charged_batch = self._add_batch_chunks(scheduled, batch.chunks, left, step)
         num_batch = len(batch.decodes) + len(scheduled) - num_before
@@ -256,20 +263,18 @@ class Planner:
         )
 
     def _add_prompts(
-        self, scheduled: list[ScheduledSequence], prompts: list[Sequence], left: int, num_batch_tokens: int, step: int
+        self, scheduled: list[ScheduledSequence], prompts: list[Sequence], left: int, num_kept: int, step: int
     ) -> tuple[int, int]:
-        """Give interactive prompts what batch chunks leave of `left` tokens.
+        """Give interactive prompts `left` tokens, but for `num_kept`: of batch chunks, or to keep the step short.
 
         Returns:
             How many are left then, and what images were charged.
         """
         charged = 0
         for sequence in prompts:
-            num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_batch_tokens))
+            num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_kept))
             if sequence.media:
-                num_tokens, cost = self.encoder.reach(
-                    sequence, num_tokens, left - num_batch_tokens, is_alone=not scheduled
-                )
+                num_tokens, cost = self.encoder.reach(sequence, num_tokens, left - num_kept, is_alone=not scheduled)
                 left, charged = left - cost, charged + cost
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
                 continue

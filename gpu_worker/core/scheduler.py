@@ -14,6 +14,7 @@ from itertools import count
 from gpu_worker.core.batch_throttle import BatchThrottle
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.device_time import DeviceTime
+from gpu_worker.core.first_tokens import FirstTokenSteps
 from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing, finish_reason, set_limits
@@ -94,7 +95,9 @@ class Scheduler:
         self._step_time = StepTimeModel()
         self._device_time = DeviceTime(self._step_time)
         self._throttle = BatchThrottle(self._step_time, config.batch_slowdown)
-        self._planner = Planner(config, self._blocks, self._live, self._throttle, policy)
+        self._planner = Planner(
+            config, self._blocks, self._live, self._throttle, FirstTokenSteps(self._step_time), policy
+        )
         self._landing = Landing(self._blocks, self._live, speculation)
         self._deadlines = Deadlines()
         self._events: list[SequenceEvent] = []

@@ -143,6 +143,17 @@ def test_tenant_meets_its_share_of_a_busy_fleet_and_not_what_others_let_wait() -
     assert table.num_tenants("m", "greedy") == table.num_tenants("other", "polite") == 1
 
 
+def test_tenant_alone_at_its_gateway_has_a_share_beside_what_other_gateways_let_wait() -> None:
+    table, load = FlightTable(), fleet_load(running=8, free_slots=0, total_blocks=100, queued_requests=3)
+    for number in range(3):
+        table.add(flight(str(number), tenant="greedy"))
+    # All that waits is its own.
+    assert table.share(load, "greedy") is None
+    share = FlightTable().share(load, "polite")
+    assert share is not None
+    assert (share.running, share.free_slots, share.total_blocks) == (0, 4, 50)
+
+
 def test_there_is_nothing_to_share_while_nothing_waits() -> None:
     table = FlightTable()
     for number in range(4):
