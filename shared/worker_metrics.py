@@ -70,6 +70,7 @@ class KvTierReading(Struct, frozen=True, array_like=True):
         evicted: Contents that made room for others.
         refused: Contents that failed verification.
         failed: Reads and writes that failed.
+        retained_bytes: Contents that are evicted last at present.
     """
 
     name: ShortName
@@ -82,6 +83,7 @@ class KvTierReading(Struct, frozen=True, array_like=True):
     evicted: Counter = 0
     refused: Counter = 0
     failed: Counter = 0
+    retained_bytes: Counter = 0
 
 
 class RankReading(Struct, frozen=True, array_like=True):
@@ -130,6 +132,8 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
         ranks: Those that the model is divided among; none where one process has it all.
         kv_tiers: Where contents of the KV cache are kept besides; none if nowhere.
         golden: What golden probes have found; None without a baseline.
+        device_hits: Those of `prefix_hits` that no tier had to bring.
+        retained_blocks: Blocks that are evicted last at present.
     """
 
     prompt_tokens: Counter = 0
@@ -158,6 +162,8 @@ class WorkerMetrics(Struct, frozen=True, array_like=True):
     ranks: Annotated[tuple[RankReading, ...], Meta(max_length=MAX_RANKS)] = ()
     kv_tiers: Annotated[tuple[KvTierReading, ...], Meta(max_length=MAX_KV_TIERS)] = ()
     golden: GoldenReading | None = None
+    device_hits: Counter = 0
+    retained_blocks: Counter = 0
 
 
 class StepCounts:

@@ -24,7 +24,7 @@ from gateway.telemetry.row import MetricRow, add
 from gateway.telemetry.stream_watch import STREAM_ROWS, StreamWatch, UsageWatch
 from shared.histogram import cumulative
 from shared.messages import Heartbeat
-from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS, HistogramCounts, WorkerMetrics
+from shared.worker_metrics import STEP_SECONDS_BOUNDS, STEP_TOKENS_BOUNDS, HistogramCounts, KvTierReading, WorkerMetrics
 
 _FLEET = ("model",)
 FLEET_ROWS = {
@@ -90,7 +90,7 @@ T = TypeVar("T")
 
 _NOTHING = WorkerMetrics()
 # Samples of a worker without GPUs and groups of blocks.
-_OWN_SAMPLES = len(worker_rows.WORKER_ROWS) + len(STEP_TOKENS_BOUNDS) + len(STEP_SECONDS_BOUNDS) + 9
+_OWN_SAMPLES = len(worker_rows.WORKER_ROWS) + len(STEP_TOKENS_BOUNDS) + len(STEP_SECONDS_BOUNDS) + 10
 
 
 class FleetCollector(Collector):
@@ -196,7 +196,7 @@ def _without_repetitions(metrics: WorkerMetrics) -> WorkerMetrics:
     gpus = {reading.name: reading for reading in reversed(metrics.gpus)}
     groups = {group.name: group for group in reversed(metrics.kv_groups)}
     ranks = {reading.rank: reading for reading in reversed(metrics.ranks)}
-    tiers = {tier.name: tier for tier in reversed(metrics.kv_tiers)}
+    tiers = {tier.name: tier for tier in reversed(metrics.kv_tiers) if tier.name != "device"}
     num_listed = len(metrics.gpus) + len(metrics.kv_groups) + len(metrics.ranks) + len(metrics.kv_tiers)
     if len(gpus) + len(groups) + len(ranks) + len(tiers) == num_listed:
         return metrics
@@ -235,7 +235,14 @@ def _parts(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
     """Show the GPUs, the ranks and the tiers of workers."""
     yield from _of_parts(workers, worker_rows.GPU_ROWS, lambda m: [(gpu.name, gpu) for gpu in m.gpus])
     yield from _of_parts(workers, worker_rows.RANK_ROWS, lambda m: [(str(rank.rank), rank) for rank in m.ranks])
-    yield from _of_parts(workers, worker_rows.TIER_ROWS, lambda m: [(tier.name, tier) for tier in m.kv_tiers])
+    hits, *others = worker_rows.TIER_ROWS
+    yield from _of_parts(workers, [hits], lambda m: [(tier.name, tier) for tier in (_device(m), *m.kv_tiers)])
+    yield from _of_parts(workers, others, lambda m: [(tier.name, tier) for tier in m.kv_tiers])
+
+
+def _device(metrics: WorkerMetrics) -> KvTierReading:
+    """Return the hits of the device's memory as those of a tier."""
+    return KvTierReading("device", hit_tokens=metrics.device_hits)
 
 
 def _of_parts(

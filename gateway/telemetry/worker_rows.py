@@ -79,6 +79,7 @@ WORKER_ROWS = (
     _own("failed_steps_total", "counter", "Steps that could not be computed.", lambda b, m: m.failed_steps),
     _own("prefill_tokens_total", "counter", "Prompt tokens computed, not cached.", lambda b, m: m.prefill_tokens),
     _own("evicted_blocks_total", "counter", "Blocks of the prefix cache overwritten.", lambda b, m: m.evicted_blocks),
+    _own("retained_blocks", "gauge", "Blocks evicted last at present, on the device.", lambda b, m: m.retained_blocks),
     _own(
         "prefix_handovers_total",
         "counter",
@@ -174,7 +175,7 @@ RANK_ROWS: list[PartRow[RankReading]] = _parts(
 TIER_ROWS: list[PartRow[KvTierReading]] = _parts(
     "worker_kv_tier",
     "tier",
-    ("hit_tokens_total", "counter", "Prompt tokens brought back from the tier.", lambda t: t.hit_tokens),
+    ("hit_tokens_total", "counter", "Prompt tokens found on the device or in a tier below.", lambda t: t.hit_tokens),
     ("used_bytes", "gauge", "Contents of the KV cache that the tier keeps.", lambda t: t.used_bytes),
     ("limit_bytes", "gauge", "What it may keep.", lambda t: t.total_bytes),
     ("stored_bytes_total", "counter", "Written to the tier.", lambda t: t.stored_bytes),
@@ -183,6 +184,7 @@ TIER_ROWS: list[PartRow[KvTierReading]] = _parts(
     ("dropped_blocks_total", "counter", "Blocks not kept: too many were on their way.", lambda t: t.dropped),
     ("refused_blocks_total", "counter", "Blocks that failed verification.", lambda t: t.refused),
     ("failures_total", "counter", "Reads and writes that failed.", lambda t: t.failed),
+    ("retained_bytes", "gauge", "Contents that are evicted last at present.", lambda t: t.retained_bytes),
 )
 EVERY_ROW = (
     *(entry.row for entry in WORKER_ROWS),

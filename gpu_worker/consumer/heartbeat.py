@@ -214,5 +214,7 @@ class MetricsSource:
             evicted_blocks=stats.num_evicted_blocks,
             ranks=self._ranks(),
             kv_tiers=self._tiers(),
+            device_hits=stats.num_device_hits,
+            retained_blocks=stats.num_retained_blocks,
             **self._engine.counts.fields(),
         )

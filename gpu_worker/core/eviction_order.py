@@ -77,7 +77,7 @@ class EvictionOrder:
     def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float, cost: float = 1.0) -> None:
         """Evict contents last until a time, as far as the tenant's quota goes; see `Retention.retain`."""
         digests = list(digests)
-        self._demote(self.retention.retain(tenant, weight, digests, until, cost))
+        self._join(self.retention.retain(tenant, weight, digests, until, cost))
         for digest in reversed(digests):
             if digest in self._ordinary and digest in self.retention:
                 del self._ordinary[digest]
@@ -92,12 +92,13 @@ class EvictionOrder:
                 self.add(digest, goes_first=True)
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now; it was not used since, and goes soon."""
+        """Retain no longer what was to be retained until now."""
         if now >= self.retention.next_expiry:
-            self._demote(self.retention.expire(now))
+            self._join(self.retention.expire(now))
 
-    def _demote(self, let_go: list[bytes]) -> None:
-        for digest in reversed(let_go):
+    def _join(self, let_go: list[bytes]) -> None:
+        """Put contents that are no longer retained behind all others: where all are, that is the order of their use."""
+        for digest in let_go:
             if digest in self._retained:
                 del self._retained[digest]
-                self.add(digest, goes_first=True)
+                self._ordinary[digest] = None

@@ -202,6 +202,7 @@ class Restores:
                 self._blocks.states.let_go(wanted.block, wanted.digest if has_arrived else None)
             elif has_arrived:
                 self._pools[wanted.group].label(wanted.block, wanted.digest)
+                restore.sequence.num_restored_blocks += wanted.group == FULL
         for group, pool in self._pools.items():
             pool.release(restore.held[group])
 

@@ -125,7 +125,9 @@ class Scheduler:
             num_preemptions=self._planner.num_preemptions,
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,
+            num_device_hits=self._blocks.num_device_hits,
             num_evicted_blocks=self._blocks.num_evicted,
+            num_retained_blocks=self._blocks.num_retained,
         )
 
     @property

@@ -128,7 +128,9 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
         free_blocks: Blocks that can be handed out, those with findable content included.
         groups: Each kind of KV memory with its blocks in use, or slots, and how many there are.
         num_prefix_queries: Prompt tokens admitted so far, and of these `num_prefix_hits` found in the prefix cache.
+        num_device_hits: Those of them that no tier below the device's memory had to bring.
         num_evicted_blocks: Blocks of the prefix cache that were overwritten so far.
+        num_retained_blocks: Blocks that are evicted last at present, because a request asked for it.
     """
 
     running: int
@@ -142,5 +144,7 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_device_hits: int = 0
     num_evicted_blocks: int = 0
+    num_retained_blocks: int = 0
     groups: tuple[tuple[str, int, int], ...] = ()

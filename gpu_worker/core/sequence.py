@@ -73,6 +73,7 @@ class Sequence:
         trial_end: Known tokens up to which a batch sequence is on trial: it may end the worker, and others wait for
             what comes of it. It goes before all other batch sequences.
         was_restored: Lower tiers were asked for its prefix since it began to wait.
+        num_restored_blocks: Blocks that these have brought.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
         images: Their pixels, which may be needed as long as it lives.
         record: What it has taken of the device.
@@ -129,6 +130,7 @@ class Sequence:
     scheduled_at: float | None = None
     trial_end: int = 0
     was_restored: bool = False
+    num_restored_blocks: int = 0
     media: tuple[MediaSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
     record: SequenceRecord = field(default_factory=SequenceRecord)

@@ -55,7 +55,7 @@ class SequenceBlocks:
         self._to_publish = self._distances()
         self._num_promised = 0
         self.num_prefix_queries = 0
-        self.num_prefix_hits = 0
+        self.num_prefix_hits = self.num_device_hits = 0
 
     @property
     def num_free(self) -> int:
@@ -68,6 +68,11 @@ class SequenceBlocks:
         full = ("full", self.pool.num_blocks - self.pool.num_available, self.pool.num_blocks)
         states = [] if self.states is None else [("state", self.states.num_used, self.states.num_slots)]
         return (full, *self.windows.usage, *states)
+
+    @property
+    def num_retained(self) -> int:
+        """Blocks of `pool` that are evicted last at present."""
+        return len(self.pool.order.retention)
 
     def shortages(self, sequence: Sequence) -> list[int]:
         """Return for each group how many more blocks would have to be free to admit a waiting sequence.
@@ -108,6 +113,8 @@ class SequenceBlocks:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             self.num_prefix_queries += sequence.num_prompt_tokens
             self.num_prefix_hits += sequence.num_cached_tokens
+            num_restored = sequence.num_restored_blocks * self._block_size
+            self.num_device_hits += max(0, sequence.num_cached_tokens - num_restored)
 
     def _place(self, sequence: Sequence) -> None:
         hits, num_known = self._match(sequence)

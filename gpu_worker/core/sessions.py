@@ -2,7 +2,8 @@
 
 A conversation owns the blocks that its sequences were the first to compute, until a sequence of another one, or of
 none, starts behind them or computes them too. A sequence that is dropped and names no conversation is one of its own.
-What a conversation owned before this process started is not known. The number of digests is bounded: beyond it, the
+What was shared once is not owned again, so that a system prompt outlives the first agent that had it. What a
+conversation owned before this process started is not known. The number of digests is bounded: beyond it, the
 tenant with most of them loses its conversation that was not heard of for longest, whose blocks are then evicted like
 all others.
 """
@@ -44,6 +45,7 @@ class Sessions:
         self._max_digests = max_digests
         self._tenants: dict[str, _Tenant] = {}
         self._owners: dict[bytes, _Session] = {}
+        self._shared: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -57,6 +59,9 @@ class Sessions:
             owner = self._owners.get(digest)
             if owner is not None and owner is not own:
                 self._disown(owner, digest)
+                self._shared[digest] = None
+        while len(self._shared) > self._max_digests // 4:
+            self._shared.popitem(last=False)
 
     def computed(self, sequence: Sequence, new: Iterable[bytes]) -> None:
         """Take note of blocks that a sequence of a conversation was the first to compute, in prefix order."""
@@ -65,7 +70,7 @@ class Sessions:
         session = self._find(sequence) or _Session(sequence.tenant, key)
         before = len(session.digests)
         for digest in new:
-            if digest not in self._owners:
+            if digest not in self._owners and digest not in self._shared:
                 self._owners[digest] = session
                 session.digests[digest] = None
         if not session.digests:

@@ -48,7 +48,7 @@ WORKER = Dashboard(
         ),
         graph(
             "Prefix tokens found, by tier",
-            "Prompt tokens in the prefix cache: all of them, and those brought back from tiers below the device.",
+            "Prompt tokens in the prefix cache: all of them, and where they were: on the device or in a tier below.",
             Query(f"rate(vllm:prefix_cache_hits_total{{{_VLLM}}}{_RATE})", "{{engine}} all"),
             Query(f"rate(headrace_worker_kv_tier_hit_tokens_total{{{_OWN}}}{_RATE})", "{{worker}} {{tier}}"),
         ),

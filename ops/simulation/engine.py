@@ -12,6 +12,7 @@ from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.step import SampledTokens, ScheduledStep, SequenceEvent, StepResult
+from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import Engine
 from ops.simulation.clock import VirtualClock
 from ops.simulation.step_time import StepTimes
@@ -65,9 +66,11 @@ class TimedRunner:
 class VirtualEngine(Engine):
     """The engine, whose steps land when the clock says so."""
 
-    def __init__(self, config: SchedulerConfig, runner: TimedRunner, clock: VirtualClock) -> None:
+    def __init__(
+        self, config: SchedulerConfig, runner: TimedRunner, clock: VirtualClock, tiers: KvTiers | None = None
+    ) -> None:
         """Start without any sequence."""
-        super().__init__(Scheduler(config), runner, clock.time)
+        super().__init__(Scheduler(config, tiers=tiers), runner, clock.time)
         self._timed = runner
 
     def submit(self) -> tuple[float, ScheduledStep] | None:

@@ -20,6 +20,7 @@ from ops.simulation.engine import TimedRunner
 from ops.simulation.job import Job
 from ops.simulation.outcome import TokenGaps
 from ops.simulation.step_time import StepTimes
+from ops.simulation.tiers import SharedFiles, TierSizes, VirtualTiers
 from ops.simulation.worker import VirtualWorker
 
 LATENCY_S = 0.0003
@@ -53,6 +54,7 @@ class VirtualFleet:
         is_affine: bool = False,
         is_lost: Loses = _loses_nothing,
         seed: int = 0,
+        tiers: TierSizes | None = None,
     ) -> None:
         """Start workers.
 
@@ -63,6 +65,7 @@ class VirtualFleet:
             is_affine: Requests wait for the worker that holds their prefix.
             is_lost: Which messages get lost.
             seed: Of how steps differ from their prediction.
+            tiers: Below the devices' memory; None for none.
         """
         self.clock = VirtualClock()
         self.is_lost = is_lost
@@ -72,7 +75,9 @@ class VirtualFleet:
         self._numbers = itertools.count(1)
         self._queue: deque[int] = deque()
         self._pulling: deque[VirtualWorker] = deque()
-        self._config, self._times = config, times
+        self._config, self._times, self._tiers = config, times, tiers
+        if tiers is not None:
+            self._files = SharedFiles(tiers.file_blocks, config.retained_share, self.clock)
         self._factors, self._draw = times.factors(seed), random.Random(f"workers/{seed}")
         self.workers: list[VirtualWorker] = []
         self._by_name: dict[str, VirtualWorker] = {}
@@ -110,7 +115,10 @@ class VirtualFleet:
 
     def _add_worker(self) -> VirtualWorker:
         name, runner = f"w{len(self.workers)}", self._runner()
-        worker = VirtualWorker(name, self, self._config, runner)
+        tiers = None
+        if self._tiers is not None:
+            tiers = VirtualTiers(self._tiers, self._config.retained_share, self._files, self.clock)
+        worker = VirtualWorker(name, self, self._config, runner, tiers)
         self.workers.append(worker)
         self._by_name[name] = worker
         return worker

@@ -246,6 +246,7 @@ class VirtualGateway:
             tenant=arrival.tenant,
             token_ids=tuple(arrival.token_ids(client.number)),
             sampling=sampling,
+            cache_hints=arrival.hints,
         )
         flight = Flight(request, cast("Any", None), arrival.prompt, self.fleet.now)
         self.flights.add(flight)

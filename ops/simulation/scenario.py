@@ -13,6 +13,7 @@ from ops.simulation.fleet import VirtualFleet
 from ops.simulation.gateway import Moment, VirtualGateway
 from ops.simulation.outcome import percentile
 from ops.simulation.step_time import StepTimes
+from ops.simulation.tiers import TierSizes
 from ops.simulation.workload import Arrival
 
 _PERCENTS = (50, 99)
@@ -33,6 +34,7 @@ class Scenario:
         is_affine: Requests wait for the worker that holds their prefix.
         seed: Of all that is drawn.
         scaling: How the number of workers changes; None if it does not.
+        tiers: Below the devices' memory; None for none.
     """
 
     workers: int
@@ -45,6 +47,7 @@ class Scenario:
     is_affine: bool = False
     seed: int = 0
     scaling: Scaling | None = None
+    tiers: TierSizes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,14 @@ class Outcome:
 def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
     """Serve requests by a fleet in virtual time."""
     config = scenario.config
-    fleet = VirtualFleet(scenario.workers, config, scenario.times, is_affine=scenario.is_affine, seed=scenario.seed)
+    fleet = VirtualFleet(
+        scenario.workers,
+        config,
+        scenario.times,
+        is_affine=scenario.is_affine,
+        seed=scenario.seed,
+        tiers=scenario.tiers,
+    )
     gateway = VirtualGateway(
         fleet,
         config,

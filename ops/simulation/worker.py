@@ -21,6 +21,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.core.step import SequenceEvent
+from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import EngineStats
 from ops.simulation.clock import Callback, VirtualClock, VirtualTimer
 from ops.simulation.engine import TimedRunner, VirtualEngine
@@ -59,7 +60,14 @@ class VirtualWorker:
         stats: The engine's state after the step that landed last, where workers tell each other of prefixes.
     """
 
-    def __init__(self, name: str, fleet: Surroundings, config: SchedulerConfig, runner: TimedRunner) -> None:
+    def __init__(
+        self,
+        name: str,
+        fleet: Surroundings,
+        config: SchedulerConfig,
+        runner: TimedRunner,
+        tiers: KvTiers | None = None,
+    ) -> None:
         """Start without any request."""
         self.name = self.worker = name
         self.is_alive = True
@@ -68,7 +76,7 @@ class VirtualWorker:
         self._fleet = fleet
         self._clock = fleet.clock
         self.runner = runner
-        self.engine = VirtualEngine(config, runner, fleet.clock)
+        self.engine = VirtualEngine(config, runner, fleet.clock, tiers)
         self._config = config
         self._jobs: dict[str, Job] = {}
         self._inbox: list[EngineSequence] = []
@@ -218,6 +226,9 @@ class VirtualWorker:
         self._inbox.clear()
         if not engine.has_work():
             self._timer = None
+            return
+        if (pause_s := engine.pause_s) > 0:
+            self._timer = self._clock.call_later(pause_s, self._step)
             return
         begun = engine.submit()
         assert begun is not None, "the engine has work"

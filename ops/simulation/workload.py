@@ -14,9 +14,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import repeat
 from pathlib import Path
 from zlib import crc32
 
+from ops.simulation.engine import TOKEN_ID
+from shared.cache_hints import CacheHints
 from shared.errors import HeadraceError
 
 MAX_TOKENS = 1 << 22
@@ -27,6 +30,8 @@ _MOONCAKE_BLOCK = 512
 # it does not matter that ranges overlap.
 _STRIDE = 17
 _FIRST_OF_ITS_OWN = 1 << 30
+ANSWER = -1
+"""Number of the text that an earlier answer was."""
 _NUM_OF_THEIR_OWN = (1 << 30) - MAX_TOKENS
 
 
@@ -43,6 +48,7 @@ class Arrival:
         prompt: Tokens of its prompt.
         output: Tokens that it generates.
         beginnings: What its prompt begins with: the number of a text that other prompts may have too, and its tokens.
+        hints: Of how long its blocks are of use.
     """
 
     at: float
@@ -50,13 +56,14 @@ class Arrival:
     output: int
     tenant: str = "default"
     beginnings: tuple[tuple[int, int], ...] = ()
+    hints: CacheHints | None = None
 
     def token_ids(self, number: int) -> list[int]:
         """Return the tokens of the prompt. Blocks of two prompts are equal in their common beginnings alone."""
         ids: list[int] = []
         for text, length in self.beginnings:
-            start = text * _STRIDE % _FIRST_OF_ITS_OWN
-            ids += range(start, start + min(length, self.prompt - len(ids)))
+            start, length = text * _STRIDE % _FIRST_OF_ITS_OWN, min(length, self.prompt - len(ids))
+            ids += repeat(TOKEN_ID, length) if text == ANSWER else range(start, start + length)
         start = _FIRST_OF_ITS_OWN + number * _STRIDE % _NUM_OF_THEIR_OWN
         ids += range(start, start + self.prompt - len(ids))
         return ids

@@ -167,6 +167,7 @@ class BlockFiles:
             evicted=self.num_evicted,
             refused=self.num_refused,
             failed=self.num_failed,
+            retained_bytes=self._index.retained_bytes,
         )
 
     def _watch(self) -> None:

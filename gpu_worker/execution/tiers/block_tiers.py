@@ -96,6 +96,7 @@ class BlockTiers:
             loaded_bytes=rate.loaded_bytes,
             dropped=host.num_dropped,
             evicted=host.num_evicted,
+            retained_bytes=host.retained_bytes,
         )
         readings = [reading]
         if self.transfer is not None:

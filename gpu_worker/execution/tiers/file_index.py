@@ -61,6 +61,11 @@ class FileIndex:
     def __contains__(self, key: str) -> bool:
         return key in self._kinds.get(_kind(key), ())
 
+    @property
+    def retained_bytes(self) -> int:
+        """Of the files that are deleted last at present, those that are being written included."""
+        return int(self._retention.used)
+
     def add(self, key: str, num_bytes: int) -> None:
         """Add a file that was written."""
         with self._lock:

@@ -99,6 +99,12 @@ class HostTier:
         pairs = zip(self._entries, self._groups, strict=True)
         return sum(len(entries) * group.row_bytes for entries, group in pairs)
 
+    @property
+    def retained_bytes(self) -> int:
+        """Memory of the rows that are evicted last at present."""
+        pairs = zip(self._orders, self._groups, strict=True)
+        return sum(len(order.retention) * group.row_bytes for order, group in pairs)
+
     def has(self, group: int, digest: bytes) -> bool:
         """Say whether the content is there, and make it the most recently used."""
         with self._lock:

@@ -28,6 +28,7 @@ METRICS = WorkerMetrics(
     expert_imbalance=1.13,
     unused_experts=114,
     evicted_blocks=115,
+    retained_blocks=124,
     golden=GoldenReading(116, 117, 118, 1.19, 1.2, 121.0, 122, True, "", 123.0),
 )
 BUSY = msgspec.structs.replace(
@@ -72,6 +73,7 @@ EXPECTED = {
     "headrace_worker_expert_imbalance": 1.13,
     "headrace_worker_unused_experts": 114,
     "headrace_worker_evicted_blocks_total": 115,
+    "headrace_worker_retained_blocks": 124,
     "headrace_worker_prefix_handovers_total": 209,
     "headrace_worker_prefix_waits_in_vain_total": 210,
     "headrace_worker_golden_probes_total": 116,
@@ -133,7 +135,7 @@ def test_each_reading_of_a_rank_is_shown_under_its_own_name() -> None:
 
 
 def test_each_reading_of_a_tier_is_shown_under_its_own_name() -> None:
-    reading = KvTierReading("disk", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    reading = KvTierReading("disk", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
     assert {entry.row.name.removeprefix("headrace_worker_kv_tier_"): entry.read(reading) for entry in TIER_ROWS} == {
         "used_bytes": 1,
         "limit_bytes": 2,
@@ -144,6 +146,7 @@ def test_each_reading_of_a_tier_is_shown_under_its_own_name() -> None:
         "evicted_blocks_total": 7,
         "refused_blocks_total": 8,
         "failures_total": 9,
+        "retained_bytes": 10,
     }
 
 

@@ -48,6 +48,7 @@ def test_a_prefix_stays_for_as_long_as_it_is_retained(lane: Lane) -> None:
     assert (cached(harness, LONG), cached(harness, [6] * 24)) == (5, 0)
     harness.now = 61.0
     run(harness, [6] * 24)
+    run(harness, [6] * 24)
     evict(harness, 6)
     assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
 

@@ -109,8 +109,9 @@ def test_what_is_retained_is_evicted_last_and_only_while_it_is(is_retained: bool
     expected = [b"other", *names("a", 1, 0)] if is_retained else [*names("a", 1, 0), b"other"]
     assert list(order) == expected
     order.expire(10.0)
-    # It was not used for as long as it was retained; of a prefix the end goes first.
-    assert [order.pop() for _ in range(4)] == [*names("a", 1, 0), b"other", None]
+    # From then on it is one of all; of a prefix the end goes first.
+    assert [order.pop() for _ in range(4)] == [*expected, None]
+    assert order.retention.used == 0
 
 
 def test_what_is_spent_goes_before_all_others_even_if_it_was_retained() -> None:
