@@ -44,13 +44,13 @@ class AgentTrace:
     sessions: int = 60
     rate: float = 1.0
     kinds: int = 3
-    system: int = 1536
+    system: int = 1024
     turns: int = 12
-    grows: int = 400
+    grows: int = 300
     output: int = 24
     pause_s: float = 3.0
     long_every: int = 6
-    compacts_at: int = 8_000
+    compacts_at: int = 4_000
     subagent_share: float = 0.08
     retain_s: float = 300.0
 
@@ -61,7 +61,7 @@ class AgentTrace:
         conversations = []
         at = 0.0
         for number in range(self.sessions):
-            turns = max(2, round(draw.expovariate(1 / self.turns)))
+            turns = draw.randint(2, 2 * self.turns)
             conversations += _Conversation(self, draw, texts, f"s{number}", turns).run(at)
             at += draw.expovariate(self.rate)
         for arrival in sorted(conversations, key=lambda each: each.at):
