@@ -226,9 +226,12 @@ def test_memory_keeps_what_is_retained_until_its_time_and_no_longer(served: Serv
     host.spend([name(0)])
     keep(host, 8)
     assert kept(host) == [1, 6, 7, 8]
+    # From then on it is one of all, as if it had just been used.
     now[0] = 60.0
     keep(host, 9)
-    assert kept(host) == [6, 7, 8, 9]
+    assert kept(host) == [1, 7, 8, 9]
+    keep(host, 10, 11, 12)
+    assert kept(host) == [9, 10, 11, 12]
 
 
 def test_a_conversation_is_retained_in_the_host_s_memory_and_dropped_there(models: Models) -> None:
