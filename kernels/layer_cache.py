@@ -80,28 +80,6 @@ def can_transpose(block_size: int, key_dim: int) -> bool:
     return block_size % _VECTOR_TOKENS == 0 and key_dim % 2 == 0
 
 
-def allocate_layer_cache(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> LayerCache:
-    """Allocate a cache of one layer, whose keys and values have one size. Its contents are undefined."""
-    return allocate_layer_caches(1, num_blocks, block_size, num_kv_heads, head_dim, dtype, device).layers()[0]
-
-
-def allocate_layer_caches(
-    num_layers: int,
-    num_blocks: int,
-    block_size: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> StackedCaches:
-    """Allocate the caches of layers whose keys and values have one size. Their contents are undefined."""
-    return allocate_caches(
-        num_layers, num_blocks, block_size, CacheShape(num_kv_heads, head_dim, head_dim), dtype, device
-    )
-
-
 def allocate_caches(
     num_layers: int, num_blocks: int, block_size: int, shape: CacheShape, dtype: torch.dtype, device: torch.device
 ) -> StackedCaches:

@@ -18,7 +18,7 @@ from gateway.errors import ApiError
 from gateway.generation import Generation, ImageSource
 from gateway.media.fetch import ImageFetcher
 from gateway.shares import Shares, Turns
-from shared.image_header import ImageHeader, ImageProblemError, read_header
+from shared.image_header import ImageProblemError, read_header
 from shared.media import MediaRef
 from shared.media_store import BATCH_TTL_S, INTERACTIVE_TTL_S, MediaFullError, MediaStore, MediaStoreError
 
@@ -160,8 +160,15 @@ class ImageIntake:
         if header.width * header.height > limits.max_pixels:
             problem = f"has {header.width}x{header.height} pixels; at most {limits.max_pixels} are read."
             raise _refused(image, problem, "image_too_large")
-        digest = await self._digest(image, data, tenant, ttl_s)
-        return _reference(image, header, digest, len(data))
+        digest = await self._store_or_hash(image, data, tenant, ttl_s)
+        return MediaRef(
+            digest=digest,
+            num_bytes=len(data),
+            width=header.width,
+            height=header.height,
+            mime=header.mime,
+            detail=image.detail,
+        )
 
     async def _data(self, image: ImageSource, tenant: str, hold: Callable[[int], None]) -> bytes:
         if image.data is not None:
@@ -186,7 +193,7 @@ class ImageIntake:
             raise _refused(image, f"is not a file of this tenant: '{image.file_id[:64]}'.", "file_not_found")
         return stored
 
-    async def _digest(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> bytes:
+    async def _store_or_hash(self, image: ImageSource, data: bytes, tenant: str, ttl_s: float | None) -> bytes:
         if ttl_s is None:
             return (await _in_thread_if_large(hashlib.sha256, data)).digest()
         try:
@@ -201,17 +208,6 @@ class ImageIntake:
 
 async def _in_thread_if_large(read: Callable[[bytes], Result], data: bytes) -> Result:
     return read(data) if len(data) <= _LARGE_BYTES else await asyncio.to_thread(read, data)
-
-
-def _reference(image: ImageSource, header: ImageHeader, digest: bytes, num_bytes: int) -> MediaRef:
-    return MediaRef(
-        digest=digest,
-        num_bytes=num_bytes,
-        width=header.width,
-        height=header.height,
-        mime=header.mime,
-        detail=image.detail,
-    )
 
 
 def _refused(image: ImageSource, problem: str, code: str = "invalid_image") -> ApiError:

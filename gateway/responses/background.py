@@ -41,7 +41,7 @@ _EVENTS_AT_ONCE = 1000
 OUTAGE_S = 20.0
 
 
-class Follower:
+class BackgroundStream:
     """Yields the events of one response after `starting_after`. Its stream was counted before."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Follower:
         # OpenAI's libraries take the empty line behind a comment for the end of an event once they have seen an id.
         self._keep_alive = RESPONSES.keep_alive[:-1] if has_ids else RESPONSES.keep_alive
         self._output = ResponseOutput(record.draft, self._events.emit, store.seal_of(record.tenant, record.model))
-        self._reader = JobReader(ref.job.reading, self._output, ref.job.first_piece)
+        self._reader = JobReader(ref.job.reading, self._output)
         self._watch = watch
         self._starting_after = starting_after
         self._is_running = False
@@ -266,7 +266,7 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
         self._tenant = asked.principal.tenant
         self._store = store
         self._tasks = BackgroundTasks()
-        self._follower: Follower | None = None
+        self._follower: BackgroundStream | None = None
         self._cut: ApiError | None = None
 
     @property
@@ -282,7 +282,7 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
 
     def queued(self, record: ResponseRecord, watch: JobWatch | None) -> None:
         """Begin to follow."""
-        self._follower = Follower(record, self._store, watch=watch)
+        self._follower = BackgroundStream(record, self._store, watch=watch)
         if self._cut is not None:
             self._follower.cut(self._cut)
         following = self._tasks.spawn(self._follow(self._follower, record.draft.id))
@@ -293,7 +293,7 @@ class FollowedResponse(BackgroundAnswer, EventAnswer):
         super().close()
         self._store.remove_follower(self)
 
-    async def _follow(self, follower: Follower, response_id: str) -> None:
+    async def _follow(self, follower: BackgroundStream, response_id: str) -> None:
         try:
             async for events in follower.events():
                 self._stream.send_now(events)

@@ -1,8 +1,8 @@
 """A background response as a job of the batch lane: its record, its text, and its watch.
 
-A worker's record of a job is heard on its subject before it can be read from its stream, and without asking. `Follower`
-reads the stream all the same from time to time: records that are published while NATS is away are lost to subscribers,
-and NATS may have permissions of an earlier version, which allow no subscription.
+A worker's record of a job is heard on its subject before it can be read from its stream, and without asking.
+`BackgroundStream` reads the stream all the same from time to time: records that are published while NATS is away are
+lost to subscribers, and NATS may have permissions of an earlier version, which allow no subscription.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ _STATUSES: dict[FinishReason, Status] = {"stop": "completed", "length": "incompl
 # Pieces of text in the events of a background response have this many characters, the last one of an item apart. The
 # first ones are shorter: 1, 2, 4, ... characters, so that a person sees the first token.
 _PIECE_CHARACTERS = 32
-FIRST_PIECE = 1
 
 
 class BackgroundJob(Struct, frozen=True, kw_only=True):
@@ -45,8 +44,6 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
         tools: Those that it offers.
         includes_reasoning: The client gets the reasoning.
         queue: The one of the stream's queues in which it waits.
-        first_piece: Characters of the first piece of an item. It stands in the record so that any gateway numbers the
-            events alike; None, in records of earlier versions, is one length for all pieces.
     """
 
     stream_seq: int
@@ -55,7 +52,6 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
     tools: ToolUse | None = None
     includes_reasoning: bool = True
     queue: Queue = "batch"
-    first_piece: int | None = None
 
     @classmethod
     def of(
@@ -71,7 +67,6 @@ class BackgroundJob(Struct, frozen=True, kw_only=True):
             stream_seq=stream_seq,
             deadline=deadline,
             queue=queue,
-            first_piece=FIRST_PIECE,
             chat_format=None if reading is None else reading.format_name,
             tools=None if tools is None else replace(tools, schema_places=()),
             includes_reasoning=generation.includes_reasoning,
@@ -110,14 +105,14 @@ class JobReader:
         text: What has been read.
     """
 
-    def __init__(self, reading: OutputReading, output: ResponseOutput, first_piece: int | None = None) -> None:
-        """Write into `output`; the first piece of an item has `first_piece` characters, each next twice as many."""
+    def __init__(self, reading: OutputReading, output: ResponseOutput) -> None:
+        """Write into `output`."""
         self._reading = reading
         self._output = output
         self._reader: OutputReader | None = None
         self._kind: type[OutputEvent] | None = None
         self._pending = ""
-        self._first_piece = self._piece = first_piece or _PIECE_CHARACTERS
+        self._piece = 1
         self.text = ""
         self._num_reasoning = 0
 
@@ -177,7 +172,7 @@ class JobReader:
     def _add(self, kind: type[OutputEvent], text: str) -> None:
         if kind is not self._kind:
             self._flush()
-            self._kind, self._piece = kind, self._first_piece
+            self._kind, self._piece = kind, 1
         self._pending += text
         start = 0
         while len(self._pending) - start >= self._piece:

@@ -16,7 +16,7 @@ from gateway.api.query import check_query, is_ascending, whole_number
 from gateway.api.routes import KeyRoute, json_response
 from gateway.api.schemas.checks import invalid_value
 from gateway.errors import ApiError
-from gateway.responses.background import Follower
+from gateway.responses.background import BackgroundStream
 from gateway.responses.body import ItemBody
 from gateway.responses.draft import DeletedResponse, InputItemList
 from gateway.responses.items import is_response_id, listed_item
@@ -76,7 +76,7 @@ class StoredResponses:
             message = "Only a background response can be streamed again. Retrieve this one without 'stream'."
             raise invalid_value("stream", message)
         starting_after = whole_number(request.query_params.get("starting_after"), "starting_after", 0, MAX_EVENT, -1)
-        return _FollowingStream(Follower(record, self._store, starting_after), self._store)
+        return _FollowingStream(BackgroundStream(record, self._store, starting_after), self._store)
 
     def is_one(self, stream_id: str) -> bool:
         """Whether a stream may be a response, by its id."""
@@ -90,7 +90,7 @@ class StoredResponses:
             raise _not_found(response_id)
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        stream = _FollowingStream(Follower(record, self._store, starting_after, has_ids=True), self._store)
+        stream = _FollowingStream(BackgroundStream(record, self._store, starting_after, has_ids=True), self._store)
         if has_ended(record):
             await stream.begin()
         return stream
@@ -157,7 +157,7 @@ def _not_found(response_id: str) -> ApiError:
 class _FollowingStream(StreamingResponse):
     """The events of a job as an answer. It is counted from its making to its end, also if it never begins."""
 
-    def __init__(self, follower: Follower, store: ResponseStore) -> None:
+    def __init__(self, follower: BackgroundStream, store: ResponseStore) -> None:
         self._events = follower.events()
         super().__init__(self._events, headers=_EVENT_STREAM_HEADERS)
         self._follower = follower

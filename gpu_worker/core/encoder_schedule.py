@@ -1,8 +1,9 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
 The layers of the vision tower are charged to the step's token budget, at what they cost in tokens, so a large image
-passes them over several steps. Embeddings are kept within a bound, the least recently used go first. An image that a
-running sequence needs goes only for one that is before it in order, so there is always one that gets on.
+passes them over several steps. Embeddings are kept within a bound, the least recently used go first; only an image that
+is encoded for a sequence alone may exceed it, where others need all that is kept. An image that a running sequence
+needs goes only for one that is before it in order, so there is always one that gets on.
 """
 
 from __future__ import annotations
@@ -163,6 +164,6 @@ def _is_needed(sequence: Sequence, end: int) -> bool:
 def _behind_whole(sequence: Sequence, first: int, end: int) -> int:
     """Return the last place up to `end`, not before `first`, that is not inside an image that one step computes."""
     for span in sequence.media:
-        if span.is_whole and span.start < end < span.end:
+        if span.is_bidirectional and span.start < end < span.end:
             return max(first, span.start)
     return end

@@ -25,18 +25,18 @@ class MediaSpan(Struct, frozen=True, gc=False, array_like=True, omit_defaults=Tr
         length: Its tokens, separators between rows or tiles included.
         digest: Of the image's bytes, the processor and the detail, 32 bytes.
         num_rows: Embeddings that the tower makes of it.
-        grid: Rows and columns of its tokens, where positions have several axes; else empty.
+        token_grid: Rows and columns of its tokens, where positions have several axes; else empty.
         layer_cost: A layer of the tower costs as much as this many tokens of the model.
-        is_whole: Its tokens attend to one another in both directions, so one step computes all of them.
+        is_bidirectional: Its tokens attend to one another in both directions, so one step computes all of them.
     """
 
     start: int
     length: int
     digest: bytes
     num_rows: int
-    grid: tuple[int, ...] = ()
+    token_grid: tuple[int, ...] = ()
     layer_cost: int = 0
-    is_whole: bool = False
+    is_bidirectional: bool = False
 
     @property
     def end(self) -> int:
@@ -46,7 +46,7 @@ class MediaSpan(Struct, frozen=True, gc=False, array_like=True, omit_defaults=Tr
     @property
     def num_positions(self) -> int:
         """By how much the position of what follows is higher: an image of several axes counts its longer side."""
-        return max(self.grid) if self.grid else self.length
+        return max(self.token_grid) if self.token_grid else self.length
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -55,12 +55,12 @@ class PreparedImage:
 
     Attributes:
         values: NumPy array, `[num_tiles, height, width, 3]` uint8.
-        grid: Rows and columns of tiles or patches, as the family counts them.
+        patch_grid: Rows and columns of tiles or patches, as the family counts them.
     """
 
     digest: bytes
     values: Any
-    grid: tuple[int, ...]
+    patch_grid: tuple[int, ...]
     num_rows: int
 
 
@@ -72,5 +72,5 @@ def media_key(spans: Iterable[MediaSpan], first: int, end: int) -> bytes:
     """
     inside = (span for span in spans if span.start < end and span.end > first)
     return b"".join(
-        span.digest + _PLACE(first - span.start) + b"".join(_PLACE(side) for side in span.grid) for span in inside
+        span.digest + _PLACE(first - span.start) + b"".join(_PLACE(side) for side in span.token_grid) for span in inside
     )

@@ -41,13 +41,13 @@ class MediaConfig:
     """A vision tower beside the model.
 
     Attributes:
-        max_rows: Embeddings of images that the runner keeps.
-        whole_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
+        max_rows: Embeddings of images that the runner keeps, and the most of one image, which may come on top.
+        bidirectional_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
     """
 
     num_layers: int
     max_rows: int
-    whole_tokens: int = 0
+    bidirectional_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}), or running sequences could not all go on in one step"
             )
-        whole = 0 if self.media is None else self.media.whole_tokens
+        whole = 0 if self.media is None else self.media.bidirectional_tokens
         if whole and self.max_num_batched_tokens < self.max_num_seqs + whole:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least {self.max_num_seqs + whole}: "

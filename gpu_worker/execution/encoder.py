@@ -19,7 +19,7 @@ from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.execution.batch.placed_tokens import axis_positions
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s
-from gpu_worker.layers.media_inputs import MediaInputs, WholeSpan
+from gpu_worker.layers.media_inputs import BidirectionalSpan, MediaInputs
 from gpu_worker.models.vision.tower import EncodedImage, Encoding, VisionTower
 from shared.errors import HeadraceError
 
@@ -39,13 +39,13 @@ class ImageEncoder:
         tower: VisionTower,
         images: SharedImages,
         image_token: int,
-        axes: Values[int],
+        rotary_axes: Values[int],
         device: torch.device,
     ) -> None:
         self._tower = tower
         self._images = images
         self._image_token = image_token
-        self._axes = torch.tensor(axes, dtype=torch.int64, device=device) if axes else None
+        self._rotary_axes = torch.tensor(rotary_axes, dtype=torch.int64, device=device) if rotary_axes else None
         self._device = device
         self._begun: dict[bytes, Encoding] = {}
         self._encoded: dict[bytes, EncodedImage] = {}
@@ -53,7 +53,7 @@ class ImageEncoder:
     @property
     def has_axes(self) -> bool:
         """Whether positions have several axes."""
-        return self._axes is not None
+        return self._rotary_axes is not None
 
     def clear(self) -> None:
         """Forget all images."""
@@ -89,7 +89,7 @@ class ImageEncoder:
         """Return what the images of a step's tokens give the model; None where no token is of an image."""
         places: list[Int64s] = []
         rows: list[EncodedImage] = []
-        whole: list[WholeSpan] = []
+        bidirectional: list[BidirectionalSpan] = []
         # Decodes compute text, and stand first.
         others = zip(sequences[plan.num_decodes :], plan.starts[plan.num_decodes :], plan.lengths, strict=True)
         for number, (sequence, start, length) in enumerate(others, start=plan.num_decodes):
@@ -101,21 +101,21 @@ class ImageEncoder:
                 inside, part = self._part(sequence, span, begin, end)
                 places.append(inside + (first + begin - start))
                 rows.append(part)
-                if span.is_whole:
-                    whole.append(WholeSpan(number, first + begin - start, first + end - start, begin))
+                if span.is_bidirectional:
+                    bidirectional.append(BidirectionalSpan(number, first + begin - start, first + end - start, begin))
         if not places:
             return None
         joined = [torch.cat(parts) for parts in zip(*((each.rows, *each.deep) for each in rows), strict=True)]
         index = torch.from_numpy(np.concatenate(places)).to(self._device)
         positions = None
-        if self._axes is not None:
+        if self._rotary_axes is not None:
             starts = [int(start) for start in layout.query_starts]
             on_axes = [
                 axis_positions(sequence.media, start, end - first)
                 for sequence, start, (first, end) in zip(sequences, plan.starts, pairwise(starts), strict=True)
             ]
             positions = torch.from_numpy(np.concatenate(on_axes, axis=1)).to(self._device)
-        return MediaInputs(index, joined[0], tuple(joined[1:]), positions, self._axes, whole)
+        return MediaInputs(index, joined[0], tuple(joined[1:]), positions, self._rotary_axes, bidirectional)
 
     def _part(self, sequence: BatchSequence, span: MediaSpan, begin: int, end: int) -> tuple[Int64s, EncodedImage]:
         """Return which of the tokens from `begin` to before `end` embeddings replace, and these embeddings."""

@@ -13,7 +13,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
-from gpu_worker.layers.media_inputs import attend_whole, rotations_of
+from gpu_worker.layers.media_inputs import attend_bidirectional, rotations_of
 from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from gpu_worker.layers.ranks import VectorNorm
 from gpu_worker.layers.rotations import gated_rows, head_order, head_rows, rows_by_head
@@ -314,7 +314,8 @@ class Attention:
             chunk_size=shape.chunk_size,
         )
         limits = self._scale, shape.sliding_window, shape.soft_cap
-        attended = attend_whole(context.media, attended, query, cache, block_tables, *limits).view(num_tokens, -1)
+        attended = attend_bidirectional(context.media, attended, query, cache, block_tables, *limits)
+        attended = attended.view(num_tokens, -1)
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
 
     def _normalise(self, qkv: torch.Tensor) -> None:

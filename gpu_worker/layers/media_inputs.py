@@ -9,10 +9,10 @@ import torch
 from msgspec import Struct
 
 from kernels.layer_cache import LayerCache
-from kernels.paged_attention.whole_span import whole_span_attention
+from kernels.paged_attention.bidirectional_span import bidirectional_span_attention
 
 
-class WholeSpan(Struct, frozen=True):
+class BidirectionalSpan(Struct, frozen=True):
     """An image whose tokens attend to one another in both directions.
 
     Attributes:
@@ -35,18 +35,18 @@ class MediaInputs(Struct, frozen=True):
         rows: `[num_rows, hidden_size]`, what replaces them.
         deep: Likewise, added to the stream behind the first layers, one a layer.
         positions: `[3, num_tokens]` int64, of all tokens, where positions have several axes; else None.
-        axes: `[num_pairs]` int64, the axis that each pair of dimensions of a head turns by; likewise.
-        whole: Images with attention in both directions.
-        turned: By the address of a rotary table, the rows of the step's tokens.
+        rotary_axes: `[num_pairs]` int64, the axis that each pair of dimensions of a head turns by; likewise.
+        bidirectional: Images with attention in both directions.
+        rotary_rows: By the address of a rotary table, the rows of the step's tokens; filled when layers first ask.
     """
 
     places: torch.Tensor
     rows: torch.Tensor
     deep: tuple[torch.Tensor, ...] = ()
     positions: torch.Tensor | None = None
-    axes: torch.Tensor | None = None
-    whole: Sequence[WholeSpan] = ()
-    turned: dict[int, tuple[torch.Tensor, torch.Tensor]] = msgspec.field(default_factory=dict)
+    rotary_axes: torch.Tensor | None = None
+    bidirectional: Sequence[BidirectionalSpan] = ()
+    rotary_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = msgspec.field(default_factory=dict)
 
 
 def rotations_of(
@@ -61,19 +61,19 @@ def rotations_of(
         positions: `[num_tokens]`
         result: `[num_tokens, head_dim]`, `[num_tokens]`
     """
-    if media is None or media.positions is None or media.axes is None:
+    if media is None or media.positions is None or media.rotary_axes is None:
         return table, positions
     key = table.data_ptr()
-    if key not in media.turned:
+    if key not in media.rotary_rows:
         half = table.shape[1] // 2
         # Pairs that do not turn have an angle of zero at all positions.
-        axes = torch.nn.functional.pad(media.axes, (0, half - len(media.axes)))
+        axes = torch.nn.functional.pad(media.rotary_axes, (0, half - len(media.rotary_axes)))
         index = media.positions[axes].T.repeat(1, 2)
-        media.turned[key] = table.gather(0, index), torch.arange(len(positions), device=positions.device)
-    return media.turned[key]
+        media.rotary_rows[key] = table.gather(0, index), torch.arange(len(positions), device=positions.device)
+    return media.rotary_rows[key]
 
 
-def attend_whole(
+def attend_bidirectional(
     media: MediaInputs | None,
     attended: torch.Tensor,
     query: torch.Tensor,
@@ -88,8 +88,8 @@ def attend_whole(
     Shapes:
         query, attended, result: `[num_tokens, num_heads, head_dim]`
     """
-    for span in () if media is None else media.whole:
+    for span in () if media is None else media.bidirectional:
         part, table = slice(span.first, span.end), block_tables[span.sequence]
         limits = scale, sliding_window, soft_cap
-        attended[part] = whole_span_attention(query[part], cache, table, span.num_before, *limits)
+        attended[part] = bidirectional_span_attention(query[part], cache, table, span.num_before, *limits)
     return attended

@@ -16,19 +16,6 @@ from gpu_worker.layers.rope_scaling import RopeParameters, for_length, rope_ampl
 CHUNK = 1 << 16
 
 
-def rotary_table(
-    parameters: RopeParameters, head_dim: int, max_len: int, device: torch.device, rotary_dim: int | None = None
-) -> torch.Tensor:
-    """Compute cosines and sines of positions below `max_len`, as `kernels.rope_kv_write` takes them.
-
-    Shapes:
-        result: `[max_len, head_dim]` float32, the cosines, then the sines
-    """
-    table = torch.empty(max_len, head_dim)
-    fill_rows(table, for_length(parameters, max_len), rotary_dim or head_dim, 0, max_len)
-    return table.to(device)
-
-
 def fill_rows(table: torch.Tensor, parameters: RopeParameters | None, rotary_dim: int, first: int, end: int) -> None:
     """Compute the rows of positions from `first` to before `end`; without parameters, rotations that turn nothing.
 

@@ -8,7 +8,7 @@ apart, or inputs are not in order, the whole is read, and cut by `kernels.linear
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
@@ -230,10 +230,6 @@ class StoredMatrix:
     def shape(self) -> tuple[int, int]:
         """`(out_features, in_features)`."""
         return self._starts[-1], self.pieces[0].shape[1]
-
-    def reordered(self, order: torch.Tensor) -> StoredMatrix:
-        """Return the matrix whose row `i` is row `order[i]` of this one."""
-        return replace(self, order=order if self.order is None else self.order[order])
 
     def whole(self) -> WeightForm:
         """Read all."""

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.ranks import ALONE, Ranks
-from kernels.linear import Linear, OperationLinear
-from kernels.linear.cpu import QuantizedPanels
-from kernels.linear.dense import DensePanels
-from kernels.linear.panels import PanelMatrix
+from kernels.linear import Linear
 from kernels.low_rank import AdapterRows, AdapterTable
 
 
@@ -44,12 +41,3 @@ class LMHead:
         if self.soft_cap is not None:
             logits.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
         return logits
-
-    def packed_for(self, dtype: torch.dtype) -> PanelMatrix | None:
-        """Return the matrix as the CPU kernels take it, to multiply vectors of this type; None when there is none.
-
-        Its products are not scaled or bounded: the likeliest token is the same.
-        """
-        is_whole = self.ranks.size == 1 and dtype is self.dtype
-        packed = self.projection.packed if isinstance(self.projection, OperationLinear) else None
-        return packed if is_whole and isinstance(packed, DensePanels | QuantizedPanels) else None

@@ -42,7 +42,7 @@ class LinearFactory:
 
     def _quantized(self, form: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
         if (panels := pack_quantized_weight(form, bias)) is not None:
-            return OperationLinear(partial(quantized_linear, packed=panels), panels)
+            return OperationLinear(partial(quantized_linear, packed=panels))
         if (scaled := scale_for_gpu(form)) is not None:
             return ScaledLinear(scaled, bias)
         if (packed := pack_for_gpu(form)) is not None:

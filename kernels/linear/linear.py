@@ -35,14 +35,9 @@ class RoundsInputs(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationLinear:
-    """A linear layer by a function that is bound to its weights, and takes `to_float32`.
-
-    Attributes:
-        packed: The matrix in the panels of the CPU kernels; None where it is not in any.
-    """
+    """A linear layer by a function that is bound to its weights, and takes `to_float32`."""
 
     multiply: Callable[..., torch.Tensor]
-    packed: object = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply rows."""

@@ -20,7 +20,7 @@ from shared.config import setting
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gpu_worker.execution.tiers.directory import FileStore
+    from gpu_worker.execution.tiers.file_store import FileStore
 
 _MOST_BYTES = 1 << 30
 """No content is larger; what is, is damaged, and not read."""

@@ -65,7 +65,7 @@ for command in ([], ["up"], ["gateway"], ["worker"], ["chat"], ["publish"], ["ke
 
 
 def test_help_of_every_command_needs_nothing_heavy() -> None:
-    heavy = ("torch", "starlette", "uvicorn", "nats", "redis", "uvloop", "numpy", "jinja2", "prometheus_client")
+    heavy = ("torch", "starlette", "nats", "redis", "uvloop", "numpy", "jinja2", "prometheus_client")
     done = _run(HELP, *heavy)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage: headrace") == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.layer_cache import LayerCache, allocate_layer_cache
+from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
 from kernels.quantized_kv import dequantize_heads, is_quantized
 from tests.kernels.tolerances import assert_close
 
@@ -15,7 +15,8 @@ def poisoned_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
     """Make a cache of NaN; integers have NaN for their scales."""
-    cache = allocate_layer_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
+    shape = CacheShape(num_kv_heads, head_dim, head_dim)
+    (cache,) = allocate_caches(1, num_blocks, block_size, shape, dtype, device).layers()
     for tensor in cache.tensors:
         tensor.fill_(77 if tensor.dtype == torch.int8 else float("nan"))
     return cache

@@ -3,30 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches, allocate_layer_caches
+from kernels.layer_cache import CacheShape, allocate_caches
 from kernels.quantized_kv import dequantize_heads, quantize_heads
 from tests.kernels.layer_caches import EIGHT_BITS
 
 NUM_LAYERS, NUM_BLOCKS, NUM_KV_HEADS, HEAD_DIM = 2, 8, 3, 10
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, *EIGHT_BITS]
-
-
-def caches_of_any_bytes(block_size: int, dtype: torch.dtype, device: torch.device) -> StackedCaches:
-    caches = allocate_layer_caches(NUM_LAYERS, NUM_BLOCKS, block_size, NUM_KV_HEADS, HEAD_DIM, dtype, device)
-    generator = torch.Generator().manual_seed(2)
-    for tensor in (tensor for layer in caches.layers() for tensor in layer.tensors):
-        content = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8, generator=generator)
-        tensor.copy_(content.view(tensor.dtype).view_as(tensor))
-    return caches
-
-
-def bytes_of(cache: LayerCache, slot: int) -> list[bytes]:
-    """Return what a token has left behind in each tensor."""
-    block, offset = divmod(slot, cache.keys.shape[1])
-    parts = [cache.keys[block, offset], cache.values[block, offset]]
-    if cache.scales is not None:
-        parts.append(cache.scales[block, :, offset])
-    return [part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in parts]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

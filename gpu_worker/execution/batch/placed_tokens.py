@@ -38,7 +38,7 @@ def axis_positions(spans: Values[MediaSpan], start: int, count: int) -> Int64s:
     for span in spans:
         inside = (places >= span.start) & (places < span.end)
         if inside.any():
-            _, columns = span.grid
+            _, columns = span.token_grid
             offsets = places[inside] - span.start
             positions[1, inside] += offsets // columns
             positions[2, inside] += offsets % columns

@@ -20,9 +20,9 @@ from queue import Empty, Full, Queue
 import numpy as np
 
 from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes
-from gpu_worker.execution.tiers.directory import FileStore
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, KEY, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
+from gpu_worker.execution.tiers.file_store import FileStore
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from shared.log_limit import LogLimit
 from shared.worker_metrics import KvTierReading

@@ -31,7 +31,7 @@ _PROBE_INTERVAL = 32
 _RATE_MEMORY_BYTES = 256 << 20
 
 
-class _Rate:
+class _LoadMeter:
     """Bytes per second of one tier, averaged over what was loaded last; 0 while unknown."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Rate:
         self.loaded_bytes = 0
 
     @property
-    def value(self) -> float:
+    def bytes_per_s(self) -> float:
         return self._num_bytes / self._seconds if self._seconds > 0 else 0.0
 
     def observe(self, num_bytes: int, seconds: float, num_tokens: int) -> None:
@@ -77,7 +77,7 @@ class BlockTiers:
         self._pending: list[dict[bytes, tuple[int, bytes]]] = [{} for _ in groups]
         self._salts: dict[bytes, bytes] = {}
         self._num_not_paying = 0
-        self._rates = {name: _Rate() for name in ("host", "peer", "files")}
+        self._meters = {name: _LoadMeter() for name in ("host", "peer", "files")}
         self._lock = threading.Lock()
         self._num_threads = 1 if files is None and transfer is None else 4
         self._loader = Loader(self._num_threads, self._load)
@@ -86,25 +86,25 @@ class BlockTiers:
 
     def readings(self) -> tuple[KvTierReading, ...]:
         """Return the counts of each tier."""
-        host, rate = self._host, self._rates["host"]
+        host, meter = self._host, self._meters["host"]
         reading = KvTierReading(
             "host",
             used_bytes=host.used_bytes,
             total_bytes=host.num_bytes,
-            hit_tokens=rate.tokens,
+            hit_tokens=meter.tokens,
             stored_bytes=host.stored_bytes,
-            loaded_bytes=rate.loaded_bytes,
+            loaded_bytes=meter.loaded_bytes,
             dropped=host.num_dropped,
             evicted=host.num_evicted,
             retained_bytes=host.retained_bytes,
         )
         readings = [reading]
         if self.transfer is not None:
-            rate = self._rates["peer"]
-            readings.append(self.transfer.reading(rate.tokens, rate.loaded_bytes))
+            meter = self._meters["peer"]
+            readings.append(self.transfer.reading(meter.tokens, meter.loaded_bytes))
         if self._files is not None:
-            rate = self._rates["files"]
-            readings.append(self._files.reading(rate.tokens, rate.loaded_bytes))
+            meter = self._meters["files"]
+            readings.append(self._files.reading(meter.tokens, meter.loaded_bytes))
         return tuple(readings)
 
     def has(self, group: int, digest: bytes) -> bool:
@@ -123,7 +123,7 @@ class BlockTiers:
             return True
         seconds = 0.0
         for group, digest in wanted:
-            rate = self._rates[self._nearest(group, digest)].value
+            rate = self._meters[self._nearest(group, digest)].bytes_per_s
             seconds += self._groups[group].row_bytes / rate if rate else 0.0
         if seconds < num_tokens / self.prefill_rate:
             return True
@@ -247,7 +247,7 @@ class BlockTiers:
         if has_arrived:
             seconds = (time.monotonic() - started) / self._num_threads
             with self._lock:
-                self._rates[name].observe(blocks.row_bytes, seconds, self._block_size if group == FULL else 0)
+                self._meters[name].observe(blocks.row_bytes, seconds, self._block_size if group == FULL else 0)
 
 
 def _nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
 
-from gpu_worker.execution.tiers.directory import Folder, StoredFile
+from gpu_worker.execution.tiers.file_store import Folder, StoredFile
 from shared.bucket import bucket_errors, open_bucket
 
 _TIMEOUT = "10s"

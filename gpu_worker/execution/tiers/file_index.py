@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gpu_worker.core.retention import Retention
-from gpu_worker.execution.tiers.directory import StoredFile
+from gpu_worker.execution.tiers.file_store import StoredFile
 
 _MAX_PASSED = 64
 """Retained files of a kind that one search passes over."""

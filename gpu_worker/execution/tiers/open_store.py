@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_worker.execution.tiers.bucket import BucketStore
-from gpu_worker.execution.tiers.directory import DirectoryStore, FileStore
+from gpu_worker.execution.tiers.directory import DirectoryStore
+from gpu_worker.execution.tiers.file_store import FileStore
 
 
 def open_store(place: str) -> FileStore:
-    """Open a directory or a bucket.
-
-    Raises:
-        ConfigError: It cannot be used.
-    """
+    """Open a directory or a bucket; `ConfigError` if it cannot be used."""
     return BucketStore(place) if "://" in place else DirectoryStore(Path(place))

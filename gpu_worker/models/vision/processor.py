@@ -28,16 +28,16 @@ class ImagePlan:
         token_ids: Stand in the prompt for the image's placeholder.
         span: The first of these that belongs to the image, and behind the last.
         num_rows: Embeddings that the tower makes.
-        grid: As of `PreparedImage`.
-        axes: As `MediaSpan.grid`.
+        patch_grid: As of `PreparedImage`.
+        token_grid: As of `MediaSpan`.
     """
 
     token_ids: list[int]
     span: tuple[int, int]
     num_rows: int
-    grid: tuple[int, ...]
+    patch_grid: tuple[int, ...]
     num_patches: int
-    axes: tuple[int, ...] = ()
+    token_grid: tuple[int, ...] = ()
 
 
 class ImageForm(Protocol):
@@ -101,7 +101,7 @@ class MediaProcessor:
         if (width, height) != (ref.width, ref.height) or pixels.shape[2:] != (3,) or pixels.dtype != np.uint8:
             raise BadRequestError(f"The image has {width}x{height} pixels, not {ref.width}x{ref.height}.", "messages")
         plan = self._plan(width, height, ref.detail)
-        return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.grid, plan.num_rows)
+        return PreparedImage(self.digest(ref), self._form.resized(pixels, plan), plan.patch_grid, plan.num_rows)
 
     def expand(self, token_ids: Sequence[int], refs: Sequence[MediaRef]) -> tuple[list[int], list[MediaSpan]]:
         """Replace each placeholder by the tokens of its image, in order; also return where each image is.
@@ -128,7 +128,7 @@ class MediaProcessor:
                     end - first,
                     self.digest(ref),
                     plan.num_rows,
-                    plan.axes,
+                    plan.token_grid,
                     self._costs.of_layer(plan.num_patches),
                     form.is_bidirectional,
                 )

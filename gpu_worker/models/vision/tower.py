@@ -35,7 +35,7 @@ class Encoding:
 
     stream: torch.Tensor
     where: Neighbourhood
-    grid: tuple[int, ...]
+    patch_grid: tuple[int, ...]
     num_layers: int = 0
     deep: list[torch.Tensor] = field(default_factory=list)
 
@@ -77,18 +77,18 @@ class VisionTower:
     def begin(self, image: PreparedImage) -> Encoding:
         """Read an image; the first layer is next."""
         values = torch.from_numpy(image.values).to(self._device)
-        stream, where = self._embed(values, image.grid)
-        return Encoding(stream, where, image.grid)
+        stream, where = self._embed(values, image.patch_grid)
+        return Encoding(stream, where, image.patch_grid)
 
     def advance(self, encoding: Encoding, end: int) -> None:
         """Take an image through the layers before `end`."""
         for index in range(encoding.num_layers, end):
             encoding.stream = self._layers[index](encoding.stream, encoding.where)
             if (project := self._deep.get(index)) is not None:
-                encoding.deep.append(project(encoding.stream, encoding.grid))
+                encoding.deep.append(project(encoding.stream, encoding.patch_grid))
         encoding.num_layers = end
 
     def finish(self, encoding: Encoding) -> EncodedImage:
         """Return the embeddings of an image that has passed all layers."""
         assert encoding.num_layers == self.num_layers
-        return EncodedImage(self._project(encoding.stream, encoding.grid), tuple(encoding.deep))
+        return EncodedImage(self._project(encoding.stream, encoding.patch_grid), tuple(encoding.deep))

@@ -50,7 +50,7 @@ class VisionConfig:
         max_rows, max_patches: Of the largest image.
         take: Makes the tower of its weights, on a device.
         renamed, tensors: Patterns of tensors' names with replacements, and of the tower's names after that.
-        axes: For each rotary pair, its axis of positions (0 text, 1 rows, 2 columns); empty for one axis.
+        rotary_axes: For each rotary pair, its axis of positions (0 text, 1 rows, 2 columns); empty for one axis.
         num_deep: Layers of the model that get further embeddings.
     """
 
@@ -64,7 +64,7 @@ class VisionConfig:
     take: Callable[[WeightTaker, torch.device], VisionTower]
     renamed: tuple[tuple[str, str], ...]
     tensors: str
-    axes: tuple[int, ...] = ()
+    rotary_axes: tuple[int, ...] = ()
     num_deep: int = 0
 
     @property

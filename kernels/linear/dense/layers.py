@@ -23,7 +23,7 @@ PACKED_FOR_ROWS = 32
 def make_dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """Choose the fastest form of a linear layer for the weight's device and dtype."""
     if (packed := pack_weight(weight, bias)) is not None:
-        return OperationLinear(partial(linear, packed=packed), packed)
+        return OperationLinear(partial(linear, packed=packed))
     if _can_pack_for_onednn(weight):
         return WideningLinear(partial(onednn_linear, weight=pack_for_onednn(weight), bias=bias))
     return WideningLinear(partial(F.linear, weight=weight, bias=bias))

@@ -36,16 +36,18 @@ from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.http1.handlers import AsgiHandler
+from gateway.media.fetch import AllowedHosts, ImageFetcher
+from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
 from shared.conversation import ChatOptions
 from shared.features import IMAGES
 from shared.hosted_models import HostBeat, HostedModel
+from shared.media_store import MediaStore
 from shared.messages import Heartbeat, encode
 from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply
 from tests.gateway.http1.raw_server import served
-from tests.gateway.image_intake import image_intake
 
 KEY = "hr-test"
 AUTH = {"Authorization": f"Bearer {KEY}"}
@@ -102,7 +104,7 @@ def services(connection: Client, fleet: Fleet, tmp_path: Path) -> RouteServices:
         queue=connection,
         tokenizer=TokenizerClient(connection, timeout_s=TOKENIZER_TIMEOUT_S),
         metrics=metrics,
-        images=image_intake(connection),
+        images=ImageIntake(MediaStore(connection.jetstream()), ImageLimits(), ImageFetcher(AllowedHosts(), 1 << 20)),
     )
 
 

@@ -11,6 +11,7 @@ from gateway.dispatch.inflight import Flight, FlightTable
 from gateway.fleet.fleet_load import FleetLoad
 from shared.messages import Request
 from shared.sampling import Sampling
+from tests.gateway.admission.test_forecast import load
 from tests.gateway.dispatch_bench import ListSink
 
 
@@ -19,21 +20,7 @@ def flight(request_id: str, tokens: int = 10, model: str = "m", tenant: str = ""
 
 
 def fleet_load(**changes: Any) -> FleetLoad:
-    values: dict[str, Any] = {
-        "model": "m",
-        "num_workers": 1,
-        "running": 0,
-        "queued_requests": 0,
-        "queued_tokens": 0,
-        "prefill_rate": 100.0,
-        "decode_rate": 64.0,
-        "free_blocks": 60,
-        "total_blocks": 100,
-        "block_size": 16,
-        "max_model_len": 1_000,
-        "free_slots": 8,
-    }
-    return FleetLoad(**values | changes)
+    return load(**{"running": 0, "free_slots": 8, **changes})
 
 
 def test_claimed_request_counts_until_its_workers_next_heartbeat() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import struct
 import zlib
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -147,30 +148,27 @@ def values(registry: CollectorRegistry, name: str) -> dict[str, float]:
     return {next(iter(sample.labels.values())): sample.value for sample in samples if sample.name == name}
 
 
+WATCHES = {"watch of streams", "watch of usage", "needs for workers", "comparison of answers"}
+
+
+def shown(
+    bench: Bench, slot: int, board: MetricsBoard | None, tasks: TaskSupervisor
+) -> AbstractAsyncContextManager[CollectorRegistry]:
+    parts = needs_of(bench.dispatcher.fleet), drift_watch(bench.nats, bench.dispatcher)
+    return scrape_registry(bench.nats, bench.dispatcher, *parts, slot, board, tasks)
+
+
 async def test_process_alone_shows_itself_the_fleet_and_the_streams(bench: Bench) -> None:
     metrics, tasks = bench.dispatcher.counts.metrics, TaskSupervisor()
     metrics.prompt_tokens = 7
     bench.dispatcher.fleet.started = 0.0
     await bench.worker("w")
-    async with scrape_registry(
-        bench.nats,
-        bench.dispatcher,
-        needs_of(bench.dispatcher.fleet),
-        drift_watch(bench.nats, bench.dispatcher),
-        3,
-        None,
-        tasks,
-    ) as registry:
+    async with shown(bench, 3, None, tasks) as registry:
         assert values(registry, "headrace_prompt_tokens_total") == {"3": 7}
         assert values(registry, "headrace_fleet_workers")[bench.model] == 1
         await until(lambda: "HR_INTERACTIVE" in values(registry, "headrace_stream_messages"))
         running = set(tasks._tasks)
-        assert {task.get_name() for task in running} == {
-            "watch of streams",
-            "watch of usage",
-            "needs for workers",
-            "comparison of answers",
-        }
+        assert {task.get_name() for task in running} == WATCHES
     assert all(task.cancelled() for task in running)
     assert not tasks.has_failed.is_set()
 
@@ -181,27 +179,12 @@ async def test_processes_that_share_a_port_show_each_other(bench: Bench, monkeyp
     neighbour = GatewayMetrics()
     neighbour.prompt_tokens = 5
     BoardCollector(board, 2, MetricsCollector(neighbour, 2)).publish()
-    async with scrape_registry(
-        bench.nats,
-        bench.dispatcher,
-        needs_of(bench.dispatcher.fleet),
-        drift_watch(bench.nats, bench.dispatcher),
-        1,
-        board,
-        tasks,
-    ) as registry:
+    async with shown(bench, 1, board, tasks) as registry:
         metrics.prompt_tokens = 7
         assert values(registry, "headrace_prompt_tokens_total") == {"1": 7, "2": 5}
         await until(lambda: b"headrace_prompt_tokens" in board.read(1))
         running = set(tasks._tasks)
-        names = {
-            "watch of streams",
-            "watch of usage",
-            "needs for workers",
-            "comparison of answers",
-            "metrics for the processes beside",
-        }
-        assert {task.get_name() for task in running} == names
+        assert {task.get_name() for task in running} == WATCHES | {"metrics for the processes beside"}
     assert all(task.cancelled() for task in running)
     board.clear(1)
     await asyncio.sleep(0.03)

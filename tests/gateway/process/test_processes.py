@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import signal
@@ -61,25 +60,6 @@ async def ask_until(gateway: GatewayProcess, model: str, done: asyncio.Event) ->
     outcomes: Counter[str] = Counter()
     while not done.is_set():
         outcomes[await ask(gateway, model)] += 1
-    return outcomes
-
-
-async def ask_on_until(gateway: GatewayProcess, model: str, done: asyncio.Event) -> Counter[str]:
-    """Ask again and again, on one connection for as long as the gateway does not say that an answer is the last."""
-    outcomes: Counter[str] = Counter()
-    while not done.is_set():
-        async with connected(gateway) as client:
-            headers: dict[str, str] = {}
-            while not done.is_set() and headers.get("connection") != "close":
-                try:
-                    client.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 2, "temperature": 1})
-                    status, headers = await client.head()
-                    body = json.loads(await client.reader.readexactly(int(headers["content-length"])))
-                except (OSError, EOFError) as error:
-                    outcomes[f"keep-alive: {type(error).__name__}"] += 1
-                    break
-                is_whole = status == 200 and body["choices"][0]["text"] == expected_text(2)
-                outcomes["served" if is_whole else f"{status} {body}"] += 1
     return outcomes
 
 

@@ -16,7 +16,7 @@ from gateway.api.endpoint import GenerationStart
 from gateway.api.large_bodies import LargeBodies
 from gateway.errors import ApiError
 from gateway.responses import store as store_module
-from gateway.responses.background import Follower
+from gateway.responses.background import BackgroundStream
 from gateway.responses.draft import ResponseGeneration
 from gateway.responses.endpoint import ResponsesEndpoint
 from gateway.responses.job import JobWatch
@@ -27,7 +27,7 @@ from gateway.responses.stored import _FollowingStream
 from gateway.streams.event_stream import EventStreamLimits
 from shared.messages import BatchResult, Request
 from shared.server_clock import ServerClock
-from tests.gateway.responses.test_follower import RECORD
+from tests.gateway.responses.test_background_stream import RECORD
 
 PRINCIPAL = Principal("key", "t")
 
@@ -156,10 +156,10 @@ async def test_stored_response_that_is_followed_counts_until_its_stream_ends(edg
     async def gone(message: Any) -> None:
         raise ConnectionError
 
-    stream = _FollowingStream(Follower(RECORD, edge.store), edge.store)
-    second = _FollowingStream(Follower(RECORD, edge.store), edge.store)
+    stream = _FollowingStream(BackgroundStream(RECORD, edge.store), edge.store)
+    second = _FollowingStream(BackgroundStream(RECORD, edge.store), edge.store)
     with pytest.raises(ApiError, match="follows 2 responses"):
-        _FollowingStream(Follower(RECORD, edge.store), edge.store)
+        _FollowingStream(BackgroundStream(RECORD, edge.store), edge.store)
     for one in (stream, second):
         with pytest.raises(ClientDisconnect):
             await one({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, gone)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,13 +56,11 @@ def reading(is_parallel: bool = True, includes_reasoning: bool = True) -> Output
     return job.reading
 
 
-def events_of(
-    text: str, cuts: list[int], how: OutputReading, in_reasoning: bool, first_piece: int | None = None
-) -> Events:
+def events_of(text: str, cuts: list[int], how: OutputReading, in_reasoning: bool) -> Events:
     """Read a text as it grows to each of these lengths, and then whole."""
     events: Events = []
     output = ResponseOutput(DRAFT, lambda kind, fields: events.append((kind, fields)))
-    reader = JobReader(how, output, first_piece)
+    reader = JobReader(how, output)
     for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
         assert reader.read(text[:end], in_reasoning=in_reasoning)
     reader.finish(is_complete=True)
@@ -77,33 +74,24 @@ def events_of(
     is_parallel=st.booleans(),
     includes_reasoning=st.booleans(),
     in_reasoning=st.booleans(),
-    first_piece=st.sampled_from([None, 1]),
 )
 def test_events_depend_on_the_text_alone(
-    fragments: list[str],
-    cuts: list[int],
-    is_parallel: bool,
-    includes_reasoning: bool,
-    in_reasoning: bool,
-    first_piece: int | None,
+    fragments: list[str], cuts: list[int], is_parallel: bool, includes_reasoning: bool, in_reasoning: bool
 ) -> None:
     text, how = "".join(fragments), reading(is_parallel, includes_reasoning)
-    whole = events_of(text, [], how, in_reasoning, first_piece)
-    assert events_of(text, cuts, how, in_reasoning, first_piece) == whole
-    assert events_of(text, list(range(len(text))), how, in_reasoning, first_piece) == whole
+    whole = events_of(text, [], how, in_reasoning)
+    assert events_of(text, cuts, how, in_reasoning) == whole
+    assert events_of(text, list(range(len(text))), how, in_reasoning) == whole
     items = [fields["item"] for kind, fields in whole if kind == "response.output_item.done"]
     assert items
     assert includes_reasoning or all(item["type"] != "reasoning" for item in items)
     assert is_parallel or sum(item["type"] == "function_call" for item in items) <= 1
 
 
-@pytest.mark.parametrize(("first_piece", "lengths"), [(None, [32, 32, 32, 4]), (1, [1, 2, 4, 8, 16, 32, 32, 5])])
-def test_first_text_of_an_item_is_told_at_once_unless_the_record_is_of_an_earlier_version(
-    first_piece: int | None, lengths: list[int]
-) -> None:
-    events = events_of("x" * 100, [1], PLAIN_READING, False, first_piece)
+def test_first_text_of_an_item_is_told_at_once() -> None:
+    events = events_of("x" * 100, [1], PLAIN_READING, False)
     deltas = [fields["delta"] for kind, fields in events if kind == "response.output_text.delta"]
-    assert list(map(len, deltas)) == lengths
+    assert list(map(len, deltas)) == [1, 2, 4, 8, 16, 32, 32, 5]
 
 
 class Copied(str):

@@ -17,7 +17,7 @@ from gateway.api.large_bodies import LARGE_BYTES
 from gateway.cache.redis_client import RedisCache
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
-from gateway.responses.background import Follower
+from gateway.responses.background import BackgroundStream
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.job import BackgroundJob, JobReader, JobWatch
 from gateway.responses.job_queue import JobRef, JobState
@@ -79,7 +79,7 @@ async def test_long_text_of_a_job_is_read_beside_the_event_loop(threads: list[in
     record = await store.get("t", DRAFT.id)
     assert record is not None
     assert msgspec.json.decode(record.response)["output"][0]["content"][0]["text"] == text
-    async for _ in Follower(RECORD, store).events():
+    async for _ in BackgroundStream(RECORD, store).events():
         pass
     assert [thread != own for thread in threads] == [is_beside, is_beside]
 

@@ -17,8 +17,8 @@ from shared.sampling import Sampling
 LAYERS = 6
 
 
-def make_scheduler(budget: int = 32, max_rows: int = 40, whole_tokens: int = 0) -> Scheduler:
-    media = MediaConfig(LAYERS, max_rows, whole_tokens)
+def make_scheduler(budget: int = 32, max_rows: int = 40, bidirectional_tokens: int = 0) -> Scheduler:
+    media = MediaConfig(LAYERS, max_rows, bidirectional_tokens)
     config = SchedulerConfig(4, 200, 8, budget, 400, media=media, enable_prefix_caching=False)
     return Scheduler(config)
 
@@ -27,13 +27,15 @@ def text(name: str, length: int = 4, max_tokens: int = 200) -> Sequence:
     return Sequence(name, [1] * length, length, Sampling(max_tokens=max_tokens), max_tokens=max_tokens)
 
 
-def seeing(name: str, *images: tuple[str, int], cost: int = 4, is_whole: bool = False, max_tokens: int = 2) -> Sequence:
+def seeing(
+    name: str, *images: tuple[str, int], cost: int = 4, is_bidirectional: bool = False, max_tokens: int = 2
+) -> Sequence:
     """Return a sequence whose images, by name and length, stand between texts of 3 tokens."""
     sequence = text(name, 3, max_tokens)
     spans = []
     for image, length in images:
         start = len(sequence.token_ids)
-        spans.append(MediaSpan(start, length, image.encode() * 32, length, (), cost, is_whole))
+        spans.append(MediaSpan(start, length, image.encode() * 32, length, (), cost, is_bidirectional))
         sequence.token_ids += [9] * length + [1] * 3
     sequence.num_prompt_tokens = len(sequence.token_ids)
     sequence.media = tuple(spans)
@@ -62,7 +64,9 @@ class Runner:
             for span in item.sequence.media:
                 if item.start < span.end and span.start < item.start + item.num_tokens:
                     assert self.passed[span.digest] == LAYERS, "a token of an image that is not encoded"
-                    assert not span.is_whole or item.start <= span.start < span.end <= item.start + item.num_tokens
+                    assert (
+                        not span.is_bidirectional or item.start <= span.start < span.end <= item.start + item.num_tokens
+                    )
         if step.scheduled:
             sampled = [SampledTokens((5,)) if item.samples else SampledTokens() for item in step.scheduled]
             self.scheduler.settle(step, StepResult(step.step, sampled))
@@ -150,14 +154,16 @@ def test_a_batch_image_that_waits_keeps_nobody_waiting() -> None:
     runner.step()
     scheduler.add(seeing("i", ("x", 20), cost=1))
     runner.finish(400)
+    forgotten = [digest for plan in runner.plans for digest in plan.forgotten]
+    assert forgotten[0] == b"b" * 32
 
 
 def test_a_whole_image_is_computed_in_one_step() -> None:
-    scheduler = make_scheduler(budget=40, whole_tokens=16)
+    scheduler = make_scheduler(budget=40, bidirectional_tokens=16)
     runner = Runner(scheduler)
     scheduler.add(text("a", 30))
     for name in "xyz":
-        scheduler.add(seeing(name, (name, 16), ("w", 16), is_whole=True, cost=3))
+        scheduler.add(seeing(name, (name, 16), ("w", 16), is_bidirectional=True, cost=3))
     runner.finish(300)
 
 
@@ -173,7 +179,7 @@ def test_a_step_that_failed_encodes_anew() -> None:
     assert again.plan.encodes == [EncodeWork(b"x" * 32, 0, LAYERS)]
 
 
-def test_preempted_and_aborted_sequences_leave_no_image_behind() -> None:
+def test_aborted_sequence_leaves_no_image_behind() -> None:
     scheduler = make_scheduler(budget=16, max_rows=12)
     runner = Runner(scheduler)
     scheduler.add(text("decode", max_tokens=100))
@@ -183,6 +189,7 @@ def test_preempted_and_aborted_sequences_leave_no_image_behind() -> None:
     scheduler.abort("gone")
     scheduler.add(seeing("next", ("y", 12), cost=8))
     runner.finish(300)
+    assert [digest for plan in runner.plans for digest in plan.forgotten] == [b"x" * 32]
 
 
 def test_images_that_can_never_be_served_are_refused() -> None:
@@ -192,4 +199,4 @@ def test_images_that_can_never_be_served_are_refused() -> None:
     with pytest.raises(BadRequestError, match="takes no images"):
         plain.add(seeing("a", ("x", 4)))
     with pytest.raises(ValueError, match="max_num_seqs and the 30 tokens of an image, which one step computes"):
-        make_scheduler(budget=32, whole_tokens=30)
+        make_scheduler(budget=32, bidirectional_tokens=30)

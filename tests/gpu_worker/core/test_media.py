@@ -94,7 +94,7 @@ def test_the_same_image_in_another_grid_shares_no_block() -> None:
     digests = []
     for grid in ((2, 4), (4, 2)):
         sequence = seeing_sequence([("a", 8), 1])
-        sequence.media = tuple(structs.replace(span, grid=grid) for span in sequence.media)
+        sequence.media = tuple(structs.replace(span, token_grid=grid) for span in sequence.media)
         digests.append(digests_of(sequence))
     assert set(digests[0]).isdisjoint(digests[1])
 

@@ -79,7 +79,8 @@ class TestTieredMachineAtLength(TieredMachine.TestCase):
     settings = settings(max_examples=150, stateful_step_count=40)
 
 
-def test_a_prefix_that_was_overwritten_is_loaded() -> None:
+def overwritten() -> tuple[Harness, OracleTiers, list[Sequence]]:
+    """Return an engine whose blocks of the first of three sequences, of threes, were overwritten."""
     tiers = OracleTiers(1, 0)
     tiers.random.random = lambda: 0.5  # type: ignore[method-assign]
     harness = Harness(num_blocks=12, tiers=tiers)
@@ -88,6 +89,11 @@ def test_a_prefix_that_was_overwritten_is_loaded() -> None:
     for sequence in sequences:
         harness.add(sequence)
         harness.run()
+    return harness, tiers, sequences
+
+
+def test_a_prefix_that_was_overwritten_is_loaded() -> None:
+    harness, tiers, sequences = overwritten()
     again = make_sequence([3] * 30, max_tokens=2)
     harness.add(again)
     while harness.scheduler.has_work():
@@ -99,13 +105,7 @@ def test_a_prefix_that_was_overwritten_is_loaded() -> None:
 
 
 def test_a_prefix_that_was_overwritten_while_its_sequence_was_preempted_is_loaded_again() -> None:
-    tiers = OracleTiers(1, 0)
-    tiers.random.random = lambda: 0.5  # type: ignore[method-assign]
-    harness = Harness(num_blocks=12, tiers=tiers)
-    tiers.runner = harness.runner
-    for number in (3, 7, 8):
-        harness.add(make_sequence([number] * 30, max_tokens=2))
-        harness.run()
+    harness, tiers, _ = overwritten()
     again = make_sequence([3] * 30, max_tokens=4)
     harness.add(again)
     while not again.num_output_tokens:
@@ -124,14 +124,7 @@ def test_a_prefix_that_was_overwritten_while_its_sequence_was_preempted_is_loade
 
 
 def test_a_load_that_is_stuck_suspends_the_tiers_once() -> None:
-    tiers = OracleTiers(1, 0)
-    tiers.random.random = lambda: 0.5  # type: ignore[method-assign]
-    harness = Harness(num_blocks=12, tiers=tiers)
-    tiers.runner = harness.runner
-    sequences = [make_sequence([number] * 30, max_tokens=2) for number in (3, 7, 8)]
-    for sequence in sequences:
-        harness.add(sequence)
-        harness.run()
+    harness, tiers, sequences = overwritten()
     tiers.random.random = lambda: 0.12  # type: ignore[method-assign]
     again = make_sequence([3] * 30, max_tokens=2)
     harness.add(again)

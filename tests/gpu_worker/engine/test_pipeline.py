@@ -11,19 +11,9 @@ from gpu_worker.core.step import SequenceEvent
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.sampling import Sampling
+from tests.clock import Clock
 
 STEP_MS = 10.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class Pipeline:

@@ -23,9 +23,10 @@ import pytest
 from gpu_worker.execution.memory.block_bytes import Bytes
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.bucket import BucketStore
-from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore, FileStore, Folder, StoredFile
+from gpu_worker.execution.tiers.directory import ABANDONED_S, DirectoryStore
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
+from gpu_worker.execution.tiers.file_store import FileStore, Folder, StoredFile
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
 from tests.gateway.files.small_s3 import small_s3
 from tests.gpu_worker.execution.engine_run import random_prompt

@@ -192,9 +192,9 @@ def test_a_load_that_measured_slower_than_computing_is_not_begun_but_for_one_in_
     tiers, wanted = BlockTiers(groups, 4, HostTier(groups, 1 << 20)), [(0, b"d" * 32)] * 10
     tiers.prefill_rate = 1000.0
     assert tiers.pays(wanted, 40), "nothing is known yet"
-    tiers._rates["files"].observe(groups[0].row_bytes * 10, 0.039, 40)
+    tiers._meters["files"].observe(groups[0].row_bytes * 10, 0.039, 40)
     assert tiers.pays(wanted, 40)
-    tiers._rates["files"].observe(groups[0].row_bytes * 10, 0.043, 40)
+    tiers._meters["files"].observe(groups[0].row_bytes * 10, 0.043, 40)
     assert [tiers.pays(wanted, 40) for _ in range(64)] == [number % 32 == 31 for number in range(64)]
 
 

@@ -225,18 +225,6 @@ def test_transposed_keys_change_no_bit(dtype: torch.dtype, cache_dtype: torch.dt
         assert torch.equal(ours.float().nan_to_num(), theirs.float().nan_to_num())
 
 
-def one_prompt(length: int, cache_dtype: torch.dtype) -> tuple[torch.Tensor, AttentionContext]:
-    """The first of `two_prompts`, or its first tokens: their positions, and where they are."""
-    _, positions, context = two_prompts(cache_dtype)
-    return positions[:length], structs.replace(
-        context,
-        slot_mapping=context.slot_mapping[:length],
-        block_tables=context.block_tables[:1],
-        query_starts=torch.tensor([0, length], dtype=torch.int32),
-        context_lens=torch.tensor([length], dtype=torch.int32),
-    )
-
-
 def test_padding_tokens_write_nothing_and_change_no_other_row() -> None:
     fused, _ = make_decoders(Variant(), torch.float32)
     tokens, positions, context = two_prompts(torch.float32)

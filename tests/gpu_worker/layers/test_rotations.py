@@ -8,7 +8,7 @@ import torch
 from gpu_worker.layers import rotations
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, rope_angles
-from gpu_worker.layers.rotations import Rotations, head_order, head_rows, rotary_table
+from gpu_worker.layers.rotations import Rotations, head_order, head_rows
 from kernels.rope_kv_write import rope_kv_write
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def rotate(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Rotate query heads, each token's at its own position."""
-    table = rotary_table(RopeParameters(RopeType.DEFAULT, 1e4, 512), heads.shape[2], 512, CPU)
+    table = Rotations([RopeParameters(RopeType.DEFAULT, 1e4, 512)], 512, CPU).of(0, heads.shape[2])
     cache = torch.empty(len(heads), 1, 1, heads.shape[2])
     qkv = torch.cat((heads, heads[:, :1], heads[:, :1]), dim=1)
     return rope_kv_write(qkv, positions, table, cache, cache.clone(), torch.arange(len(heads)))
@@ -54,7 +54,7 @@ def test_rows_that_are_computed_late_are_those_of_the_whole_table(
     rope = RopeParameters(
         rope_type, 1e4, 64, factor=4.0, divisors=(1.0,) * (turning // 2), long_divisors=(3.0,) * (turning // 2)
     )
-    whole = rotary_table(rope, 16, 200, CPU, rotary_dim)
+    whole = Rotations([rope], 200, CPU).of(0, 16, rotary_dim)
     monkeypatch.setattr(rotations, "CHUNK", 32)
     lazy = Rotations([rope], 200, CPU, is_lazy=True)
     table = lazy.of(0, 16, rotary_dim)

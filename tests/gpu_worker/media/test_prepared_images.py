@@ -46,6 +46,7 @@ class Parts:
         self.fetched: list[tuple[str, int]] = []
         self.decoded: list[int] = []
         self.seconds: dict[int, float] = {}
+        self.is_closed = False
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
@@ -66,6 +67,7 @@ class Parts:
         return np.full((ref.height, ref.width, 3), ref.digest[0], np.uint8)
 
     async def close(self) -> None:
+        self.is_closed = True
         self.may_go_on.set()
 
 
@@ -133,6 +135,17 @@ async def test_request_that_left_is_not_worked_on(images: PreparedImages, parts:
     with pytest.raises(asyncio.CancelledError):
         await images.images("t", [ref(1)], lambda: False)
     assert parts.fetched == []
+
+
+async def test_close_ends_what_is_worked_on_and_the_decoder(images: PreparedImages, parts: Parts) -> None:
+    parts.may_go_on.clear()
+    asking = asyncio.create_task(images.images("t", [ref(1)]))
+    await until(lambda: parts.fetched)
+    (work,) = images._running.values()
+    await images.close()
+    assert (work.task.cancelled(), parts.is_closed) == (True, True)
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_tenants_take_turns(images: PreparedImages, parts: Parts) -> None:

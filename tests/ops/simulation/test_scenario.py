@@ -106,6 +106,12 @@ def test_overload_is_refused_and_those_who_come_back_are_served() -> None:
     assert endless.ttft_s[99] > 10.0
 
 
+def test_request_that_a_slot_is_free_for_is_not_refused_whatever_runs() -> None:
+    busy = [Arrival(0.0, 16, 1000) for _ in range(7)]
+    assert served([*busy, Arrival(1.0, 16, 1)], ttft_slo_s=0.2, max_retries=0).num_refusals == 0
+    assert served([*busy, *busy, Arrival(1.0, 16, 1)], ttft_slo_s=0.2, max_retries=0).num_refusals > 0
+
+
 def test_prompt_longer_than_a_worker_holds_is_refused_alone() -> None:
     outcome = served([Arrival(0.0, 5000, 5), Arrival(0.0, 50, 5)])
     assert (outcome.num_too_long, outcome.num_served) == (1, 1)

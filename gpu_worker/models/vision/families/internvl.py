@@ -65,7 +65,7 @@ class TilesForm:
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
-        side, (rows, columns) = self.side, plan.grid
+        side, (rows, columns) = self.side, plan.patch_grid
         whole = resize(pixels, rows * side, columns * side, "bicubic")
         tiles = whole.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
         if rows * columns > 1:

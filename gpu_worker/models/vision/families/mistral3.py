@@ -65,7 +65,7 @@ class RowsForm:
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
-        rows, columns = plan.grid
+        rows, columns = plan.patch_grid
         return resize(pixels, rows * self.unit, columns * self.unit, "bicubic")[None]
 
 

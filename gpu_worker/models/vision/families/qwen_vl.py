@@ -73,7 +73,7 @@ class DynamicForm:
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
-        rows, columns = plan.grid
+        rows, columns = plan.patch_grid
         return resize(pixels, rows * self.patch_size, columns * self.patch_size, "bicubic")[None]
 
 

@@ -36,10 +36,10 @@ def random_sizes(count: int) -> list[tuple[int, int]]:
 def test_sizes_are_those_of_transformers() -> None:
     for height, width in random_sizes(300):
         if max(height, width) <= 200 * min(height, width):
-            rows, columns = QWEN.plan(width, height, "high").grid
+            rows, columns = QWEN.plan(width, height, "high").patch_grid
             assert (rows * 14, columns * 14) == smart_resize(height, width, 28, QWEN.min_pixels, QWEN.max_pixels)
         columns, rows = get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)
-        assert TILES.plan(width, height, "high").grid == (rows, columns)
+        assert TILES.plan(width, height, "high").patch_grid == (rows, columns)
 
 
 def test_pixels_are_those_of_the_antialiased_filter() -> None:

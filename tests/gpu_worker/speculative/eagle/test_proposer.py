@@ -1,4 +1,4 @@
-"""What an EAGLE layer proposes while the engine runs, against a dense computation of the whole sequence."""
+"""What an EAGLE or EAGLE-3 layer proposes while the engine runs, against a dense computation of the whole sequence."""
 
 from __future__ import annotations
 
@@ -18,12 +18,31 @@ from gpu_worker.speculative.hidden_vectors.proposer import HiddenVectorProposer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, make_runner, make_sequence, random_prompt, run, save_tiny_model
-from tests.gpu_worker.speculative.draft_files import Tensors, eagle_config, eagle_outputs, eagle_tensors, save_draft
+from tests.gpu_worker.speculative.draft_files import (
+    Tensors,
+    eagle3_config,
+    eagle3_outputs,
+    eagle3_scores,
+    eagle3_tensors,
+    eagle_config,
+    eagle_outputs,
+    eagle_tensors,
+    save_draft,
+)
 from tests.gpu_worker.speculative.recorder import Listener, Recorder, recorded_runner
 
-SIZE = 48
+SIZE, NUM_FEATURES, TAPPED = 48, VOCAB // 2, [1, 0]
 LEAST_CHANCE = 0.1
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
+runs = pytest.mark.parametrize(
+    "how",
+    [
+        {"token_budget": 200},
+        {"token_budget": 21, "arrivals_per_step": 1, "max_num_seqs": 5},
+        {"num_blocks": 36, "headroom_tokens": 0, "token_budget": 64},
+    ],
+    ids=["together", "prompts in chunks", "preempted"],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,19 +70,45 @@ class Oracle:
             assert draft == NO_DRAFT
             return
         token_ids = torch.tensor(request.sequence.token_ids)
-        hidden = self.model.model(token_ids[None]).last_hidden_state[0, :-1]
+        hidden = self.read(token_ids[None])
         total = 0.0
         for token_id in draft.token_ids:
             assert total >= math.log(LEAST_CHANCE)
             embedded = self.model.model.embed_tokens(token_ids[1:])
-            hidden = torch.cat((hidden, eagle_outputs(self.tensors, embedded, hidden)[-1:]))
-            score, likeliest = self.model.lm_head(hidden[-1]).log_softmax(-1).max(-1)
+            hidden = torch.cat((hidden, self.outputs(embedded, hidden)[-1:]))
+            score, likeliest = self.scores(hidden[-1]).max(-1)
             assert likeliest == token_id
             total += float(score)
             token_ids = torch.cat((token_ids, likeliest[None]))
         assert len(draft) == request.num_tokens or total < math.log(LEAST_CHANCE)
         self.num_deep += len(draft) > 2
         self.num_checked += 1
+
+    def read(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return what the layer reads of the model."""
+        hidden: torch.Tensor = self.model.model(token_ids).last_hidden_state[0, :-1]
+        return hidden
+
+    def outputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return eagle_outputs(self.tensors, embedded, hidden)
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.model.lm_head(hidden).log_softmax(-1)
+        return scores
+
+
+class Eagle3Oracle(Oracle):
+    is_stream_normed = False
+
+    def read(self, token_ids: torch.Tensor) -> torch.Tensor:
+        streams = self.model.model(token_ids, output_hidden_states=True).hidden_states
+        return torch.cat([streams[layer][0, :-1] for layer in TAPPED], dim=1) @ self.tensors["fc.weight"].T
+
+    def outputs(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return eagle3_outputs(self.tensors, embedded, hidden, is_stream_normed=self.is_stream_normed)
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        return eagle3_scores(self.tensors, hidden, VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -84,34 +129,56 @@ def sequences(sampling: Sampling = GREEDY) -> list[Sequence]:
     return [make_sequence(str(index), random_prompt(2 + 7 * index, seed=index), sampling) for index in range(6)]
 
 
-def eagle_runner(directory: Path, listener: Listener, **options: int) -> tuple[TorchModelRunner, Recorder]:
+def eagle_runner(
+    directory: Path, listener: Listener, draft: str = "eagle", **options: int
+) -> tuple[TorchModelRunner, Recorder]:
     """Build a runner whose layer goes on although it costs as much as half of this small model."""
     runner, recorder = recorded_runner(
-        directory / "model", listener, speculative="eagle", draft_model=directory / "eagle", **options
+        directory / "model", listener, speculative="eagle", draft_model=directory / draft, **options
     )
     assert isinstance(recorder.proposer, HiddenVectorProposer)
     recorder.proposer._least_chance = LEAST_CHANCE
     return runner, recorder
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"token_budget": 200},
-        {"token_budget": 21, "arrivals_per_step": 1, "max_num_seqs": 5},
-        {"num_blocks": 36, "headroom_tokens": 0, "token_budget": 64},
-    ],
-    ids=["together", "prompts in chunks", "preempted"],
-)
-def test_drafts_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
+def check_run(directory: Path, oracle: Oracle, how: dict[str, int], draft: str = "eagle") -> None:
     oracle.num_checked = oracle.num_deep = 0
-    runner, recorder = eagle_runner(directory, oracle.check)
+    runner, recorder = eagle_runner(directory, oracle.check, draft)
     outcome = run(runner, sequences(), policy=FixedDepth(4), **how)
     assert not recorder.failures
     assert oracle.num_checked > 50
     assert oracle.num_deep > 10
     assert outcome.tokens == run(make_runner(directory / "model"), sequences()).tokens
     assert (outcome.num_preemptions > 0) == ("num_blocks" in how)
+
+
+@runs
+def test_drafts_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
+    check_run(directory, oracle, how)
+
+
+@runs
+@pytest.mark.parametrize("layout", ["authors", "speculators"])
+def test_drafts_are_those_of_the_dense_eagle3_layer(
+    directory: Path, oracle: Oracle, layout: str, how: dict[str, int]
+) -> None:
+    torch.manual_seed(3)
+    if layout == "authors":
+        tensors = eagle3_tensors(SIZE, VOCAB, NUM_FEATURES, num_tapped=2)
+        config = eagle3_config(SIZE, VOCAB, NUM_FEATURES, eagle_aux_hidden_state_layer_ids=TAPPED)
+    else:
+        tensors = eagle3_tensors(SIZE, VOCAB, NUM_FEATURES, num_tapped=2, prefix="layers.0")
+        config = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": NUM_FEATURES,
+            "eagle_aux_hidden_state_layer_ids": TAPPED,
+            "transformer_layer_config": eagle3_config(SIZE, VOCAB, NUM_FEATURES),
+        }
+    save_draft(directory / layout, config, tensors)
+    third = Eagle3Oracle(oracle.model, tensors)
+    third.is_stream_normed = layout == "speculators"
+    check_run(directory, third, how, layout)
 
 
 def test_prompt_found_in_the_prefix_cache_has_its_entries_already(directory: Path, oracle: Oracle) -> None:

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from gateway.errors import ApiError
 from gateway.responses import background as follower_module
 from gateway.responses import store as store_module
-from gateway.responses.background import Follower
+from gateway.responses.background import BackgroundStream
 from gateway.responses.draft import ResponseDraft
 from gateway.responses.job import BackgroundJob, JobWatch
 from gateway.responses.job_queue import JobQueue, JobRef, JobState
@@ -58,12 +58,14 @@ def result(text: str, **fields: Any) -> BatchResult:
     return BatchResult(**{"id": DRAFT.id, "model": "m", "tenant": "t", "text": text, "finish": "stop"} | fields)
 
 
-def following(*states: JobState | BatchResult | ApiError, starting_after: int = -1) -> tuple[Follower, ResponseStore]:
+def following(
+    *states: JobState | BatchResult | ApiError, starting_after: int = -1
+) -> tuple[BackgroundStream, ResponseStore]:
     store = ResponseStore(cast("Any", None), cast("JobQueue", Jobs(*states)))
-    return Follower(RECORD, store, starting_after), store
+    return BackgroundStream(RECORD, store, starting_after), store
 
 
-async def events_of(follower: Follower) -> list[dict[str, Any]]:
+async def events_of(follower: BackgroundStream) -> list[dict[str, Any]]:
     told = b"".join([piece async for piece in follower.events()]).decode()
     data = [line.removeprefix("data: ") for line in told.split("\n") if line.startswith(("data: ", ":"))]
     return [{"type": "comment"} if line.startswith(":") else json.loads(line) for line in data]
@@ -125,7 +127,7 @@ async def test_what_is_heard_is_told_without_asking(monkeypatch: pytest.MonkeyPa
             return await super().result(ref)
 
     jobs = AskedJobs(JobState(False), result("x" * 40))
-    follower = Follower(RECORD, ResponseStore(cast("Any", None), cast("JobQueue", jobs)), watch=watch)
+    follower = BackgroundStream(RECORD, ResponseStore(cast("Any", None), cast("JobQueue", jobs)), watch=watch)
     told: list[bytes] = []
 
     async def follow() -> None:
@@ -140,7 +142,7 @@ async def test_what_is_heard_is_told_without_asking(monkeypatch: pytest.MonkeyPa
     following = asyncio.create_task(follow())
     await until(b"response.queued")
     watch._receive_record(recorded("x" * 33))
-    await until(b"x" * 32)
+    await until(b"x" * 16)
     assert asked == 1
     watch._receive_end(recorded(""))
     await until(b"response.completed")
@@ -152,7 +154,7 @@ async def test_record_of_another_message_under_the_same_id_is_not_told() -> None
     watch = JobWatch()
     watch._receive_record(recorded("another's " * 4, stream_seq=2))
     jobs = Jobs(JobState(False), result("x" * 40))
-    follower = Follower(RECORD, ResponseStore(cast("Any", None), cast("JobQueue", jobs)), watch=watch)
+    follower = BackgroundStream(RECORD, ResponseStore(cast("Any", None), cast("JobQueue", jobs)), watch=watch)
     events = await events_of(follower)
     assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == "x" * 40
 
@@ -168,7 +170,7 @@ async def test_silence_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_comments_behind_ids_end_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "_KEEP_ALIVE_S", 0.002)
     store = ResponseStore(cast("Any", None), cast("JobQueue", Jobs(*[JobState(True)] * 8, result("x"))))
-    told = b"".join([piece async for piece in Follower(RECORD, store, 1, has_ids=True).events()])
+    told = b"".join([piece async for piece in BackgroundStream(RECORD, store, 1, has_ids=True).events()])
     assert told.startswith(b": keep-alive\nid: 2\n") or told.startswith(b"id: 2\n")
     assert b": keep-alive\n" in told
     assert b": keep-alive\n\n" not in told
@@ -195,10 +197,10 @@ async def test_queue_that_stays_away_ends_the_stream_after_the_last_number(monke
 async def test_each_absence_of_the_queue_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "OUTAGE_S", 0.02)
 
-    async def wait(self: Follower, watch: JobWatch, wait_s: float) -> None:
+    async def wait(self: BackgroundStream, watch: JobWatch, wait_s: float) -> None:
         await asyncio.sleep(0.03)
 
-    monkeypatch.setattr(Follower, "_wait", wait)
+    monkeypatch.setattr(BackgroundStream, "_wait", wait)
     follower, _ = following(AWAY, JobState(True, "a" * 40), AWAY, result("a" * 40))
     assert (await events_of(follower))[-1]["type"] == "response.completed"
 
@@ -214,10 +216,10 @@ async def test_news_are_followed_by_quick_polls(monkeypatch: pytest.MonkeyPatch)
     waits: list[float] = []
     monkeypatch.setattr(follower_module, "LAST_POLL_S", 0.004)
 
-    async def wait(self: Follower, watch: JobWatch, wait_s: float) -> None:
+    async def wait(self: BackgroundStream, watch: JobWatch, wait_s: float) -> None:
         waits.append(round(wait_s * 1000, 2))
 
-    monkeypatch.setattr(Follower, "_wait", wait)
+    monkeypatch.setattr(BackgroundStream, "_wait", wait)
     idle = [JobState(True)] * 6
     follower, _ = following(*idle, JobState(True, "a" * 40), *[JobState(True, "a" * 40)] * 2, result("a" * 40))
     await events_of(follower)
@@ -235,15 +237,15 @@ async def test_a_shutdown_ends_the_stream_with_an_error() -> None:
 async def test_tenant_with_many_streams_gets_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_FOLLOWERS", 2)
     first, store = following(JobState(True, "a" * 40))
-    second = Follower(RECORD, store)
+    second = BackgroundStream(RECORD, store)
     for follower in (first, second):
         store.add_follower(follower)
     with pytest.raises(ApiError, match="follows 2 responses") as refusal:
-        store.add_follower(Follower(RECORD, store))
+        store.add_follower(BackgroundStream(RECORD, store))
     assert (refusal.value.status, refusal.value.code) == (429, "too_many_streams")
-    store.add_follower(Follower(msgspec.structs.replace(RECORD, tenant="other"), store))
+    store.add_follower(BackgroundStream(msgspec.structs.replace(RECORD, tenant="other"), store))
     store.remove_follower(first)
-    store.add_follower(Follower(RECORD, store))
+    store.add_follower(BackgroundStream(RECORD, store))
 
 
 async def test_tenant_with_many_streams_is_told_when_one_of_them_is_expected_to_end(
@@ -255,18 +257,18 @@ async def test_tenant_with_many_streams_is_told_when_one_of_them_is_expected_to_
 
     def refusal() -> ApiError:
         with pytest.raises(ApiError) as refused:
-            store.add_follower(Follower(RECORD, store))
+            store.add_follower(BackgroundStream(RECORD, store))
         return refused.value
 
     first, store = following(JobState(True))
     store.add_follower(first)
     now = 4.0
-    store.add_follower(Follower(RECORD, store))
+    store.add_follower(BackgroundStream(RECORD, store))
     # None has ended: the oldest is thought to be in its middle, so one of two ends in half of its whole time.
     assert refusal().retry_after_s == 4.0
     now = 20.0
     store.remove_follower(first)
-    store.add_follower(Follower(RECORD, store))
+    store.add_follower(BackgroundStream(RECORD, store))
     now = 22.0
     # They last 20 s, so one of two ends every 10 s.
     assert (refusal().retry_after_s, "in 10 s" in refusal().message) == (10.0, True)

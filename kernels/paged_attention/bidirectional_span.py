@@ -9,7 +9,7 @@ from kernels.paged_attention.reference import attend
 from kernels.quantized_kv import dequantize_heads
 
 
-def whole_span_attention(
+def bidirectional_span_attention(
     query: torch.Tensor,
     cache: LayerCache,
     block_table: torch.Tensor,
