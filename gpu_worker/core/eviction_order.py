@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpu_worker.core.retention import Retention
 
+_ABSENT = object()
+
 
 class EvictionOrder:
     """Digests of contents that may be evicted. Not thread safe.
@@ -22,8 +24,8 @@ class EvictionOrder:
     def __init__(self, retention: Retention | None = None) -> None:
         """Start empty; without `retention` nothing is retained."""
         self.retention = Retention(0) if retention is None else retention
-        self._ordinary: OrderedDict[bytes, None] = OrderedDict()
-        self._retained: OrderedDict[bytes, None] = OrderedDict()
+        self._ordinary: OrderedDict[bytes, object] = OrderedDict()
+        self._retained: OrderedDict[bytes, object] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._ordinary) + len(self._retained)
@@ -40,7 +42,7 @@ class EvictionOrder:
         if goes_first:
             self._ordinary[digest] = None
             self._ordinary.move_to_end(digest, last=False)
-        elif digest in self.retention:
+        elif self.retention.used and digest in self.retention:
             self._retained[digest] = None
         else:
             self._ordinary[digest] = None
@@ -51,9 +53,7 @@ class EvictionOrder:
 
     def remove(self, digest: bytes) -> None:
         """Take out a content that is here, and may come back."""
-        if digest in self._ordinary:
-            del self._ordinary[digest]
-        else:
+        if self._ordinary.pop(digest, _ABSENT) is _ABSENT:
             del self._retained[digest]
 
     def forget(self, digest: bytes) -> None:
@@ -65,12 +65,14 @@ class EvictionOrder:
         """Take out what is to be evicted next, None where there is nothing, or all is pinned."""
         for order in (self._ordinary, self._retained):
             if is_pinned is None:
-                digest = next(iter(order), None)
+                digest = order.popitem(last=False)[0] if order else None
             else:
                 digest = next((each for each in order if not is_pinned(each)), None)
+                if digest is not None:
+                    del order[digest]
             if digest is not None:
-                del order[digest]
-                self.retention.discard(digest)
+                if self.retention.used:
+                    self.retention.discard(digest)
                 return digest
         return None
 
