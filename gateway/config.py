@@ -73,6 +73,12 @@ class GatewayConfig(NatsFiles):
     max_file_bytes: int = setting(200 << 20, "Larger files get a 413.", minimum=1024, maximum=1 << 30)
     files_tenant_bytes: int = setting(10 << 30, "Bytes of all files of a tenant.", minimum=1 << 20)
 
+    adapters: str | None = setting(
+        None,
+        "Store of adapters (LoRA), the same for gateways and workers: a directory that all share, or "
+        "s3://BUCKET/PREFIX (needs headrace[s3]); without it the operator's port adds none.",
+    )
+
     auth: bool = setting(
         True,
         "Ask clients for a key. Without, all who reach the port are the tenant `default`; allowed on loopback only.",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 MAX_ADAPTERS = 256
 """Names of adapters beside the model of a worker."""
+
+ADAPTER_UNAVAILABLE = "adapter_unavailable"
+"""Error code of a request whose adapter cannot be had at the moment."""
 
 AdapterName = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -22,15 +26,34 @@ class AdapterBeat(Struct, frozen=True, array_like=True):
 AdapterBeats = Annotated[tuple[AdapterBeat, ...], Meta(max_length=MAX_ADAPTERS)]
 
 
+_DIGEST_BYTES = 32
+ResidentAdapters = Annotated[bytes, Meta(max_length=_DIGEST_BYTES * MAX_ADAPTERS)]
+"""Digests of the adapters that a worker has in memory, one after another."""
+
+
+def pack_residents(digests: Iterable[str]) -> ResidentAdapters:
+    """Return digests in hexadecimal digits as a heartbeat has them."""
+    return b"".join(map(bytes.fromhex, digests))
+
+
+def is_resident(digest: str, residents: ResidentAdapters) -> bool:
+    """Whether an adapter is among those that a heartbeat tells of."""
+    wanted, starts = bytes.fromhex(digest), range(0, len(residents), _DIGEST_BYTES)
+    return any(residents[start : start + _DIGEST_BYTES] == wanted for start in starts)
+
+
 class AdapterOrder(Struct, frozen=True, tag="adapter"):
-    """Load an adapter under a name, or unload it.
+    """Load an adapter, or unload it.
 
     Attributes:
-        path: Its directory on the worker's host; None unloads.
+        path: Its directory on the worker's host, from gateways of the version before. Without path and digest the name
+            is unloaded.
+        digest: Of its content in the store; the name is only for messages.
     """
 
     name: AdapterName
     path: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    digest: Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")] | None = None
 
 
 class AdapterReply(Struct, frozen=True, tag="adapter_reply"):

@@ -17,6 +17,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
         text: Text of `token_ids`, as far as it is certain.
         in_reasoning: As in `Delta`.
         total_logprob: Sum of the log probabilities of `token_ids`, if they are asked for.
+        adapter: Digest of the adapter that made them, whatever its name means by now.
     """
 
     digest: bytes
@@ -27,3 +28,4 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
     text: str = ""
     in_reasoning: bool = False
     total_logprob: float = 0.0
+    adapter: str | None = None

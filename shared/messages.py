@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.adapter_calls import AdapterBeats, AdapterName
+from shared.adapter_calls import AdapterBeats, AdapterName, ResidentAdapters
 from shared.bounds import (
     BlockSize,
     CacheSalt,
@@ -250,7 +250,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         metrics: What it counts of itself, for Prometheus.
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
-        features, adapters: What it understands that earlier versions do not, and has; gateways send nothing else.
+        features, adapters: What it understands that earlier versions do not, and has named; gateways send nothing else.
         prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
         services: What it has served tenants.
         roles: Its part in computing prompts and answers on different workers; None: it does both.
@@ -294,6 +294,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     adapters: AdapterBeats = ()
     services: Services = {}
     roles: RoleNews | None = None
+    resident_adapters: ResidentAdapters = b""
 
 
 class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):

@@ -36,7 +36,7 @@ from shared.batch_streams import (
 from shared.errors import DependencyError
 from shared.gateway_streams import aliases_config, streams_config
 from shared.nats_connection import is_clustered
-from shared.subjects import Queue, dead_letter_filter, encode_name, request_subject
+from shared.subjects import ADAPTER_NAMES, Queue, dead_letter_filter, encode_name, request_subject
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
 RESULTS_STREAM = "HR_RESULTS"
@@ -47,6 +47,7 @@ BATCHES_STREAM = "HR_BATCHES"
 USAGE_STREAM = "HR_USAGE"
 ENDS_STREAM = "HR_ENDS"
 MEDIA_STREAM = "HR_MEDIA"
+ADAPTERS_STREAM = "HR_ADAPTERS"
 
 # A counter with its headers.
 _USAGE_MESSAGE_BYTES = 1 << 10
@@ -87,6 +88,7 @@ class StreamLimits:
     streams_max_age_s: float = 7200.0
     media_max_bytes: int = 512 << 20
     aliases_max_bytes: int = 64 << 20
+    adapters_max_bytes: int = 16 << 20
     ack_wait_s: float = 10.0
     max_ack_pending: int = 10_000
     batch_max_deliver: int = 5
@@ -192,15 +194,16 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
         ),
         # Records of batches, which the gateways write; what they say of those that run is replaced every few seconds.
         _record_config(
-            BATCHES_STREAM,
-            ["hr.batch.*.*.*"],
-            max_bytes=limits.batches_max_bytes,
-            max_age=limits.batches_max_age_s,
+            BATCHES_STREAM, ["hr.batch.*.*.*"], max_bytes=limits.batches_max_bytes, max_age=limits.batches_max_age_s
         ),
         # Images of requests, each of which expires by itself. A full store refuses: what waits needs its images.
         _record_config(
             MEDIA_STREAM, ["hr.media.*.*.*"], max_bytes=limits.media_max_bytes, max_age=2 * 86400.0, allow_msg_ttl=True
         ).evolve(discard=DiscardPolicy.NEW),
+        # What names of adapters mean. A full stream refuses: no name may be forgotten.
+        _record_config(ADAPTERS_STREAM, [ADAPTER_NAMES], max_bytes=limits.adapters_max_bytes).evolve(
+            discard=DiscardPolicy.NEW
+        ),
     ]
 
 
@@ -258,7 +261,7 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
 
 
 async def ensure_record_streams(js: JetStreamContext, limits: StreamLimits) -> None:
-    """Make the streams of results, ends, dead letters, progress, responses, batches and images that are missing.
+    """Make the streams of results, ends, dead letters, progress, responses, batches, images and names that are missing.
 
     The queue of interactive requests is not among them: who makes it anew has to publish again what the old one held.
 

@@ -30,7 +30,8 @@ hr.worker.<model>.<worker>          worker heartbeats
 hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
 hr.drain.<worker>                   an operator drains or cordons a worker, or gives it a role
-hr.adapter.<worker>                 a gateway has a worker load or unload an adapter
+hr.adapter.<worker>                 a gateway has a worker load an adapter
+hr.name.<tenant>.<name>             what the name of an adapter means, `_` for all tenants (stream `HR_ADAPTERS`)
 hr.gateway.<gateway>                gateway heartbeats
 hr.host.<host>                      what a host tells of its models
 hr.model.<host>                     a gateway has a host load, replace, unload, wake or put to sleep a model
@@ -64,6 +65,7 @@ ALL_GATEWAYS = "hr.gateway.*"
 ALL_HOSTS = "hr.host.*"
 ALIASES = "hr.alias"
 ALIAS_CHANGED = "hr.aliased"
+ADAPTER_NAMES = "hr.name.*.*"
 
 
 def encode_name(name: str) -> str:
@@ -161,6 +163,11 @@ def probe_subject(worker: str) -> str:
 def adapter_subject(worker: str) -> str:
     """Subject on which one worker is told to load or unload an adapter, and answers what came of it."""
     return f"hr.adapter.{encode_name(worker)}"
+
+
+def adapter_name_subject(tenant: str | None, name: str) -> str:
+    """Subject of the record of what a tenant means by the name of an adapter; None is what everybody means."""
+    return f"hr.name.{'_' if tenant is None else encode_name(tenant)}.{encode_name(name)}"
 
 
 def drain_subject(worker: str) -> str:

@@ -152,7 +152,7 @@ class AliasBook:
         if not self._by_name:
             return None
         alias = self._by_name.get((name, tenant)) or self._by_name.get((name, None))
-        return None if alias is None or is_served(fleet, name) else alias
+        return None if alias is None or is_served(fleet, name, tenant) else alias
 
     def target(self, name: str, tenant: str, fleet: Fleet) -> str:
         """Return the model that a name stands for, without a canary."""
@@ -162,7 +162,7 @@ class AliasBook:
     def visible(self, tenant: str, fleet: Fleet) -> dict[str, str]:
         """Return the aliases of a tenant whose models are served, with these."""
         names = {each.name: self.target(each.name, tenant, fleet) for each in self.table.aliases}
-        return {name: model for name, model in names.items() if name != model and is_served(fleet, model)}
+        return {name: model for name, model in names.items() if name != model and is_served(fleet, model, tenant)}
 
     def settled(self, generation: Generation, tenant: str, fleet: Fleet) -> Generation:
         """Return a generation with the model that its name stands for, without a canary."""
@@ -187,7 +187,7 @@ class AliasBook:
         if alias is None:
             return generation, None
         canary = alias.running
-        if canary is None or generation.waits_long or not has_workers(fleet, canary.model):
+        if canary is None or generation.waits_long or not has_workers(fleet, canary.model, tenant):
             return _with_target(generation, alias.model), None
         place, other = _places(alias, canary, tenant, conversation)
         is_canary = place * 100 < canary.percent
@@ -216,14 +216,15 @@ class AliasBook:
         return alias.running is None and alias.model == generation.model
 
 
-def is_served(fleet: Fleet, name: str) -> bool:
+def is_served(fleet: Fleet, name: str, tenant: str | None) -> bool:
     """Whether a name is that of a model or an adapter that workers serve, or served minutes ago."""
-    return fleet.knows(name) or fleet.find_adapter(name) is not None
+    return fleet.knows(name) or fleet.find_adapter(name, tenant) is not None
 
 
-def has_workers(fleet: Fleet, model: str) -> bool:
-    """Whether live workers serve a model or an adapter."""
-    return fleet.num_workers(model) > 0 or model in fleet.adapters()
+def has_workers(fleet: Fleet, model: str, tenant: str | None) -> bool:
+    """Whether live workers serve a model, or an adapter of a tenant."""
+    found = fleet.find_adapter(model, tenant)
+    return fleet.num_workers(model) > 0 or (found is not None and found.digest is not None)
 
 
 def _with_target(generation: Generation, model: str) -> Generation:

@@ -1,8 +1,14 @@
-"""vLLM's `/v1/load_lora_adapter` and its counterpart at the operator's port: all workers of a model are asked."""
+"""The operator's calls about adapters: vLLM's `/v1/load_lora_adapter` and its counterpart, and the list of all.
+
+Content goes into the store once, one worker of the model checks it, and then the name is changed in NATS: before that
+every request gets the old content, and after the call every request that this gateway takes gets the new one.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -10,12 +16,22 @@ from msgspec import Meta, Struct
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.errors import ApiError
+from gateway.fleet.adapter_names import AdapterNameFollower
 from gateway.fleet.fleet import Fleet
-from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply
-from shared.features import ADAPTERS
+from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply, is_resident
+from shared.adapter_names import AdapterNames, NamedAdapter
+from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStore, AdapterStoreError
+from shared.bounds import TenantName
+from shared.direct_client import DirectClient
+from shared.errors import InvalidNameError
+from shared.features import ADAPTER_STORE
 from shared.messages import UNDECODABLE, Heartbeat, encode
-from shared.subjects import adapter_subject
+from shared.nats_connection import SEND_ERRORS
+from shared.objects.open import store_of
+from shared.subjects import adapter_name_subject, adapter_subject
+from shared.task_supervisor import TaskSupervisor
 
 Body = TypeVar("Body", bound=Struct)
 
@@ -24,56 +40,109 @@ TIMEOUT_S = 120.0
 
 
 class LoadBody(Struct, forbid_unknown_fields=True):
-    """Load an adapter, or other content under its name.
+    """Add an adapter, or other content under its name.
 
     Attributes:
-        lora_path: A directory on the hosts of the workers.
+        lora_path: A directory on the host of the gateway.
+        lora_content: What is in the store already, in place of `lora_path`.
         base_model_name: The model; it may be left out where there is only one.
         load_inplace: Read and ignored: a name that is loaded again means the new content.
+        tenant: Whose name it is; None is everybody's.
     """
 
     lora_name: AdapterName
-    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    lora_content: AdapterContent | None = None
     base_model_name: str | None = None
     load_inplace: bool = False
+    tenant: TenantName | None = None
 
 
 class UnloadBody(Struct, forbid_unknown_fields=True):
-    """Unload an adapter."""
+    """Remove the name of an adapter."""
 
     lora_name: AdapterName
     base_model_name: str | None = None
     lora_int_id: int | None = None
+    tenant: TenantName | None = None
+
+
+class ShownAdapter(Struct):
+    """An adapter as operators see it.
+
+    Attributes:
+        tenant: Whose name it is; None is everybody's.
+        rank, bytes: None of what only workers have named, in their `--lora-modules`.
+        workers: Those that have it in memory.
+    """
+
+    name: str
+    tenant: str | None
+    base: str
+    rank: int | None
+    bytes: int | None
+    digest: str
+    workers: list[str]
+
+
+class AdapterList(Struct):
+    """All adapters."""
+
+    adapters: list[ShownAdapter]
 
 
 class AdapterOrders:
-    """Asks workers."""
+    """Adds and removes names. Without a store none is added; `read_names` has this gateway read what has changed."""
 
-    def __init__(self, nats: Client, fleet: Fleet) -> None:
+    def __init__(
+        self, nats: Client, fleet: Fleet, store: AdapterStore | None, read_names: Callable[[], Awaitable[None]]
+    ) -> None:
         self._nats = nats
+        self._names = AdapterNames(nats.jetstream())
         self._fleet = fleet
+        self._store = store
+        self._read_names = read_names
+
+    def shown(self) -> list[ShownAdapter]:
+        """Return all adapters, in the order of their names."""
+        fleet, beats = self._fleet, self._fleet.workers()
+        named = fleet.named_adapters.all()
+        known = {each.name for each in named if each.tenant is None}
+        shown = [_shown(each, each.content, beats) for each in named if each.content is not None]
+        for name in fleet.adapters().keys() - known:
+            found = fleet.find_adapter(name)
+            if found is not None and found.digest is not None:
+                workers = _having(beats, found.model, found.digest)
+                shown.append(ShownAdapter(name, None, found.model, None, None, found.digest, workers))
+        return sorted(shown, key=lambda each: (each.name, each.tenant or ""))
 
     async def load(self, content: bytes) -> str:
-        """Load an adapter on all workers of its model; return what was done.
+        """Let a name mean an adapter, once one worker of its model has found that it can be served.
 
         Raises:
-            ApiError: The body is malformed, or a worker could not; those that could have it then.
+            ApiError: The body is malformed, or the adapter cannot be stored or served.
         """
         body = _decoded(content, LoadBody)
+        _check_name(body.lora_name, body.tenant)
         workers = self._workers(body.base_model_name)
         if any(body.lora_name == beat.model for beat in self._fleet.workers()):
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the name of a model.", param="lora_name")
-        await self._order(workers, AdapterOrder(body.lora_name, body.lora_path))
+        stored = await self._stored(body)
+        await self._check(workers[0].worker, AdapterOrder(body.lora_name, digest=stored.digest))
+        await self._put(body.lora_name, body.tenant, workers[0].model, stored)
         return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
     async def unload(self, content: bytes) -> str:
-        """Unload an adapter on all workers of its model; return what was done.
+        """Let a name mean nothing; requests that have begun with it end with it.
 
         Raises:
-            ApiError: As `load`.
+            ApiError: The body is malformed, or there is no such name.
         """
         body = _decoded(content, UnloadBody)
-        await self._order(self._workers(body.base_model_name), AdapterOrder(body.lora_name))
+        _check_name(body.lora_name, body.tenant)
+        if not await self._put(body.lora_name, body.tenant, body.base_model_name or "-", None):
+            whose = "" if body.tenant is None else f" of the tenant {body.tenant!r}"
+            raise ApiError(400, f"lora_name: there is no adapter {body.lora_name!r}{whose}.", param="lora_name")
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
     def _workers(self, model: str | None) -> list[Heartbeat]:
@@ -84,26 +153,86 @@ class AdapterOrders:
         found = [beat for beat in beats if model in (None, beat.model)]
         if not found:
             raise ApiError(404, "base_model_name: no worker serves this model.", param="base_model_name")
-        if any(ADAPTERS not in beat.features for beat in found):
-            raise ApiError(503, "Not all workers of the model know adapters: they are being updated.", code="no_worker")
-        return found
+        if any(ADAPTER_STORE not in beat.features for beat in found):
+            message = "Not all workers of the model have places for adapters: start them with HEADRACE_MAX_LORAS."
+            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+        return sorted(found, key=lambda beat: beat.draining)
 
-    async def _order(self, workers: list[Heartbeat], order: AdapterOrder) -> None:
-        errors = await asyncio.gather(*(self._ask(beat.worker, order) for beat in workers))
-        problems = [f"{beat.worker}: {error}" for beat, error in zip(workers, errors, strict=True) if error is not None]
-        if problems:
-            message = f"{len(problems)} of {len(workers)} workers could not do it. {problems[0]}"
-            raise ApiError(400, message[:2000], param="lora_name", code="adapter_refused")
+    async def _stored(self, body: LoadBody) -> AdapterContent:
+        if (body.lora_path is None) == (body.lora_content is None):
+            raise ApiError(400, "Give one of lora_path and lora_content.", param="lora_path")
+        if self._store is None:
+            message = "The gateway has no store of adapters: start it with HEADRACE_ADAPTERS."
+            raise ApiError(503, message, code="no_adapter_store", retry_after_s=UNKNOWN_RETRY_S)
+        try:
+            if body.lora_path is not None:
+                return await self._store.put(Path(body.lora_path))
+            assert body.lora_content is not None
+            digest = body.lora_content.digest
+            num_bytes = await self._store.num_bytes(digest)
+            if num_bytes is None:
+                message = f"lora_content: {self._store.place} does not have {digest[:12]}."
+                raise ApiError(400, message, param="lora_content")
+            return AdapterContent(digest, num_bytes, body.lora_content.rank)
+        except AdapterFilesError as error:
+            raise ApiError(400, f"lora_path: {error}.", param="lora_path", code="adapter_refused") from error
+        except AdapterStoreError as error:
+            raise ApiError(503, f"{error}.", code="adapter_unavailable", retry_after_s=UNKNOWN_RETRY_S) from error
 
-    async def _ask(self, worker: str, order: AdapterOrder) -> str | None:
-        """Return why a worker could not; None when it could."""
+    async def _check(self, worker: str, order: AdapterOrder) -> None:
+        """Have a worker read an adapter; raise why it could not."""
         try:
             reply = await self._nats.request(adapter_subject(worker), encode(order), timeout=TIMEOUT_S)
-            return msgspec.msgpack.decode(reply.data, type=AdapterReply).error
+            problem = msgspec.msgpack.decode(reply.data, type=AdapterReply).error
         except UNDECODABLE as error:
-            return f"its answer cannot be read: {error}"
+            problem = f"its answer cannot be read: {error}"
         except (NatsError, TimeoutError) as error:
-            return f"it does not answer ({type(error).__name__})"
+            problem = f"it does not answer ({type(error).__name__})"
+        if problem is not None:
+            message = f"The worker {worker} could not load it: {problem}"
+            raise ApiError(400, message[:2000], param="lora_name", code="adapter_refused")
+
+    async def _put(self, name: str, tenant: str | None, base: str, content: AdapterContent | None) -> bool:
+        # Workers may have given the name, which an operator may take from all.
+        is_known = tenant is None and name in self._fleet.adapters()
+        try:
+            is_change = await self._names.put(name, tenant, base, content, is_known=is_known)
+            await self._read_names()
+        except SEND_ERRORS as error:
+            message = f"The names of adapters cannot be written ({error!r}): run `headrace setup`."
+            raise ApiError(503, message, code="nats_unavailable", retry_after_s=UNKNOWN_RETRY_S) from error
+        return is_change
+
+
+async def adapter_orders(
+    stack: AsyncExitStack, store: str | None, nats: DirectClient, fleet: Fleet, tasks: TaskSupervisor
+) -> AdapterOrders:
+    """Return what carries out orders, with the store of the settings; the fleet knows names from now on."""
+    names = AdapterNameFollower(nats, fleet.named_adapters)
+    stack.push_async_callback(tasks.stop, await names.start(tasks))
+    if store is None:
+        return AdapterOrders(nats, fleet, None, names.read)
+    opened = AdapterStore(store_of(store, "HEADRACE_ADAPTERS"))
+    stack.push_async_callback(opened.close)
+    return AdapterOrders(nats, fleet, opened, names.read)
+
+
+def _shown(named: NamedAdapter, content: AdapterContent, beats: list[Heartbeat]) -> ShownAdapter:
+    workers = _having(beats, named.base, content.digest)
+    return ShownAdapter(named.name, named.tenant, named.base, content.rank, content.num_bytes, content.digest, workers)
+
+
+def _having(beats: list[Heartbeat], model: str, digest: str) -> list[str]:
+    return sorted(beat.worker for beat in beats if beat.model == model and is_resident(digest, beat.resident_adapters))
+
+
+def _check_name(name: str, tenant: str | None) -> None:
+    try:
+        adapter_name_subject(tenant, name)
+    except InvalidNameError as error:
+        raise ApiError(400, f"lora_name: {error}", param="lora_name") from None
+    if len(name) == 64 and not set(name) - set("0123456789abcdef"):
+        raise ApiError(400, "lora_name: a name may not read as a digest does.", param="lora_name")
 
 
 def _decoded(content: bytes, kind: type[Body]) -> Body:

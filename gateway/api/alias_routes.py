@@ -20,6 +20,7 @@ from gateway.aliases.store import AliasStore
 from gateway.aliases.table import (
     Alias,
     Canary,
+    IsServed,
     Name,
     Percent,
     Rules,
@@ -103,7 +104,6 @@ class AliasRoutes:
         self._store = store
         self._book = book
         self._fleet = fleet
-        self._is_served = partial(is_served, fleet)
         self._audit_file = audit_file
 
     def routes(self) -> list[OperatorRoute]:
@@ -124,7 +124,7 @@ class AliasRoutes:
         body = await _body(request, AliasBody)
         with self._audited("alias.set", body):
             await self._store.change(
-                lambda table: set_alias(table, body.name, body.model, body.tenant, self._is_served)
+                lambda table: set_alias(table, body.name, body.model, body.tenant, self._is_served(body.tenant))
             )
         return await self._list(request)
 
@@ -141,7 +141,7 @@ class AliasRoutes:
     async def _start(self, request: Request) -> Response:
         body = await _body(request, CanaryBody)
         rules = msgspec.convert(body.rules, Rules, from_attributes=True)
-        start = partial(start_canary, rules=rules, now=time.time(), is_served=self._is_served)
+        start = partial(start_canary, rules=rules, now=time.time(), is_served=self._is_served(body.tenant))
         with self._audited("canary.start", body):
             await self._store.change(lambda table: start(table, body.alias, body.tenant, body.model, body.percent))
         return await self._canaries(request)
@@ -174,14 +174,17 @@ class AliasRoutes:
         except ConfigError as error:
             raise ApiError(500, f"The audit log cannot be written: {error}", code="audit_unavailable") from error
 
+    def _is_served(self, tenant: str | None) -> IsServed:
+        return partial(is_served, self._fleet, tenant=tenant)
+
     def _shown(self, alias: Alias) -> dict[str, Any]:
-        canary = alias.running
+        canary, is_served = alias.running, self._is_served(alias.tenant)
         return {
             "name": alias.name,
             "tenant": alias.tenant,
             "model": alias.model,
-            "is_served": self._is_served(alias.model),
-            "is_hidden": self._is_served(alias.name),
+            "is_served": is_served(alias.model),
+            "is_hidden": is_served(alias.name),
             "canary": None if canary is None else {"model": canary.model, "percent": canary.percent},
         }
 
@@ -189,7 +192,7 @@ class AliasRoutes:
         arms = self._store.counts(canary.id)
         verdict = canary.reason
         if canary.state == "running":
-            is_served = has_workers(self._fleet, canary.model)
+            is_served = has_workers(self._fleet, canary.model, alias.tenant)
             verdict = verdict_so_far(arms, canary.rules) if is_served else "gets no requests: no worker serves it"
         return {
             "alias": alias.name,

@@ -375,7 +375,7 @@ def _source(membership: Membership, *, is_repeated: bool) -> str:
 
 def _settled(generation: Generation, fleet: Fleet, principal: Principal) -> Generation:
     """Return a generation with its adapter, and with what marks its text where the tenant's answers are marked."""
-    generation = with_adapter(generation, fleet)
+    generation = with_adapter(generation, fleet, principal.tenant)
     return generation if principal.watermark is None else with_watermark(generation, principal.watermark)
 
 

@@ -50,17 +50,17 @@ class ModelReading:
             return await asyncio.to_thread(with_reading, generation, load.chat_format)
 
 
-def with_adapter(generation: Generation, fleet: Fleet) -> Generation:
-    """Return a generation with the adapter that its model's name means, whose content is settled from here on.
+def with_adapter(generation: Generation, fleet: Fleet, tenant: str | None = None) -> Generation:
+    """Return a generation with the adapter that a tenant means by its model's name, settled from here on.
 
     Raises:
-        ApiError: 503 while the workers of the model do not all have the adapter, or have others of its name.
+        ApiError: 503 while not all workers of the model can serve the adapter.
     """
-    found = fleet.find_adapter(generation.model)
+    found = fleet.find_adapter(generation.model, tenant)
     if found is None:
         return generation
     if found.digest is None:
-        message = f"Not all workers of `{found.model}` have the adapter `{generation.model}`: they are being updated."
+        message = f"Not all workers of `{found.model}` can serve the adapter `{generation.model}` at the moment."
         raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
     return msgspec.structs.replace(generation, base=found.model, adapter=found.digest)
 

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.admission.auth import Principal, bearer_token, may_be_web_page, unauthorized
-from gateway.api.adapter_orders import AdapterOrders
+from gateway.api.adapter_orders import AdapterList, AdapterOrders
 from gateway.api.door import Application, Port
 from gateway.api.model_orders import ACTIONS, ModelOrders
 from gateway.api.routes import PlainRoute, json_response
@@ -70,6 +70,7 @@ class OperatorServices:
     metrics: GatewayMetrics
     registry: CollectorRegistry
     needs: WorkerNeeds
+    adapters: AdapterOrders
     more: Sequence[OperatorRoute] = ()
 
 
@@ -86,7 +87,7 @@ class OperatorRoutes:
 
     def __init__(self, services: OperatorServices) -> None:
         self._services = services
-        self._adapters = AdapterOrders(services.queue, services.fleet)
+        self._adapters = services.adapters
         self._models = ModelOrders(services.queue, services.fleet.hosted)
         # A client of the port must not be able to fill the log.
         self._log_limit = LogLimit(_logger)
@@ -100,6 +101,7 @@ class OperatorRoutes:
             self._route("/metrics", self._metrics),
             self._route("/v1/scaling", self._scaling),
             self._route("/v1/scaling/{model:path}", self._scaling),
+            self._route("/v1/adapters", self._list_adapters),
             self._route("/v1/load_lora_adapter", self._load, "POST"),
             self._route("/v1/unload_lora_adapter", self._unload, "POST"),
             self._route("/v1/hosted_models", self._hosted),
@@ -156,6 +158,9 @@ class OperatorRoutes:
         if model not in needs:
             raise model_not_found(model)
         return json_response(needs[model])
+
+    async def _list_adapters(self, request: Request) -> Response:
+        return json_response(AdapterList(self._adapters.shown()))
 
     async def _load(self, request: Request) -> Response:
         return PlainTextResponse(await self._adapters.load(await request.body()))

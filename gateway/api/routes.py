@@ -195,7 +195,8 @@ class RouteServices:
                 raise model_not_found(model)
             name, model = model, self.aliases.target(model, principal.tenant, self.fleet)
             # An adapter reads texts as its model does.
-            served = self.fleet.adapters().get(model, model)
+            found = self.fleet.find_adapter(model, principal.tenant)
+            served = model if found is None else found.model
             if served not in self.fleet.models() and self.fleet.coming(served) is None:
                 raise no_such_model(name, model)
             return served
@@ -339,13 +340,13 @@ class Routes:
         return json_response(self._model(name, principal))
 
     def _names(self, principal: Principal) -> list[str]:
-        fleet = self._services.fleet
-        return [*fleet.served_models(), *fleet.adapters(), *self._services.aliases.visible(principal.tenant, fleet)]
+        fleet, tenant = self._services.fleet, principal.tenant
+        return [*fleet.served_models(), *fleet.adapters(tenant), *self._services.aliases.visible(tenant, fleet)]
 
     def _model(self, name: str, principal: Principal) -> ModelAnswer:
         fleet = self._services.fleet
         target = self._services.aliases.target(name, principal.tenant, fleet)
-        parent = fleet.adapters().get(target)
+        parent = fleet.adapters(principal.tenant).get(target)
         load = fleet.load(parent or target)
         max_model_len = load.max_model_len or None if load is not None else None
         sees = _sees(load) if self._services.config.max_images else False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from functools import partial
-from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,14 +19,11 @@ from gateway.batches.record import OPERATIONS as BATCH_OPERATIONS
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
-from gateway.files.directory_store import DirectoryStore
 from gateway.files.endpoint import FileRoutes
-from gateway.files.object_store import ObjectStore, StoreError, identity
 from gateway.files.objects import OPERATIONS as FILE_OPERATIONS
-from gateway.files.s3_store import S3Store
 from shared.direct_client import DirectClient
-from shared.errors import ConfigError
 from shared.kept_results import KeptResults
+from shared.objects.open import opened_store
 from shared.task_supervisor import TaskSupervisor
 
 _log = logging.getLogger(__name__)
@@ -43,7 +39,7 @@ async def batch_routes(
     tasks: TaskSupervisor,
 ) -> list[KeyRoute]:
     """Return the routes of files and batches; closing the stack ends the drivers. A bad store is a `ConfigError`."""
-    store, name = await opened_store(files)
+    store, name = await opened_store(files, "HEADRACE_FILES")
     stack.push_async_callback(store.close)
     if store.is_local:
         _log.info("files are in %s: all gateways have to reach the same directory, or one bucket", store.place)
@@ -58,7 +54,7 @@ async def batch_routes(
         clock,
         services.bodies,
         services.images,
-        fleet.models,
+        fleet,
         services.keys.watermark_of,
         settled,
     )
@@ -70,28 +66,6 @@ async def batch_routes(
     catalog.hooks = routes.hooks()
     services.images.read_file = catalog.read_whole
     return [*FileRoutes(services, catalog).routes(), *routes.routes()]
-
-
-async def opened_store(files: str) -> tuple[ObjectStore, str]:
-    """Return the store that a setting names, and its identity; raise `ConfigError` if it cannot be used."""
-    store = store_of(files)
-    try:
-        return store, await identity(store)
-    except StoreError as error:
-        raise ConfigError("HEADRACE_FILES", str(error)) from error
-
-
-def store_of(files: str) -> ObjectStore:
-    """Return the store that a setting names, not opened yet; raise `ConfigError` if the setting names none."""
-    if "://" in files and not files.startswith("s3://"):
-        raise ConfigError("HEADRACE_FILES", f"{files!r} is neither a directory nor s3://BUCKET/PREFIX")
-    if files.startswith("s3://"):
-        return S3Store(files)
-    directory = Path(files)
-    if not directory.absolute().parent.is_dir():
-        problem = f"{files!r} would be made, but there is no {directory.absolute().parent} either: make that first"
-        raise ConfigError("HEADRACE_FILES", problem)
-    return DirectoryStore(directory)
 
 
 def unserved_routes() -> list[KeyRoute]:

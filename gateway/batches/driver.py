@@ -16,6 +16,7 @@ import msgspec
 from nats.errors import MaxPayloadError
 
 from gateway.api.large_bodies import LargeBodies
+from gateway.api.model_abilities import with_adapter
 from gateway.batches.input_lines import InputLine, input_lines, line_fields
 from gateway.batches.lease import Lease, LostLeaseError
 from gateway.batches.line import BatchLine, checked_id, output_line, read_openai_line, with_images
@@ -26,14 +27,15 @@ from gateway.batches.record import ENDED, BatchError, bounded_errors
 from gateway.batches.validation import InputCheck
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
-from gateway.files.object_store import MissingObjectError
 from gateway.files.objects import FileRecord
+from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
 from gateway.media.intake import ImageIntake
 from shared.direct_client import DirectClient
 from shared.errors import BadRequestError
 from shared.kept_results import KeptResults
 from shared.messages import FinishReason
+from shared.objects.store import MissingObjectError
 from shared.server_clock import ServerClock
 
 # In the queue at once, of one batch: enough for the batch seats of many workers, and little of the tenant's queue.
@@ -64,7 +66,7 @@ class DriverServices:
     clock: ServerClock
     bodies: LargeBodies
     images: ImageIntake
-    served: Callable[[], list[str]]
+    fleet: Fleet
     watermark_of: Callable[[str], str | None]
     settled: Callable[[Generation, str], Generation]
 
@@ -127,11 +129,12 @@ class BatchDriver:
         record, services = self._lease.record, self._services
 
         async def check() -> InputCheck:
+            watermark, fleet = services.watermark_of(record.tenant), services.fleet
             checking = InputCheck(
                 record,
                 services.max_line_bytes,
-                services.served,
-                services.watermark_of(record.tenant),
+                fleet,
+                watermark,
                 lambda generation: services.settled(generation, record.tenant),
             )
             await checking.run(services.catalog, file, services.bodies)
@@ -264,17 +267,26 @@ class BatchDriver:
 
         watermark = services.watermark_of(record.tenant)
 
-        def settled(generation: Generation) -> Generation:
-            return services.settled(generation, record.tenant)
-
         def read() -> BatchLine:
             fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
             now = services.clock.now()
-            who = watermark, record.key, record.weight
-            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, *who, settled)
+            who = watermark, record.key, record.weight, self._settled
+            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, *who)
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
         return await self._with_images(line)
+
+    def _settled(self, generation: Generation) -> Generation:
+        generation, fleet = self._services.settled(generation, self.tenant), self._services.fleet
+        name = generation.model
+        found = fleet.find_adapter(name, self.tenant)
+        if found is None and fleet.named_adapters.was_removed(name, self.tenant) and name not in fleet.models():
+            raise BadRequestError(f"The adapter {name[:128]!r} was removed.", "body.model", "model_not_found")
+        try:
+            return with_adapter(generation, fleet, self.tenant)
+        except ApiError as error:
+            # Its workers are away or being updated.
+            raise QueueFullError(error.message) from error
 
     async def _with_images(self, line: BatchLine) -> BatchLine:
         try:

@@ -136,7 +136,7 @@ def read_openai_line(
         watermark: The tenant's secret, if its answers are marked.
         key: Of whom they are within the tenant: keys are served in turns.
         weight: Of the key.
-        settled: Puts the model in the place of an alias.
+        settled: Puts the model in the place of an alias, and finds the adapter that it means; what it raises passes.
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))

@@ -16,10 +16,10 @@ from typing import TypeVar
 from gateway.batches.lease import Lease
 from gateway.batches.record import ENDED, KINDS, BatchError, BatchRecord, Kind, Part, with_done
 from gateway.files.catalog import READ_BYTES, FileCatalog, ReadableFile
-from gateway.files.object_store import MissingObjectError, StoreError
 from gateway.files.objects import FileRecord
 from gateway.files.upload import DEFAULT_EXPIRY_S
 from shared.messages import Usage
+from shared.objects.store import MissingObjectError, StoreError
 from shared.subjects import encode_name
 
 # Output that is written at once, and the time after which a smaller part is written; that grows with their number, so

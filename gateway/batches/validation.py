@@ -14,6 +14,7 @@ from gateway.batches.line import read_openai_line
 from gateway.batches.record import BatchError, BatchRecord
 from gateway.files.catalog import FileCatalog
 from gateway.files.objects import FileRecord
+from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
 from shared.bounds import MAX_JOB_PRIORITY
 from shared.errors import BadRequestError, InvalidNameError
@@ -31,7 +32,7 @@ class InputCheck:
     """Checks the file of one batch.
 
     Attributes:
-        served: Returns the models that workers serve; of a model that none serves while others are, lines are refused.
+        fleet: Of a model or adapter that no worker serves while others are, lines are refused.
         settled: Puts the model in the place of an alias.
         num_lines: Lines so far that are not blank.
         errors: What is wrong, the first `MAX_ERRORS`.
@@ -39,7 +40,7 @@ class InputCheck:
 
     record: BatchRecord
     max_line_bytes: int
-    served: Callable[[], list[str]]
+    fleet: Fleet
     watermark: str | None = None
     settled: Callable[[Generation], Generation] = lambda generation: generation
     num_lines: int = 0
@@ -117,7 +118,8 @@ class InputCheck:
             check_name(model)
         except InvalidNameError as error:
             raise BadRequestError(f"model: {error}", "body.model") from None
-        served, allowed = self.served(), self.record.models
-        if (allowed is not None and model not in allowed) or (served and target not in served):
+        served, allowed = self.fleet.models(), self.record.models
+        is_unknown = served and target not in served and self.fleet.find_adapter(target, self.record.tenant) is None
+        if (allowed is not None and model not in allowed) or is_unknown:
             message = f"The model {model[:128]!r} does not exist or this key may not use it."
             raise BadRequestError(message, "body.model", "model_not_found")

@@ -26,6 +26,7 @@ from gateway.dispatch.moves import Reason
 from gateway.dispatch.recovery import timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
+from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.disaggregation import KvReady
 from shared.log_limit import LogLimit
 from shared.media import IMAGE_NOT_FOUND
@@ -203,6 +204,9 @@ class FrameReceiver:
             # Clients send it again by themselves, and then it is stored again.
             message = finish.error or "An image of this request is no longer stored."
             self._endings.fail(flight, ApiError(503, message, code=IMAGE_NOT_FOUND, retry_after_s=1.0))
+        elif finish.reason == "failed" and finish.error_code == ADAPTER_UNAVAILABLE:
+            message = finish.error or "The adapter cannot be loaded at the moment."
+            self._endings.fail(flight, ApiError(503, message, code=ADAPTER_UNAVAILABLE, retry_after_s=5.0))
         elif finish.reason == "failed" and finish.error_param is not None:
             message = finish.error or "The request cannot be served."
             code = finish.error_code or "invalid_value"

@@ -19,11 +19,11 @@ from typing import get_args
 import msgspec
 
 from gateway.errors import ApiError
-from gateway.files.object_store import MissingObjectError, ObjectStore, StoreError, StoreFullError, known_identity, put
 from gateway.files.objects import FILE_ID, FileRecord, Purpose
 from gateway.metrics import GatewayMetrics
 from shared.errors import InvalidNameError
 from shared.log_limit import LogLimit
+from shared.objects.store import MissingObjectError, ObjectStore, StoreError, StoreFullError, known_identity, put
 from shared.subjects import decode_name, encode_name
 from shared.tenant_bounds import counted
 

@@ -22,9 +22,9 @@ from gateway.errors import ApiError
 from gateway.files.anthropic_form import AnthropicDeletedFile, anthropic_file, anthropic_page, is_from_anthropic
 from gateway.files.catalog import READ_BYTES, FileCatalog, ReadableFile
 from gateway.files.form_data import FormData
-from gateway.files.object_store import MissingObjectError, StoreError
 from gateway.files.objects import BYTES, FILE_ID, DeletedFile, FileList, FileRecord, file_answer, ordered_hex
 from gateway.files.upload import UploadForm
+from shared.objects.store import MissingObjectError, StoreError
 from shared.tenant_bounds import counted
 
 _PATH = "/v1/files"

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.fleet.adapter_names import FoundAdapter, NamedAdapters, find_adapter
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of, unclaimed_of
 from gateway.fleet.hosted_models import HostedModels
@@ -37,14 +38,6 @@ REVIEW_INTERVAL_S = 1.0
 MAX_WORKERS = 4096
 # The same for other gateways.
 MAX_GATEWAYS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class FoundAdapter:
-    """What the name of an adapter means: its model, and the digest of its content."""
-
-    model: str
-    digest: str | None
 
 
 class Fleet:
@@ -72,6 +65,7 @@ class Fleet:
         self._loads: dict[str, FleetLoad] = {}
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.services = LastServices()
+        self.named_adapters = NamedAdapters()
         self.liveness = Liveness(limits, on_dead, on_reconnected)
         self.hosted = HostedModels()
         self.started = time.time()
@@ -192,31 +186,23 @@ class Fleet:
         """Whether a name is that of a model which live workers serve, or served minutes ago."""
         return name in self._known_models
 
-    def adapters(self) -> dict[str, str]:
-        """Return the models of adapters that all their takers have with equal content, by the adapters' names."""
-        found: dict[str, str] = {}
-        for model in reversed(self.models()):
-            sets = [frozenset(h.adapters) for h in self._takers(model)]
-            common = frozenset.intersection(*sets) if sets else frozenset()
-            found |= {beat.name: model for beat in common}
-        return {name: found[name] for name in sorted(found) if name not in self._known_models}
+    def adapters(self, tenant: str | None = None) -> dict[str, str]:
+        """Return the models of the adapters that a tenant can use now, by the adapters' names."""
+        names = {each.name for each in self.named_adapters.of_tenant(tenant)}
+        names |= {beat.name for h in self.liveness.live() for beat in h.adapters}
+        found = {name: self.find_adapter(name, tenant) for name in sorted(names)}
+        return {name: each.model for name, each in found.items() if each is not None and each.digest is not None}
 
-    def find_adapter(self, name: str) -> FoundAdapter | None:
-        """Return the adapter that a name means, and its model; None where the name is a model's, or unknown.
-
-        The digest is None while the workers of the model differ in what the name means, or some do not have it.
-        """
+    def find_adapter(self, name: str, tenant: str | None = None) -> FoundAdapter | None:
+        """Return the adapter that a tenant means by a name, and its model; None where it is a model's, or unknown."""
         if name in self._known_models:
             return None
-        having = [h for h in self.liveness.live() if any(beat.name == name for beat in h.adapters)]
-        if not having:
-            return None
-        model = min(h.model for h in having)
-        meanings = [[beat.digest for beat in h.adapters if beat.name == name] for h in self._takers(model)]
-        common = set.intersection(*map(set, meanings)) if meanings else set()
-        # While a name changes, workers tell both contents, the newest last.
-        newest = [digest for digest in meanings[0] if digest in common][-1:] if common else []
-        return FoundAdapter(model, newest[0] if newest else None)
+        return find_adapter(self.named_adapters, name, tenant, self.liveness.live(), self._takers_or_last)
+
+    def _takers_or_last(self, model: str) -> list[Heartbeat]:
+        """Return the takers of a model, or what its last worker said if a host is about to serve it again."""
+        coming = self.coming(model)
+        return self._takers(model) if coming is None or coming.last is None else [coming.last]
 
     def is_ready(self, model: str | None = None) -> bool:
         """Whether a live worker takes new requests of a model, or of any."""

@@ -23,6 +23,7 @@ from gateway.admission.limits import RateLimiter
 from gateway.admission.shared_places import SharedPlaces
 from gateway.admission.shedding import Shedder
 from gateway.anthropic.endpoint import MessagesEndpoint, count_tokens_route
+from gateway.api.adapter_orders import adapter_orders
 from gateway.api.alias_routes import alias_routes
 from gateway.api.app import ALWAYS_SERVED, create_app
 from gateway.api.door import Application
@@ -110,15 +111,15 @@ async def assemble(
     metrics = GatewayMetrics()
     redis = await stack.enter_async_context(_redis(config, metrics))
     nats, dispatcher = await stack.enter_async_context(_queue(config, metrics, tasks))
-    limiter = RateLimiter(redis, metrics)
     shedder = Shedder(config, metrics, places=None if redis is None else SharedPlaces(redis, time.monotonic))
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
     starter = _starter(stack, config, dispatcher, shedder, cache, metrics)
     observer = await stack.enter_async_context(observing(config, slot, dispatcher.counts.timelines))
+    adapters = await adapter_orders(stack, config.adapters, nats, dispatcher.fleet, tasks)
     services = RouteServices(
         config=config,
         keys=_keys(config, metrics),
-        limiter=limiter,
+        limiter=RateLimiter(redis, metrics),
         fleet=dispatcher.fleet,
         queue=dispatcher.nats_watch,
         tokenizer=TokenizerClient(nats, clock=dispatcher.clock),
@@ -138,13 +139,13 @@ async def assemble(
     public = HttpServer(handler, _connection_limits(config), ALWAYS_SERVED, count, tasks, tls)
     needs, drift = _needs(config, dispatcher, shedder), drift_watch(nats, dispatcher)
     registry = await stack.enter_async_context(scrape_registry(nats, dispatcher, needs, drift, slot, board, tasks))
-    console = await _console(stack, services, nats, dispatcher, drift, tasks)
-    told = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, metrics, registry, needs, console)
+    shown = (metrics, registry, needs, adapters, await _console(stack, services, nats, dispatcher, drift, tasks))
+    told = OperatorServices(config.operator_key, dispatcher.fleet, nats, redis, *shown)
     operator_handler = AsgiHandler(with_playground(create_operator_app(told), application), config.max_body_bytes)
     operator = HttpServer(operator_handler, ConnectionLimits(OPERATOR_CONNECTIONS), tasks=tasks, tls=tls)
     await stack.enter_async_context(running(tasks, service.tick_forever(), "ticks of streams"))
     await _count_usage(stack, metrics, nats, tasks)
-    await stack.enter_async_context(running(tasks, limiter.state_forever(), "shares of limits"))
+    await stack.enter_async_context(running(tasks, services.limiter.state_forever(), "shares of limits"))
     await wait_for_fleet(nats, dispatcher.fleet)
     return GatewayParts(public, operator, partial(_cut, dispatcher, responses, streams))
 

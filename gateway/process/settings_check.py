@@ -11,7 +11,6 @@ from pathlib import Path
 from gateway.admission.api_keys import list_keys
 from gateway.admission.auth import KeyStore, check_auth_settings, is_loopback
 from gateway.api.cross_origin import CrossOrigin
-from gateway.batches.assembly import store_of
 from gateway.cache.redis_url import check_redis_url
 from gateway.config import GatewayConfig, read_secrets
 from gateway.http1.tls import server_tls
@@ -20,6 +19,7 @@ from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
 from shared.nats_url import check_url
+from shared.objects.open import store_of
 from shared.tracing import check_endpoint
 
 MIN_OPERATOR_KEY_CHARACTERS = 16
@@ -46,7 +46,9 @@ def check_settings(config: GatewayConfig) -> None:
     AllowedHosts.read(config.image_hosts)
     read_secrets(config.responses_secret)
     if config.files is not None:
-        store_of(config.files)
+        store_of(config.files, "HEADRACE_FILES")
+    if config.adapters is not None:
+        store_of(config.adapters, "HEADRACE_ADAPTERS")
     check_endpoint(config.otlp_endpoint)
     check_redis_url(config.redis_url)
     check_url(config.nats_url)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_worker.models.json_file import JsonFile
+from shared.adapter_store import CONFIG_NAME
 from shared.errors import HeadraceError
 
 Value = TypeVar("Value", int, float)
 
-CONFIG_NAME = "adapter_config.json"
-WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_RANK = 256
 _MAX_PATTERNS = 10_000
 # Of a name, with its dots escaped or not.

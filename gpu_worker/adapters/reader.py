@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.adapters.config import MAX_RANK, WEIGHTS_NAME, AdapterConfig, AdapterError, read_config
+from gpu_worker.adapters.config import MAX_RANK, AdapterConfig, AdapterError, read_config
 from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from kernels.low_rank import LowRank, LowRankPart
+from shared.adapter_store import WEIGHTS_NAME
 
 _ROOT = "base_model.model."
 _TENSOR = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")

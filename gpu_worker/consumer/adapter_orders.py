@@ -1,7 +1,7 @@
-"""Loads and unloads adapters while requests run, as an operator asks by a gateway.
+"""Adapters of `--lora-modules`, and orders about adapters that gateways send while the worker runs.
 
-A name that is loaded again means both contents for a while: gateways take the newest that all workers have, so no
-request is refused in between, and each is answered by the one that it names.
+The worker puts the content of its modules into the store and tells their names in heartbeats. What an operator says
+of a name goes before that, so a restart undoes no `headrace adapter add`.
 """
 
 from __future__ import annotations
@@ -9,60 +9,70 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from nats.aio.msg import Msg
 
 from gpu_worker.adapters.config import AdapterError
-from gpu_worker.adapters.loaded import LoadedAdapters, check_name
-from gpu_worker.consumer.held_request import HeldRequests
-from gpu_worker.engine.engine_thread import EngineThread
-from shared.adapter_calls import AdapterOrder, AdapterReply
+from gpu_worker.adapters.names import VARIABLE, check_name
+from gpu_worker.consumer.request_adapters import RequestAdapters
+from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply
+from shared.adapter_names import AdapterNames
+from shared.adapter_store import AdapterStore
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
+from shared.errors import ConfigError, HeadraceError
 from shared.messages import UNDECODABLE, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.subjects import adapter_subject
 
-if TYPE_CHECKING:
-    from gpu_worker.layers.adapters import AdapterTargets, Packed
-
-OVERLAP_S = 10.0
-"""For how long a name that was loaded again means what it meant before, too: heartbeats are heard by then."""
+_ERRORS: tuple[type[Exception], ...] = (HeadraceError, *SEND_ERRORS)
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
 
 _log = logging.getLogger(__name__)
 
 
 class AdapterOrders:
-    """Carries out one order after another; only it changes what is loaded once the worker runs."""
+    """Carries out one order after another; without `adapters` and a store it refuses them. Writes `adapters.named`."""
 
     def __init__(
         self,
         nats: DirectClient,
         worker: str,
-        engine: EngineThread,
-        held: HeldRequests,
-        adapters: LoadedAdapters,
-        targets: AdapterTargets | None,
-        renamed: tuple[tuple[str, str], ...] = (),
+        adapters: RequestAdapters | None,
+        store: AdapterStore | None,
+        names: AdapterNames,
     ) -> None:
         self._nats = nats
         self._worker = worker
-        self._engine = engine
-        self._held = held
         self._adapters = adapters
-        self._targets = targets
-        self._renamed = renamed
+        self._store = store
+        self._names = names
         self._one_at_a_time = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._decode = msgspec.msgpack.Decoder(AdapterOrder).decode
 
-    async def start(self) -> None:
-        """Listen for orders."""
+    @property
+    def beats(self) -> tuple[AdapterBeat, ...]:
+        """What a heartbeat says of what this worker calls its own."""
+        named = {} if self._adapters is None else self._adapters.named
+        return tuple(AdapterBeat(name, digest) for name, digest in named.items())
+
+    async def start(self, modules: Mapping[str, Path]) -> None:
+        """Add the adapters of `--lora-modules`, and listen for orders.
+
+        Raises:
+            ConfigError: One cannot be served, or not be stored.
+        """
+        for name, directory in modules.items():
+            try:
+                await self._add(name, directory)
+                await self._warn_of_other_meaning(name)
+            except _ERRORS as error:
+                problem = f"the adapter {name!r} of {directory} cannot be served: {error}"
+                raise ConfigError(VARIABLE, problem) from None
         await self._nats.subscribe(adapter_subject(self._worker), cb=self._receive)
 
     async def _receive(self, message: Msg) -> None:
@@ -77,45 +87,38 @@ class AdapterOrders:
             reply = AdapterReply()
         except UNDECODABLE as error:
             reply = AdapterReply(f"the order cannot be read: {error}")
-        except AdapterError as error:
+        except _ERRORS as error:
             reply = AdapterReply(str(error))
         with contextlib.suppress(*SEND_ERRORS):
             await self._nats.publish(message.reply, encode(reply))
 
     async def _carry_out(self, order: AdapterOrder) -> None:
-        if order.path is None:
-            if not self._adapters.has(order.name):
-                raise AdapterError(f"there is no adapter {order.name!r}")
-            self._adapters.unlist(order.name)
-            _log.info("adapter %s unloaded", order.name)
-            return
-        if self._targets is None:
+        if order.digest is not None:
+            await self._served().check(order.digest)
+        elif order.path is not None:
+            await self._add(order.name, Path(order.path))
+        elif self._served().named.pop(order.name, None) is None:
+            raise AdapterError(f"there is no adapter {order.name!r}")
+
+    async def _add(self, name: str, directory: Path) -> None:
+        check_name(name)
+        adapters, store = self._served(), self._store
+        assert store is not None
+        content = await store.put(directory)
+        await adapters.check(content.digest)
+        adapters.named[name] = content.digest
+        _log.info("adapter %s: %s, rank %d, %d bytes", name, content.digest[:12], content.rank, content.num_bytes)
+
+    async def _warn_of_other_meaning(self, name: str) -> None:
+        found = await self._names.find(name, None)
+        own = self._served().named[name]
+        if found is not None and (found.content is None or found.content.digest != own):
+            meaning = "was removed" if found.content is None else f"means {found.content.digest[:12]}"
+            _log.warning(
+                "adapter %s: the name %s by an operator's order, which stands: not %s", name, meaning, own[:12]
+            )
+
+    def _served(self) -> RequestAdapters:
+        if self._adapters is None:
             raise AdapterError("the worker has no places for adapters; start it with HEADRACE_MAX_LORAS")
-        # Torch is there where adapters can be.
-        from gpu_worker.adapters.modules import read_module
-
-        check_name(order.name)
-        adapter, digest = await asyncio.to_thread(read_module, Path(order.path), self._targets, self._renamed)
-        if not self._adapters.is_resident(digest):
-            packed = await asyncio.to_thread(self._targets.pack, adapter.low_ranks)
-            await self._place(digest, packed, adapter.max_rank)
-        self._adapters.put(order.name, digest)
-        _log.info("adapter %s loaded: %s, rank %d", order.name, digest[:12], adapter.max_rank)
-        asyncio.get_running_loop().call_later(OVERLAP_S, partial(self._adapters.unlist_older, order.name, digest))
-
-    async def _place(self, digest: str, packed: Packed, max_rank: int) -> None:
-        targets, placed, loop = self._targets, asyncio.Event(), asyncio.get_running_loop()
-        assert targets is not None
-        used = {held.sequence.adapter for held in self._held if held.sequence is not None}
-        slot = self._adapters.take_slot(used)
-        if slot is None:
-            problem = "all have a name or are in use; unload one, or start the worker with a larger HEADRACE_MAX_LORAS"
-            raise AdapterError(f"there is no place for it among {targets.num_slots}: {problem}")
-
-        def place() -> None:
-            targets.place(slot, packed, max_rank)
-            loop.call_soon_threadsafe(placed.set)
-
-        self._engine.call(place)
-        await placed.wait()
-        self._adapters.add(digest, slot)
+        return self._adapters

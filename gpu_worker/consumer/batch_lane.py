@@ -204,6 +204,10 @@ class BatchLane:
         if held.is_looked_up:
             self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
+    def unavailable(self, held: HeldRequest, error: str) -> None:
+        """Let another worker try: jobs wait, and people are told to try again."""
+        self.give_back(held)
+
     def abandon(self, held: HeldRequest) -> None:
         """Leave a request to another worker as a worker does that dies: what is not recorded is computed again."""
         self._remove(held)
@@ -325,7 +329,8 @@ class BatchLane:
         held.was_lost = held.num_failed > 0
         if len(record.token_ids) > len(request.emitted):
             # The prompt's echo is in the recorded text.
-            held.request = msgspec.structs.replace(request, emitted=record.token_ids, echo=False)
+            known = {"emitted": record.token_ids, "adapter": record.adapter or request.adapter}
+            held.request = msgspec.structs.replace(request, echo=False, **known)
             held.parts = [record.text]
             held.total_logprob, held.in_reasoning = record.total_logprob, record.in_reasoning
             held.resume(len(record.token_ids))

@@ -90,6 +90,7 @@ class ProgressRecords:
             "".join(held.parts),
             held.in_reasoning,
             held.total_logprob,
+            held.adapter,
         )
         payload = msgspec.msgpack.encode(record)
         begin = max(self._paid_until.get(request.tenant, 0.0), time.monotonic())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from gpu_worker.adapters.loaded import LoadedAdapters
+from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.handover import KvHandover
@@ -21,7 +21,7 @@ from gpu_worker.consumer.peer_services import PeerServices
 from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
-from shared.adapter_calls import AdapterBeat
+from shared.adapter_calls import AdapterBeat, pack_residents
 from shared.disaggregation import RoleNews
 from shared.features import FEATURES
 from shared.golden import GoldenReading
@@ -29,6 +29,7 @@ from shared.messages import Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.sampling import SamplingDefaults
+from shared.services import Services
 from shared.worker_metrics import KvGroup, KvTierReading, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class HeartbeatSource:
     """Makes heartbeats from the state of engine and lanes.
 
     Attributes:
+        adapters, named_adapters: Those in memory, and the names that this worker has given.
         is_withdrawn: Say so too, for as long as the engine cannot compute or the worker is cordoned.
         num_reconnects: How often the connection to NATS was made again.
         started: When this worker began, or came back to life last, in Unix seconds.
@@ -67,7 +69,8 @@ class HeartbeatSource:
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
     features: tuple[str, ...] = FEATURES
-    adapters: LoadedAdapters = field(default_factory=LoadedAdapters)
+    adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    named_adapters: Callable[[], tuple[AdapterBeat, ...]] = tuple
     is_draining: bool = False
     is_withdrawn: bool = False
     num_reconnects: int = 0
@@ -93,7 +96,6 @@ class HeartbeatSource:
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment."""
         stats = self.engine.stats
-        self.engine.exchange_services(self.services.take())
         return Heartbeat(
             worker=self.worker,
             model=self.model,
@@ -126,8 +128,9 @@ class HeartbeatSource:
             num_reconnects=self.num_reconnects,
             features=self.features,
             prefixes=self.affinity.news(),
-            services=self.engine.services,
-            adapters=tuple(AdapterBeat(each.name, each.digest) for each in self.adapters.all),
+            services=self._exchanged_services(),
+            adapters=self.named_adapters(),
+            resident_adapters=pack_residents(self.adapters.residents),
             roles=self._roles(queues),
         )
 
@@ -139,6 +142,10 @@ class HeartbeatSource:
             last_ready=queues.ready.last_pulled,
             last_ready_returned=queues.ready.last_returned,
         )
+
+    def _exchanged_services(self) -> Services:
+        self.engine.exchange_services(self.services.take())
+        return self.engine.services
 
     @property
     def _num_encoding(self) -> int:

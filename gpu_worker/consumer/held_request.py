@@ -36,6 +36,7 @@ class HeldRequest:
         message: Its latest delivery; acknowledged after the last delta has been published.
         sequence: Set when the prompt has been encoded and given to the engine.
         prelude: What is still to be sent with the first token.
+        adapter: Digest of the adapter that is kept in memory for it; None without, and before it was asked for.
         chain: Digests of the beginnings of its prompt, by which other workers know that they hold one.
         in_reasoning: Its prompt has opened the model's reasoning, and the answer begins inside of it.
         num_blocks: Blocks that it is expected to need beyond those shared with others.
@@ -69,6 +70,7 @@ class HeldRequest:
     sequence: Sequence | None = None
     output: OutputText | None = None
     prelude: Prelude | None = None
+    adapter: str | None = None
     chain: PrefixChain | None = None
     in_reasoning: bool = False
     num_blocks: int = 0
@@ -126,6 +128,7 @@ class HeldRequests:
     """All held requests, by key and by the engine's sequence id.
 
     Attributes:
+        on_removed: Called with each request that is removed.
         by_sequence: For reading in the hot path; only `admit` and `remove` change it.
         is_empty: Set while nothing is held.
         suspect: The interactive request on probation; written by the interactive lane, and cleared when it is removed.
@@ -135,7 +138,7 @@ class HeldRequests:
     """
 
     def __init__(self, removed: Callable[[HeldRequest], None] | None = None) -> None:
-        self._removed = removed
+        self.on_removed = [] if removed is None else [removed]
         self._by_key: dict[str, HeldRequest] = {}
         self.by_sequence: dict[str, HeldRequest] = {}
         self._counts: dict[Lane, int] = {"interactive": 0, "batch": 0}
@@ -242,7 +245,7 @@ class HeldRequests:
             self.suspect = None
         if held.sequence is not None:
             del self.by_sequence[held.sequence.id]
-        if self._removed is not None:
-            self._removed(held)
+        for told in self.on_removed:
+            told(held)
         if not self._by_key:
             self.is_empty.set()

@@ -12,6 +12,7 @@ from msgspec import structs
 from gpu_worker.consumer.constraint_source import CompilerBusyError, ConstraintSource
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.pull_capacity import PullCapacity
+from gpu_worker.consumer.request_adapters import RequestAdapters
 from gpu_worker.consumer.request_images import RequestImages, give
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.constraint import OutputConstraint
@@ -20,10 +21,12 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
+from shared.adapter_store import AdapterStoreError
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.limited_link import LimitedProcessError
 from shared.media_store import MediaStoreError
+from shared.messages import Request
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,9 @@ class Lane(Protocol):
     def give_back(self, held: HeldRequest) -> None:
         """It cannot run here any more."""
 
+    def unavailable(self, held: HeldRequest, error: str) -> None:
+        """What it needs cannot be had at the moment, here or elsewhere."""
+
 
 class Intake:
     """Admits requests. Adds to the table of held requests what it learns about each."""
@@ -60,10 +66,12 @@ class Intake:
         capacity: PullCapacity,
         images: RequestImages | None = None,
         fetch: Callable[[HeldRequest], Awaitable[None]] | None = None,
+        adapters: RequestAdapters | None = None,
     ) -> None:
         """Admit to the engine; `fetch` finds the KV of requests whose prompt another worker has computed."""
         self._images = images
         self._fetch = fetch
+        self._adapters = adapters
         self._reader = reader
         self._encoder = encoder
         self._constraints = constraints
@@ -71,6 +79,10 @@ class Intake:
         self._held = held
         self._capacity = capacity
         self._tasks = BackgroundTasks()
+
+    def is_crowded(self, request: Request) -> bool:
+        """Whether too many requests wait here for adapters for this one to wait, too."""
+        return self._adapters is not None and self._adapters.is_crowded(request)
 
     def begin(self, held: HeldRequest, lane: Lane) -> None:
         """Take a request that has just been added to the table towards the engine; a long prompt takes a while."""
@@ -95,6 +107,7 @@ class Intake:
             prompt, prediction = self._reader.prompt(held.request), held.request.prediction
             is_short = isinstance(prompt, list) or self._encoder.is_short(prompt)
             is_plain = not (prediction or held.request.media) and held.request.sampling.grammar is None
+            is_plain &= held.request.adapter is None or self._served_adapters().use(held)
             if is_short and is_plain and (self._fetch is None or held.request.ready is None):
                 encoded = self._encode_now(held, prompt)
                 self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
@@ -106,6 +119,8 @@ class Intake:
 
     async def _encode_and_admit(self, held: HeldRequest, lane: Lane, prompt: Prompt, prediction: str | None) -> None:
         try:
+            if held.request.adapter is not None:
+                await self._served_adapters().prepare(held)
             if isinstance(prompt, list):
                 encoded = EncodedPrompt(prompt)
             else:
@@ -129,6 +144,12 @@ class Intake:
             if self._held.is_current(held):
                 self._reject(held, lane, error)
 
+    def _served_adapters(self) -> RequestAdapters:
+        if self._adapters is None:
+            message = "adapter: this worker has no places for adapters; start it with HEADRACE_MAX_LORAS."
+            raise BadRequestError(message, "adapter")
+        return self._adapters
+
     def _prompt_ids(self, held: HeldRequest, encoded: EncodedPrompt) -> list[int]:
         """Note where the answer begins, and return the part of the prompt that counts."""
         held.in_reasoning = encoded.in_reasoning
@@ -151,6 +172,10 @@ class Intake:
     def _reject(self, held: HeldRequest, lane: Lane, error: Exception) -> None:
         if isinstance(error, BadRequestError):
             lane.refuse(held, error)
+            return
+        if isinstance(error, AdapterStoreError):
+            _log.warning("request cannot have its adapter: %s", error, extra=log_fields(held.request))
+            lane.unavailable(held, f"The adapter cannot be loaded at the moment: {error}.")
             return
         if isinstance(error, CompilerBusyError | LimitedProcessError | MediaStoreError):
             _log.warning("request given back: %s", error, extra=log_fields(held.request))

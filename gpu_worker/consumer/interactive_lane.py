@@ -25,6 +25,7 @@ from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
+from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.disaggregation import KvReady
 from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
@@ -95,7 +96,7 @@ class InteractiveLane:
             return False
         if self._is_useless(request, request.reply, message) or self._is_known(request, message):
             return False
-        if not self._may_begin(request):
+        if not self._may_begin(request) or self._intake.is_crowded(request):
             self.outbox.answer(message, REDELIVER_SOON)
             return True
         chain = None if self._affinity is None else self._affinity.chain(request)
@@ -139,8 +140,8 @@ class InteractiveLane:
             if held.request.lane != "interactive":
                 continue
             if held.sequence is None:
-                if held.request.media:
-                    # Its images wait for room, or are decoded.
+                if held.request.media or held.request.adapter:
+                    # Its images wait for room, or are decoded; its adapter is loaded, or waits for a slot.
                     self._put(held, announcement(held))
                 continue
             if is_moving and held.num_output_tokens == held.num_tokens_before:
@@ -218,6 +219,10 @@ class InteractiveLane:
     def give_back(self, held: HeldRequest) -> None:
         """Let another worker do it: the gateway dispatches it again at once."""
         self.end(held, Finish("handoff"))
+
+    def unavailable(self, held: HeldRequest, error: str) -> None:
+        """End a request whose adapter cannot be had: its client is told when to try again."""
+        self.end(held, Finish("failed", error=error, error_code=ADAPTER_UNAVAILABLE))
 
     def hand_over(self, held: HeldRequest, ready: KvReady) -> None:
         """Let a worker that decodes go on: the gateway dispatches it again, with the place of its KV."""

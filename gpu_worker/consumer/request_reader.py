@@ -6,7 +6,8 @@ import time
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
-from gpu_worker.adapters.loaded import LoadedAdapters, is_digest
+from gpu_worker.adapters.names import is_digest
+from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_images import check_images
@@ -40,7 +41,7 @@ class RequestReader:
         tokenizer: ModelTokenizer,
         pooled: PooledAnswers,
         clock: ServerClock | None = None,
-        adapters: LoadedAdapters | None = None,
+        adapters: AdapterSlots | None = None,
         *,
         sees: bool = False,
         watermark_tenants: Collection[str] = (),
@@ -53,7 +54,7 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._pooled = pooled
         self._clock = clock or ServerClock()
-        self._adapters = adapters or LoadedAdapters()
+        self._adapters = adapters or AdapterSlots()
 
     def prompt(self, request: Request) -> Prompt:
         """Check a request and return its prompt; a list holds token ids.
@@ -67,7 +68,6 @@ class RequestReader:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_images(request)
         self._check_watermark(request)
-        self._adapters.find(request.adapter)
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
@@ -153,7 +153,10 @@ class RequestReader:
         self._check_ids(prompt_ids, "prompt" if request.messages is None else "messages")
         now = time.monotonic()
         sampling = request.sampling if request.pooling is None else _NOTHING
-        max_tokens, adapter = sampling.max_tokens, self._adapters.find(request.adapter)
+        max_tokens, slot = sampling.max_tokens, None
+        if request.adapter is not None:
+            slot = self._adapters.slot(request.adapter)
+            assert slot is not None, "an adapter stays where it is while a request has it"
         return Sequence(
             id=sequence_id,
             token_ids=[*prompt_ids, *request.emitted],
@@ -168,9 +171,9 @@ class RequestReader:
             tenant=request.tenant,
             key=request.key,
             weight=request.weight,
-            salt=cache_salt(request, None if adapter is None else adapter.digest),
+            salt=cache_salt(request),
             hints=request.cache_hints,
-            adapter=None if adapter is None else adapter.slot,
+            adapter=slot,
             trace=request.trace or "",
             prediction=tuple(self._known(prediction_ids)),
             bad_words=self._bad_words(request),
@@ -222,9 +225,9 @@ class RequestReader:
             )
 
 
-def cache_salt(request: Request, adapter: str | None = None) -> bytes:
+def cache_salt(request: Request) -> bytes:
     """Return what the request's blocks in the prefix cache are shared by: adapter, tenant, and its own salt."""
-    digest = adapter or request.adapter or ""
+    digest = request.adapter or ""
     root = b"\0" + bytes.fromhex(digest) if is_digest(digest) else b""
     return root + _own_salt(request)
 

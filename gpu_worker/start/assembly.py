@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpu_worker.adapters.loaded import LoadedAdapters
-from gpu_worker.consumer.adapter_orders import AdapterOrders
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import BatchLane
 from gpu_worker.consumer.batch_progress import ProgressRecords
@@ -44,7 +42,8 @@ from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.media.decoder import can_decode
 from gpu_worker.media.prepared_images import PreparedImages
 from gpu_worker.models.vision.processor import MediaProcessor
-from gpu_worker.start.engine_setup import Adapting, EngineSetup
+from gpu_worker.start.engine_setup import EngineSetup
+from gpu_worker.start.worker_adapters import AdapterAccess, WorkerAdapters
 from gpu_worker.text.model_directory import ModelDirectory
 from gpu_worker.text.model_tasks import ModelTasks
 from gpu_worker.text.prompt_encoder import PromptEncoder
@@ -102,27 +101,27 @@ class Worker:
         prefix_wait_s: float = MAX_WAIT_S,
         watermark_tenants: tuple[str, ...] = (),
         role: Role | None = None,
+        adapters: AdapterAccess | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
         self._nats, self._clock, self._watermark_tenants = nats, ServerClock(), watermark_tenants
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
-        sizes, tokenizer, adapting = setup.scheduler, model.tokenizer, setup.adapting or Adapting(LoadedAdapters())
+        sizes, tokenizer = setup.scheduler, model.tokenizer
         self._encoder = encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._engine, self._constraints = EngineThread(setup.engine), ConstraintSource(tokenizer)
         max_len, processor = sizes.max_model_len, _processor(setup)
         self._images = _images(nats, processor, max_len, image_memory_bytes)
         self._service = TokenizerService(nats, identity.model, max_len, tokenizer, encoder, self._clock, processor)
         self._observer, held = observer, HeldRequests(self._removed)
+        self._adapters = WorkerAdapters(nats, identity.worker, setup.adapting, adapters, self._engine, held)
         self._handover = self._make_handover(identity.worker, setup, role, held)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
-        reader = self._reader(identity, sizes, model, pooled, adapting.adapters)
-        sources = (encoder, self._constraints, self._engine, held, capacity, self._images, self._fetch())
-        intake = Intake(reader, *sources)
-        self._orders = AdapterOrders(nats, identity.worker, self._engine, held, *adapting)
-        subscribers = FrameSubscribers(nats, identity.worker)
-        gpu, receipts = _metering(setup)
+        reader, own = self._reader(identity, sizes, model, pooled), (self._fetch(), self._adapters.requests)
+        intake = Intake(reader, encoder, self._constraints, self._engine, held, capacity, self._images, *own)
+        subscribers, (gpu, receipts) = FrameSubscribers(nats, identity.worker), _metering(setup)
         batch = self._batch_lane(identity, nats, limits, model, intake, held, receipts)
+        self._adapters.make_way_by(batch.give_back)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
         affinity = self._make_affinity(identity, capacity, sizes.block_size, prefix_wait_s)
         parts = (intake, self._engine, held, open_outbox, batch.make_way, self._clock, affinity)
@@ -130,7 +129,7 @@ class Worker:
         self.consumer = Consumer(
             nats=nats,
             engine=self._engine,
-            source=(source := self._heartbeat_source(identity, sizes, model, held, affinity, adapting.adapters)),
+            source=(source := self._heartbeat_source(identity, sizes, model, held, affinity)),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled, receipts),
             subscribers=subscribers,
@@ -176,7 +175,6 @@ class Worker:
         sizes: SchedulerConfig,
         model: ServedModel,
         pooled: PooledAnswers,
-        adapters: LoadedAdapters,
     ) -> RequestReader:
         longest, tokenizer = sizes.max_model_len, model.tokenizer
         sees, files = self._images is not None, model.directory
@@ -187,7 +185,7 @@ class Worker:
             tokenizer,
             pooled,
             self._clock,
-            adapters,
+            self._adapters.slots,
             sees=sees,
             watermark_tenants=self._watermark_tenants,
         )
@@ -243,8 +241,8 @@ class Worker:
         model: ServedModel,
         held: HeldRequests,
         affinity: PrefixAffinity,
-        adapters: LoadedAdapters,
     ) -> HeartbeatSource:
+        images = () if self._images is None else (IMAGES,)
         return HeartbeatSource(
             identity.worker,
             identity.model,
@@ -258,8 +256,9 @@ class Worker:
             tasks=model.tasks.names,
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
-            features=FEATURES if self._images is None else (*FEATURES, IMAGES),
-            adapters=adapters,
+            features=(*FEATURES, *images, *self._adapters.features),
+            adapters=self._adapters.slots,
+            named_adapters=lambda: self._adapters.orders.beats,
             handover=self._handover,
         )
 
@@ -297,12 +296,13 @@ class Worker:
         """Start the engine, wait for the queue, and take requests.
 
         Raises:
+            ConfigError: An adapter of the settings cannot be served.
             DependencyError: NATS has closed the connection.
         """
         self._follow_group()
         self._engine.start(self._relay.deliver)
         await self._service.start()
-        await self._orders.start()
+        await self._adapters.start()
         await self._clock.synchronize(self._nats)
         self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self._clock.synchronize, self._nats), "time of NATS")
         await self.consumer.start()
@@ -323,6 +323,7 @@ class Worker:
         await self._constraints.close()
         if self._images is not None:
             await self._images.close()
+        await self._adapters.close()
 
 
 def _processor(setup: EngineSetup) -> MediaProcessor | None:

@@ -210,15 +210,21 @@ class WorkerConfig(NatsFiles):
     )
     lora_modules: str | None = setting(
         None,
-        "Adapters (LoRA) that are served beside the model under names of their own: name=directory, several separated "
+        "Adapters (LoRA) that the worker adds at its start under names of their own: name=directory, several separated "
         "by commas or spaces. Directories are as PEFT saves them.",
     )
     max_loras: int = setting(
         0,
-        "Places for adapters beside the model, at least as many as --lora-modules names: adapters can be loaded while "
-        "the worker runs as long as there are some.",
+        "Adapters in memory at once; requests for others load them, in place of those that were not used for longest. "
+        "At least as many as --lora-modules names.",
         minimum=0,
         maximum=256,
+    )
+    max_lora_bytes: int = setting(4 << 30, "Bytes of adapters in memory at once.", minimum=1 << 20)
+    adapters: str | None = setting(
+        None,
+        "Store of adapters: a directory that all workers and gateways share, or s3://BUCKET/PREFIX (needs "
+        "headrace[s3]); a directory of this worker's own if not given, which has those of its --lora-modules alone.",
     )
     draft_model: Path | None = setting(
         None, f"Directory of what makes drafts, for the proposers that have weights. {describe_weights()}."

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_worker.adapters.loaded import LoadedAdapters, parse_modules
+from gpu_worker.adapters.names import parse_modules
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
@@ -54,10 +54,9 @@ _log = logging.getLogger(__name__)
 
 
 class Adapting(NamedTuple):
-    """Adapters, the matrices that they may be beside if there are places, and how their modules are renamed."""
+    """The matrices that adapters may be beside, and how their modules are renamed."""
 
-    adapters: LoadedAdapters
-    targets: AdapterTargets | None = None
+    targets: AdapterTargets
     renamed: tuple[tuple[str, str], ...] = ()
 
 
@@ -68,7 +67,7 @@ class EngineSetup:
     Attributes:
         gpu_uuid: Of the GPU that it runs on, as NVML spells it; None for a CPU.
         experts: Reads how tokens fall on the model's experts; None where it has none.
-        adapting: Adapters, and where they may be.
+        adapting: Where adapters may be; None where none can.
         group: Runs a model that is divided among ranks; None where one process has it all.
         tiers: What is kept below the device's memory; None where nothing is.
         media: Prepares images; None where none are taken.
@@ -95,7 +94,7 @@ def build_engine(
     check_speculation(config, tokenizer)
     _check_ranks(config)
     check_tiers(config)
-    _lora_modules(config)
+    lora_modules(config)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
     gpu_uuid = experts = group = tiers = media = adapting = None
@@ -114,7 +113,7 @@ def build_engine(
         loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, divided
-        adapting = _load_adapters(config, loaded)
+        adapting = _adapting(config, loaded)
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
         media = _processor(directory, scheduler)
@@ -146,7 +145,7 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     check_speculation(config, tokenizer)
     _check_ranks(config)
     check_tiers(config)
-    _lora_modules(config)
+    lora_modules(config)
     if config.simulate is not None:
         _simulated_sizes(config, directory)
         return None
@@ -231,19 +230,17 @@ def _check_ranks(config: WorkerConfig) -> None:
             raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
 
 
-def _load_adapters(config: WorkerConfig, runner: TorchModelRunner) -> Adapting:
-    from gpu_worker.adapters.modules import load_modules
-
-    modules, targets = _lora_modules(config), runner.model.adapters
-    renamed = runner.model_config.block.names.renamed
+def _adapting(config: WorkerConfig, runner: TorchModelRunner) -> Adapting | None:
+    targets = runner.model.adapters
     if targets is not None:
-        return Adapting(load_modules(modules, targets, renamed), targets, renamed)
-    if modules:
+        return Adapting(targets, runner.model_config.block.names.renamed)
+    if lora_modules(config):
         raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
-    return Adapting(LoadedAdapters())
+    return None
 
 
-def _lora_modules(config: WorkerConfig) -> dict[str, Path]:
+def lora_modules(config: WorkerConfig) -> dict[str, Path]:
+    """Return the adapters of the settings by their names; `ConfigError` where there can be none."""
     if config.lora_modules is None and not config.max_loras:
         return {}
     variable = "HEADRACE_MAX_LORAS" if config.lora_modules is None else "HEADRACE_LORA_MODULES"
@@ -281,7 +278,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         pipeline_parallel_size=config.pipeline_parallel_size,
         nnodes=config.nnodes,
         takes_images=sizes.media is not None,
-        max_loras=max(config.max_loras, len(_lora_modules(config))),
+        max_loras=max(config.max_loras, len(lora_modules(config))),
     )
     return runner_config, sizes
 

@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import EngineSetup, build_engine
+from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules
 from gpu_worker.start.golden_baseline import served_name
 from gpu_worker.start.golden_setup import golden_settings
 from gpu_worker.start.health_port import HealthPort, bind_health_port
@@ -35,11 +36,13 @@ from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.other_host import serve_host
 from gpu_worker.start.progress_bar import ProgressBar
+from gpu_worker.start.worker_adapters import AdapterAccess
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
+from shared.adapter_store import AdapterStore
 from shared.audit import audited_drain, nats_login
 from shared.direct_client import DirectClient
 from shared.disaggregation import as_role
@@ -47,6 +50,7 @@ from shared.errors import ConfigError
 from shared.grammar import LlguidanceMissingError
 from shared.model_hub import hub_id, local_model
 from shared.nats_connection import connect
+from shared.objects.open import store_of
 from shared.request_log import RequestLog
 from shared.streams import StreamLimits
 from shared.subjects import check_setting, encode_name
@@ -158,7 +162,8 @@ async def _run(
     nats = connecting.result()
     limits, memory_bytes = StreamLimits(), config.image_memory_bytes
     tenants = tuple(name.strip() for name in config.watermark_tenants.split(",") if name.strip())
-    own = (memory_bytes, config.prefix_wait_s, tenants, as_role(config.role))
+    access, own_store = _adapter_access(config, setup)
+    own = (memory_bytes, config.prefix_wait_s, tenants, as_role(config.role), access)
     worker = Worker(identity, nats, setup, model, limits, observer, stopping, *own)
     events.consumer = worker.consumer
     health = HealthPort(lambda: worker.stats, lambda: nats.is_connected, lambda: worker.withdrawn)
@@ -181,11 +186,23 @@ async def _run(
         await health.close()
         await worker.close()
         await nats.close()
+        own_store.cleanup()
         if setup.tiers is not None:
             await asyncio.to_thread(setup.tiers.drain, TIERS_DRAIN_S)
     has_failed = worker.has_failed.is_set()
     _log.info("stopped", extra={"has_failed": has_failed})
     return 1 if has_failed else 0
+
+
+def _adapter_access(
+    config: WorkerConfig, setup: EngineSetup
+) -> tuple[AdapterAccess | None, tempfile.TemporaryDirectory[str]]:
+    """Return how adapters are had, if there are any, and the store of this worker's own, which may be unused."""
+    own = tempfile.TemporaryDirectory(prefix="headrace-adapters-")
+    if setup.adapting is None:
+        return None, own
+    store = AdapterStore(store_of(config.adapters or own.name, "HEADRACE_ADAPTERS"))
+    return AdapterAccess(store, lora_modules(config), config.max_lora_bytes), own
 
 
 class _ConnectionEvents:

@@ -64,6 +64,7 @@ _COMMANDS = (
     "worker",
     "host",
     "model",
+    "adapter",
     "setup",
     "doctor",
     "chat",

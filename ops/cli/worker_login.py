@@ -28,6 +28,7 @@ _USER = Template("""\
         "hr.dead.$model.*.*"
         "hr.usage.*.$model.batch.*"
         "hr.progress.*.*"
+        "$$JS.API.STREAM.MSG.GET.HR_ADAPTERS"
         "hr.reply.>"
         "$$JS.API.INFO"
         "$$JS.API.STREAM.INFO.*"
@@ -52,7 +53,7 @@ _USER = Template("""\
         "hr.worker.$model.*", "hr.peer.$model.*"
         "hr.cancel.$model"
         "hr.tokenizer.$model"
-        "hr.probe.*", "hr.drain.*"
+        "hr.probe.*", "hr.drain.*", "hr.adapter.*"
         "hr.gateway.*"
         "_INBOX_worker.$model.>"
       ]

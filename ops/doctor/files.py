@@ -6,9 +6,9 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from gateway.batches.assembly import opened_store
 from ops.doctor.finding import Finding, problem, warning
 from shared.errors import ConfigError
+from shared.objects.open import opened_store
 
 _LITTLE_BYTES = 1 << 30
 
@@ -23,7 +23,7 @@ def file_findings(files: str | None, state_dir: Path) -> list[Finding]:
 
 async def _findings(files: str) -> list[Finding]:
     try:
-        store, name = await opened_store(files)
+        store, name = await opened_store(files, "HEADRACE_FILES")
     except ConfigError as error:
         return [problem("files", error.problem, "uploads are refused and batches wait until it can be used")]
     try:

@@ -146,7 +146,7 @@ def make_plan(
         "HEADRACE_REDIS_URL": redis_url or "",
     }
     models = models or [ModelChoice(config.model or DEMO_MODEL, None if config.model else DEMO_MODEL_NAME)]
-    workers = _worker_environs(config, models, worker_settings, base | access["worker"].environ)
+    workers = _worker_environs(config, state, models, worker_settings, base | access["worker"].environ)
     drain_s = DRAIN_S if config.drain_timeout_s is None else config.drain_timeout_s
     return Plan(
         url=f"http://127.0.0.1:{port}",
@@ -175,9 +175,15 @@ def _chosen_for_gateways(
         "HEADRACE_OPERATOR_HOST": "127.0.0.1",
         "HEADRACE_PROCESSES": str(config.gateways),
         "HEADRACE_KEYS_FILE": base.get("HEADRACE_KEYS_FILE") or str(state.keys_file),
+        "HEADRACE_ADAPTERS": _adapters(state, settings.adapters),
         "HEADRACE_FILES": settings.files or str(state.path.absolute() / "files"),
         "HEADRACE_RESPONSES_SECRET": settings.responses_secret or state.key("responses_secret"),
     }
+
+
+def _adapters(state: StateDirectory, given: str | None) -> str:
+    """Return the store of adapters, which gateways and workers share."""
+    return given or str(state.path.absolute() / "adapters")
 
 
 def _plan_nats(
@@ -235,7 +241,11 @@ def _operator_access(settings: GatewayConfig, state: StateDirectory, gateway_por
 
 
 def _worker_environs(
-    config: UpConfig, models: Sequence[ModelChoice], settings: WorkerConfig, base: Mapping[str, str]
+    config: UpConfig,
+    state: StateDirectory,
+    models: Sequence[ModelChoice],
+    settings: WorkerConfig,
+    base: Mapping[str, str],
 ) -> Iterator[dict[str, str]]:
     """Yield each worker's environment; a name that was chosen for them gets a number where there are several."""
     num_workers, roles = config.workers * len(models), _roles(config)
@@ -246,6 +256,7 @@ def _worker_environs(
     for index in range(num_workers):
         model = models[index // config.workers]
         environ = {**base, **own, "HEADRACE_MODEL": str(model.path.absolute())}
+        environ.setdefault("HEADRACE_ADAPTERS", _adapters(state, None))
         if model.name is not None:
             environ.setdefault("HEADRACE_SERVED_MODEL_NAME", model.name)
         if settings.worker_id is not None and num_workers > 1:

@@ -173,6 +173,7 @@ BEAT = dict.fromkeys(Heartbeat.__struct_fields__, 1) | {
     "roles": None,
     "adapters": [],
     "services": {},
+    "resident_adapters": b"",
 }
 GATEWAY_BEAT = {"gateway": "g", "unclaimed": 1, "unclaimed_tokens": 1, "active": 1}
 

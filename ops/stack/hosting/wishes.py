@@ -158,7 +158,7 @@ class Wishes:
         """Keep how long a start took, and how the model's answers are to be read."""
         wish = self._by_name.get(name)
         if wish is not None and wish.generation == generation:
-            last = msgspec.structs.replace(last, metrics=None, prefixes=None, adapters=())
+            last = msgspec.structs.replace(last, metrics=None, prefixes=None, adapters=(), resident_adapters=b"")
             self._put(msgspec.structs.replace(wish, load_s=load_s or wish.load_s, last=last))
 
     def known(self, name: str) -> Wish:

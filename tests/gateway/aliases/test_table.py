@@ -32,9 +32,8 @@ FLEET = cast(
     "Fleet",
     SimpleNamespace(
         knows=MODELS.__contains__,
-        find_adapter=lambda name: None,
+        find_adapter=lambda name, tenant: None,
         num_workers=lambda model: int(model in MODELS),
-        adapters=dict,
     ),
 )
 
@@ -80,7 +79,7 @@ def test_own_alias_of_a_tenant_comes_before_that_of_all_and_a_model_hides_both()
     aliases = book(both)
     assert (aliases.target("chat", "acme", FLEET), aliases.target("chat", "other", FLEET)) == ("two", "one")
     assert aliases.visible("acme", FLEET) == {"chat": "two"}
-    hidden = cast("Fleet", SimpleNamespace(knows=lambda name: True, find_adapter=lambda name: None))
+    hidden = cast("Fleet", SimpleNamespace(knows=lambda name: True, find_adapter=lambda name, tenant: None))
     assert aliases.target("chat", "acme", hidden) == "chat"
     assert book(remove_alias(both, "chat", "acme")).target("chat", "acme", FLEET) == "one"
 
@@ -122,9 +121,7 @@ def test_promoted_canary_is_the_model_and_a_rolled_back_one_is_not() -> None:
 def test_canary_without_workers_gets_no_requests() -> None:
     empty = cast(
         "Fleet",
-        SimpleNamespace(
-            knows=MODELS.__contains__, find_adapter=lambda name: None, num_workers=lambda model: 0, adapters=dict
-        ),
+        SimpleNamespace(knows=MODELS.__contains__, find_adapter=lambda name, tenant: None, num_workers=lambda model: 0),
     )
     generation, probe = book(with_canary(100.0)).split(asked(), "t", empty, b"{}")
     assert (generation.model, generation.name) == ("one", "chat")

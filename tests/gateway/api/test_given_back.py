@@ -78,7 +78,7 @@ class Requests:
         )
         repeated = SimpleNamespace(find=lambda *name: None, keep=lambda name, *of: self.kept.append(name))
         watch = SimpleNamespace(owes_answer=False, is_connected=True)
-        fleet = SimpleNamespace(reported_load=lambda model: self.load, find_adapter=lambda model: None)
+        fleet = SimpleNamespace(reported_load=lambda model: self.load, find_adapter=lambda model, tenant: None)
         dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
         record = SimpleNamespace(
             traceparent=None, tenant="t", key="k", parsed=lambda *of: None, failed=lambda error: None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
 from gateway.console.routes import ConsoleRoutes, ConsoleServices
@@ -20,15 +22,18 @@ from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
-from shared.adapter_calls import AdapterOrder, AdapterReply
+from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply, pack_residents
+from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStoreError
 from shared.errors import ConfigError
-from shared.features import ADAPTERS, FEATURES
+from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import Heartbeat, encode
 from shared.subjects import adapter_subject
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
 from tests.gateway.fleet.test_worker_needs import needs_of
 
 KEY = "operator-key-of-32-characters-xx"
+ADAPTING = (*FEATURES, ADAPTER_STORE)
+DIGESTS = {"/a": "a" * 64, "/broken": "b" * 64, "/deadly": "d" * 64}
 PATHS = ("/health/live", "/health/ready", "/metrics", "/v1/scaling")
 
 
@@ -42,13 +47,51 @@ class Queue:
     is_connected: bool = True
     asked: list[tuple[str, AdapterOrder]] = field(default_factory=list)
 
+    names: Names = field(default_factory=lambda: Names())
+
+    def jetstream(self) -> None:
+        return None
+
     async def request(self, subject: str, payload: bytes = b"", timeout: float = 0.5) -> Reply:
         """Answer orders as workers would; there is one adapter that they refuse, and one that kills them."""
         order = msgspec.msgpack.decode(payload, type=AdapterOrder)
         self.asked.append((subject, order))
-        if order.path == "/deadly":
+        if order.digest == DIGESTS["/deadly"]:
             raise NatsTimeoutError
-        return Reply(encode(AdapterReply("it is broken" if order.path == "/broken" else None)))
+        return Reply(encode(AdapterReply("it is broken" if order.digest == DIGESTS["/broken"] else None)))
+
+
+@dataclass
+class Names:
+    """What names mean, by tenants."""
+
+    meaning: dict[tuple[str | None, str], AdapterContent | None] = field(default_factory=dict)
+
+    async def put(
+        self, name: str, tenant: str | None, base: str, content: AdapterContent | None, *, is_known: bool
+    ) -> bool:
+        before, self.meaning[tenant, name] = self.meaning.get((tenant, name)), content
+        return before != content or is_known
+
+
+class Store:
+    """Has what `DIGESTS` says, and goes away for one directory."""
+
+    place = "the store"
+
+    async def put(self, directory: Path) -> AdapterContent:
+        if str(directory) == "/away":
+            raise AdapterStoreError("the store of adapters cannot be used: it is away")
+        if str(directory) not in DIGESTS:
+            raise AdapterFilesError("adapter_config.json is missing")
+        return AdapterContent(DIGESTS[str(directory)], 8)
+
+    async def num_bytes(self, digest: str) -> int | None:
+        return 8 if digest in DIGESTS.values() else None
+
+
+async def read_nothing() -> None:
+    """There are no names in NATS."""
 
 
 def client(
@@ -61,12 +104,14 @@ def client(
     more: Sequence[OperatorRoute] = (),
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
-    for beat in (heartbeat("org/demo", worker="w", features=FEATURES), *others):
+    for beat in (heartbeat("org/demo", worker="w", features=ADAPTING), *others):
         fleet.note_heartbeat(beat, time.monotonic())
     metrics, queue, needs = metrics or GatewayMetrics(), queue or Queue(), needs_of(fleet)
     needs.look(0.0)
     registry = make_registry(MetricsCollector(metrics, 0))
-    services = OperatorServices(key, fleet, queue, None, metrics, registry, needs, more)
+    adapters = AdapterOrders(queue, fleet, Store(), read_nothing)
+    adapters._names = queue.names
+    services = OperatorServices(key, fleet, queue, None, metrics, registry, needs, adapters, more)
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
 
 
@@ -209,10 +254,15 @@ def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
             200,
             "added",
         ),
-        ("unload", {"lora_name": "a"}, 200, "'a' removed successfully"),
-        ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "1 of 1 workers could not do it. w: it is broken"),
-        ("load", {"lora_name": "a", "lora_path": "/deadly"}, 400, "w: it does not answer (TimeoutError)"),
+        ("load", {"lora_name": "a", "lora_content": ["a" * 64, 8]}, 200, "added"),
+        ("load", {"lora_name": "a", "lora_content": ["9" * 64, 8]}, 400, "the store does not have 999999999999"),
+        ("unload", {"lora_name": "a"}, 400, "there is no adapter 'a'"),
+        ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "The worker w could not load it: it is broken"),
+        ("load", {"lora_name": "a", "lora_path": "/deadly"}, 400, "it does not answer (TimeoutError)"),
+        ("load", {"lora_name": "a", "lora_path": "/none"}, 400, "adapter_config.json is missing"),
+        ("load", {"lora_name": "a", "lora_path": "/away"}, 503, "it is away"),
         ("load", {"lora_name": "a"}, 400, "lora_path"),
+        ("load", {"lora_name": "f" * 64, "lora_path": "/a"}, 400, "may not read as a digest does"),
         ("load", {"lora_name": "org/demo", "lora_path": "/a"}, 400, "is the name of a model"),
         ("load", {"lora_name": "a", "lora_path": "/a", "other": 1}, 400, "other"),
         ("load", {"lora_name": "a", "lora_path": "/a", "base_model_name": "no"}, 404, "no worker serves this model"),
@@ -230,22 +280,43 @@ async def test_adapters_are_loaded_by_the_operator_alone(
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
 
 
-async def test_adapter_is_loaded_and_unloaded_by_the_workers_of_the_model_that_is_named() -> None:
-    queue, other = Queue(), heartbeat("org/other", worker="x", features=FEATURES)
-    body: dict[str, object] = {"lora_name": "a"}
+async def test_adapter_is_checked_by_a_worker_of_the_model_that_is_named_before_its_name_means_it() -> None:
+    queue, other = Queue(), heartbeat("org/other", worker="x", features=ADAPTING)
+    body = {"lora_name": "a", "lora_path": "/a", "tenant": "acme"}
     async with client(KEY, shown=KEY, queue=queue, others=(other,)) as http:
-        for verb, path in (("load", "/a"), ("unload", None)):
-            sent = body if path is None else body | {"lora_path": path}
-            unnamed = await http.post(f"/v1/{verb}_lora_adapter", json=sent)
-            assert assert_error(unnamed, 400)["param"] == "base_model_name"
-            assert "org/demo, org/other" in unnamed.text
-            named = await http.post(f"/v1/{verb}_lora_adapter", json=sent | {"base_model_name": "org/other"})
-            assert (named.status_code, queue.asked.pop()) == (200, (adapter_subject("x"), AdapterOrder("a", path)))
-    assert not queue.asked
+        unnamed = await http.post("/v1/load_lora_adapter", json=body)
+        assert assert_error(unnamed, 400)["param"] == "base_model_name"
+        assert "org/demo, org/other" in unnamed.text
+        named = await http.post("/v1/load_lora_adapter", json=body | {"base_model_name": "org/other"})
+        assert named.status_code == 200
+        assert queue.asked == [(adapter_subject("x"), AdapterOrder("a", digest="a" * 64))]
+        broken = {**body, "base_model_name": "org/other", "lora_path": "/broken"}
+        assert_error(await http.post("/v1/load_lora_adapter", json=broken), 400, code="adapter_refused")
+        # What is refused leaves the name as it was, and a name is its tenant's alone.
+        assert queue.names.meaning == {("acme", "a"): AdapterContent("a" * 64, 8)}
+        assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "a"})).status_code == 400
+        removed = await http.post("/v1/unload_lora_adapter", json={"lora_name": "a", "tenant": "acme"})
+    assert removed.status_code == 200
+    assert queue.names.meaning["acme", "a"] is None
 
 
-async def test_adapter_waits_until_all_workers_of_its_model_know_adapters() -> None:
-    queue, earlier = Queue(), heartbeat("org/demo", worker="x", features=tuple(set(FEATURES) - {ADAPTERS}))
+async def test_what_workers_have_named_is_listed_and_removed_for_all() -> None:
+    digest, queue = "a" * 64, Queue()
+    adapting = {"features": ADAPTING, "adapters": (AdapterBeat("own", digest),)}
+    having = heartbeat("org/demo", worker="w", resident_adapters=pack_residents(["b" * 64, digest]), **adapting)
+    other = heartbeat("org/demo", worker="x", resident_adapters=pack_residents(["b" * 64]), **adapting)
+    async with client(KEY, shown=KEY, queue=queue, others=(having, other)) as http:
+        listed = (await http.get("/v1/adapters")).json()
+        theirs = await http.post("/v1/unload_lora_adapter", json={"lora_name": "own", "tenant": "acme"})
+        removed = await http.post("/v1/unload_lora_adapter", json={"lora_name": "own"})
+    told = {"name": "own", "tenant": None, "base": "org/demo", "digest": digest, "workers": ["w"]}
+    assert listed == {"adapters": [told | {"rank": None, "bytes": None}]}
+    assert "no adapter 'own' of the tenant 'acme'" in assert_error(theirs, 400)["message"]
+    assert (removed.status_code, queue.names.meaning[None, "own"]) == (200, None)
+
+
+async def test_adapter_waits_until_all_workers_of_its_model_have_places() -> None:
+    queue, earlier = Queue(), heartbeat("org/demo", worker="x", features=FEATURES)
     async with client(KEY, shown=KEY, queue=queue, others=(earlier,)) as http:
         answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
     assert_error(answer, 503, code="no_worker")

@@ -78,7 +78,7 @@ def _service(watch: SimpleNamespace) -> GenerationService:
         aliases=AliasBook(),
     )
     load = SimpleNamespace(fingerprint=None)
-    fleet = SimpleNamespace(reported_load=lambda model: load, find_adapter=lambda model: None)
+    fleet = SimpleNamespace(reported_load=lambda model: load, find_adapter=lambda model, tenant: None)
     dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
     record = SimpleNamespace(traceparent=None, tenant="t", key="k", parsed=lambda *read: None)
     observer = SimpleNamespace(begin=lambda *of: record, parsed=lambda record: None)

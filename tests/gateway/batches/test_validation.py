@@ -15,10 +15,16 @@ from gateway.batches.input_lines import CHUNK_BYTES, InputLine, input_lines
 from gateway.batches.record import MAX_ERRORS_BYTES, BatchError, BatchRecord, bounded_errors
 from gateway.batches.validation import InputCheck
 from gateway.files.catalog import FileCatalog
-from gateway.files.directory_store import DirectoryStore
-from gateway.files.object_store import identity
 from gateway.files.objects import FileRecord
+from gateway.fleet.fleet import Fleet, FleetLimits
+from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics
+from shared.objects.directory import DirectoryStore
+from shared.objects.store import identity
+
+
+def make_fleet() -> Fleet:
+    return Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
 
 
 class CountedCatalog(FileCatalog):
@@ -59,7 +65,7 @@ def test_batch_has_at_most_so_many_lines(monkeypatch: pytest.MonkeyPatch, num_li
         id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id="f", completion_window="24h",
         created_at=0, expires_at=0,
     )  # fmt: skip
-    check = InputCheck(record, 1 << 20, list)
+    check = InputCheck(record, 1 << 20, make_fleet())
     body = {"custom_id": "", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}}
     lines = [json.dumps(body | {"custom_id": str(number)}).encode() for number in range(num_lines)]
     check.check([InputLine(number, 0, len(line), line) for number, line in enumerate(lines, 1)])
@@ -90,7 +96,7 @@ async def test_reading_ends_once_the_file_is_refused(tmp_path: Path, line: bytes
         id="batch_1", tenant="acme", endpoint="/v1/embeddings", input_file_id=file.id, completion_window="24h",
         created_at=0, expires_at=0,
     )  # fmt: skip
-    check = InputCheck(record, 1 << 20, list)
+    check = InputCheck(record, 1 << 20, make_fleet())
     await check.run(catalog, file, bodies)
     assert (check.errors[-1].code, len(check.errors)) == (code, num_errors)
     assert catalog.num_reads <= 2

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.files.catalog import FileCatalog
-from gateway.files.directory_store import DirectoryStore
-from gateway.files.object_store import identity
 from gateway.files.objects import FileRecord
 from gateway.metrics import GatewayMetrics
+from shared.objects.directory import DirectoryStore
+from shared.objects.store import identity
 
 
 async def test_number_of_files_is_bounded_and_no_record_is_read_for_an_unknown_purpose(

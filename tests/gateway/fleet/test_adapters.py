@@ -1,4 +1,4 @@
-"""What the name of an adapter means, by the heartbeats of its model's workers."""
+"""What the name of an adapter means, by what operators say and by the heartbeats of its model's workers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 from gateway.api.model_abilities import with_adapter
 from gateway.api.sequences import wire_requests
 from gateway.errors import ApiError
-from gateway.fleet.fleet import FoundAdapter
+from gateway.fleet.adapter_names import FoundAdapter
 from gateway.generation import Generation, Prompt
 from shared.adapter_calls import AdapterBeat
+from shared.adapter_names import NamedAdapter
+from shared.adapter_store import AdapterContent
+from shared.features import ADAPTER_STORE, FEATURES
+from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import Heartbeat, decode_request, encode
 from shared.sampling import Sampling
 from tests.gateway.fleet.test_fleet import BEAT, Watched
@@ -53,7 +57,7 @@ def test_worker_of_the_version_before_gets_no_request_with_an_adapter() -> None:
     watched = _watched((AdapterBeat("a", ONE),))
     assert watched.fleet.find_adapter("a") == FoundAdapter("m", ONE)
     watched.hear(worker="old", features=("resumed",))
-    with pytest.raises(ApiError, match="they are being updated"):
+    with pytest.raises(ApiError, match="can serve the adapter `a` at the moment"):
         with_adapter(_asked("a"), watched.fleet)
 
 
@@ -100,3 +104,56 @@ def test_request_without_an_adapter_has_no_such_field() -> None:
     (request,) = wire_requests(adapted, "t", "hr.tok.g", 30.0, "req_1")
     assert decode_request(encode(request)).adapter == ONE
     assert request.model == "m"
+
+
+def _named(tenant: str | None, digest: str | None) -> NamedAdapter:
+    return NamedAdapter("a", tenant, "m", None if digest is None else AdapterContent(digest, 8))
+
+
+def test_tenants_name_goes_before_a_shared_one_and_nobody_else_has_it() -> None:
+    watched = _watched(())
+    watched.hear(worker="w0", features=(*FEATURES, ADAPTER_STORE))
+    fleet = watched.fleet
+    fleet.named_adapters.note(_named("acme", ONE))
+    assert fleet.find_adapter("a", "acme") == FoundAdapter("m", ONE)
+    assert (fleet.find_adapter("a", "other"), fleet.find_adapter("a"), fleet.adapters("other")) == (None, None, {})
+    fleet.named_adapters.note(_named(None, OTHER))
+    found = [fleet.find_adapter("a", tenant) for tenant in ("acme", "other")]
+    assert found == [FoundAdapter("m", ONE), FoundAdapter("m", OTHER)]
+    fleet.named_adapters.note(_named("acme", None))
+    assert fleet.find_adapter("a", "acme") == FoundAdapter("m", OTHER)
+    assert not fleet.named_adapters.was_removed("a", "acme")
+    fleet.named_adapters.note(_named(None, None))
+    assert (fleet.adapters("acme"), fleet.named_adapters.was_removed("a", "acme")) == ({}, True)
+
+
+def test_what_an_operator_says_goes_before_what_workers_call_their_own() -> None:
+    watched, features = _watched(()), (*FEATURES, ADAPTER_STORE)
+    fleet = watched.fleet
+    watched.hear(worker="w0", features=features, adapters=(AdapterBeat("a", ONE),))
+    assert fleet.find_adapter("a", "acme") == FoundAdapter("m", ONE)
+    fleet.named_adapters.note(_named(None, OTHER))
+    assert fleet.find_adapter("a", "acme") == FoundAdapter("m", OTHER)
+    fleet.named_adapters.note(_named("acme", ONE))
+    assert [fleet.find_adapter("a", tenant) for tenant in ("acme", None)] == [
+        FoundAdapter("m", ONE),
+        FoundAdapter("m", OTHER),
+    ]
+    # A worker that starts again does not bring back what was removed.
+    fleet.named_adapters.note(_named("acme", None))
+    fleet.named_adapters.note(_named(None, None))
+    assert (fleet.find_adapter("a", "acme"), fleet.adapters("acme")) == (None, {})
+
+
+def test_adapter_of_a_model_that_sleeps_waits_for_it() -> None:
+    watched = Watched()
+    fleet, last = watched.fleet, msgspec.structs.replace(BEAT, features=(*FEATURES, ADAPTER_STORE))
+    asleep = HostedModel(name="m", path="/m", state="asleep", on_demand=True, last=last)
+    fleet.note_host_beat(HostBeat(host="h", models=(asleep,)), watched.now)
+    fleet.named_adapters.note(_named(None, ONE))
+    assert fleet.find_adapter("a") == FoundAdapter("m", ONE)
+    assert with_adapter(_asked("a"), fleet).served_model == "m"
+    # Its workers have no places.
+    plain = msgspec.structs.replace(asleep, last=BEAT)
+    fleet.note_host_beat(HostBeat(host="h", models=(plain,)), watched.now)
+    assert fleet.find_adapter("a") == FoundAdapter("m", None)

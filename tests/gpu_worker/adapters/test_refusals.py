@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_worker.adapters.loaded import LoadedAdapters, parse_modules
-from gpu_worker.adapters.modules import content_digest, load_modules
+from gpu_worker.adapters.config import AdapterError
+from gpu_worker.adapters.modules import read_packed
+from gpu_worker.adapters.names import parse_modules
 from gpu_worker.layers.adapters import AdapterTargets
-from shared.errors import BadRequestError, ConfigError
+from shared.adapter_store import content_digest
+from shared.errors import ConfigError
 from tests.gpu_worker.adapters.peft_files import write_adapter
 
 _MODULE = "model.layers.0.mlp.down_proj"
@@ -86,10 +88,9 @@ def test_adapter_is_refused(
 ) -> None:
     write_adapter(tmp_path / "adapter", {_MODULE: (8, 12)})
     change(tmp_path / "adapter")
-    with pytest.raises(ConfigError) as raised:
-        load_modules({"mine": tmp_path / "adapter"}, targets, ())
+    with pytest.raises(AdapterError) as raised:
+        read_packed(tmp_path / "adapter", targets, ())
     assert problem in str(raised.value)
-    assert "'mine'" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -98,23 +99,8 @@ def test_adapter_of_another_model_is_refused(
     sizes: dict[str, tuple[int, int]], targets: AdapterTargets, tmp_path: Path
 ) -> None:
     write_adapter(tmp_path / "adapter", sizes)
-    with pytest.raises(ConfigError, match=r"no such linear layer|has to be"):
-        load_modules({"mine": tmp_path / "adapter"}, targets, ())
-
-
-def test_names_of_equal_content_share_a_slot(targets: AdapterTargets, tmp_path: Path) -> None:
-    one, other = (write_adapter(tmp_path / name, {_MODULE: (8, 12)}, seed=1) for name in ("one", "other"))
-    third = write_adapter(tmp_path / "third", {_MODULE: (8, 12)}, seed=2)
-    loaded = load_modules({"a": one, "b": other, "c": third}, targets, ())
-    first, second, last = loaded.all
-    assert (first.digest, first.slot) == (second.digest, second.slot)
-    assert first.digest != last.digest
-    assert first.slot != last.slot
-    assert loaded.find("b") is second
-    found = loaded.find(last.digest)
-    assert found is not None
-    assert found.slot == last.slot
-    assert loaded.find(None) is None
+    with pytest.raises(AdapterError, match=r"no such linear layer|has to be"):
+        read_packed(tmp_path / "adapter", targets, ())
 
 
 @pytest.mark.parametrize("part", ["adapter_config.json", "adapter_model.safetensors"])
@@ -123,14 +109,6 @@ def test_any_change_of_content_changes_the_digest(part: str, tmp_path: Path) -> 
     before = content_digest(adapter)
     (adapter / part).write_bytes((adapter / part).read_bytes() + b" ")
     assert content_digest(adapter) != before
-
-
-def test_unknown_adapter_is_the_requests_fault() -> None:
-    loaded = LoadedAdapters(1)
-    loaded.add("0" * 64, 0)
-    loaded.put("mine", "0" * 64)
-    with pytest.raises(BadRequestError, match="no adapter 'yours'; it has: mine"):
-        loaded.find("yours")
 
 
 @pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c", f"{'0' * 64}=b", f"{'n' * 129}=b"])

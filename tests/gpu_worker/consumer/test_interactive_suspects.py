@@ -48,7 +48,9 @@ class Line:
     def __init__(self) -> None:
         self.held, self.outbox = HeldRequests(), Outbox()
         self.begun: list[str] = []
-        intake: Any = SimpleNamespace(begin=lambda held, lane: self.begun.append(held.request.id))
+        intake: Any = SimpleNamespace(
+            begin=lambda held, lane: self.begun.append(held.request.id), is_crowded=lambda request: False
+        )
         nothing: Any = None
         outbox: Any = self.outbox
         self.lane = InteractiveLane(intake, nothing, self.held, lambda lane: outbox, lambda: None)

@@ -28,9 +28,9 @@ from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.file_index import FileIndex
 from gpu_worker.execution.tiers.file_store import FileStore, Folder, StoredFile
 from gpu_worker.execution.tiers.host_tier import HostTier, Kept
-from tests.gateway.files.small_s3 import small_s3
 from tests.gpu_worker.execution.engine_run import random_prompt
 from tests.gpu_worker.execution.tiered_engine import BLOCK, Models, Served, sequence
+from tests.shared.objects.small_s3 import small_s3
 from tests.waiting import wait_for
 
 MAKER = Maker(b"w" * 32, (b"a" * 32, b"b" * 32))

@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "compose.yaml", "ops/**/*.md", "ops/**/*.conf", "ops/**/*.py", "Makefile")
 # What chooses among the letters, jobs or keys of one call; a variable that is set for another command must not.
-WITHOUT_VARIABLE = ("alias ", "batch ", "canary ", "dead ", "keys rotate", "keys watermark", "model ")
+WITHOUT_VARIABLE = ("adapter ", "alias ", "batch ", "canary ", "dead ", "keys rotate", "keys watermark", "model ")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,10 @@ JOBS = {
             "$JS.API.STREAM.PURGE.HR_STREAMS",
             "hr.media.t.d.0",
             "hr.model.h",
+            "hr.adapter.w",
+            "hr.name.t.n",
+            "hr.name._.n",
+            "$JS.API.STREAM.MSG.GET.HR_ADAPTERS",
         ],
         "subscribe": [
             "hr.tok.g",
@@ -75,6 +79,7 @@ JOBS = {
             "hr.owner.w",
             "hr.timeline.g",
             "hr.host.*",
+            "hr.name.t.n",
             "_INBOX_gateway.x",
         ],
     },
@@ -104,6 +109,7 @@ JOBS = {
             "hr.probe.w",
             "hr.drain.w",
             "hr.model.h",
+            "hr.adapter.w",
             "hr.gateway.*",
             "_INBOX_worker.x",
         ],
@@ -126,6 +132,8 @@ SHARED = {
     "hr.cancel.m",
     # Gateways read the results of background responses, and workers and tenants those of batch jobs.
     "hr.result.t.r", "hr.progress.t.r", "hr.end.t.r", "hr.kept.t", "$JS.API.STREAM.MSG.GET.HR_ENDS",
+    # What names of adapters mean; gateways alone write it.
+    "$JS.API.STREAM.MSG.GET.HR_ADAPTERS",
     "$JS.API.STREAM.MSG.GET.HR_PROGRESS", "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
     "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
 }  # fmt: skip
@@ -148,6 +156,7 @@ FORBIDDEN = {
             "$JS.API.STREAM.PURGE.HR_BATCHES", "$JS.API.CONSUMER.CREATE.HR_BATCHES.c",
             "$JS.API.STREAM.DELETE.HR_STREAMS", "$JS.API.STREAM.MSG.DELETE.HR_MEDIA",
             "$JS.API.STREAM.MSG.GET.HR_MEDIA", "$JS.API.STREAM.PURGE.HR_MEDIA", "$JS.API.CONSUMER.CREATE.HR_MEDIA.c",
+            "$JS.API.STREAM.MSG.DELETE.HR_ADAPTERS", "$JS.API.STREAM.PURGE.HR_ADAPTERS",
         ],
         "subscribe": [
             "hr.stream.>", "hr.fence.>", "hr.media.>",
@@ -178,9 +187,11 @@ FORBIDDEN = {
             "$JS.API.CONSUMER.CREATE.HR_BATCHES.c.hr.batch.active.t.b",
             "hr.media.t.d.0", "$JS.API.STREAM.MSG.DELETE.HR_MEDIA", "$JS.API.STREAM.PURGE.HR_MEDIA",
             "$JS.API.CONSUMER.CREATE.HR_MEDIA.c.hr.media.t.d.0", "$JS.API.CONSUMER.MSG.NEXT.HR_MEDIA.c",
+            "hr.name._.n", "hr.name.t.n", "$JS.API.STREAM.MSG.DELETE.HR_ADAPTERS", "$JS.API.STREAM.PURGE.HR_ADAPTERS",
+            "$JS.API.CONSUMER.CREATE.HR_ADAPTERS.c.hr.name.t.n",
         ],
         "subscribe": [
-            "hr.stream.>", "hr.fence.>", "hr.owner.w", "hr.media.>",
+            "hr.stream.>", "hr.fence.>", "hr.owner.w", "hr.media.>", "hr.name.>",
             "hr.tok.>", "hr.req.>", "hr.result.>", "hr.dead.>", "_INBOX_gateway.>", "_INBOX.>", ">",
         ],
     },
@@ -194,6 +205,7 @@ FORBIDDEN = {
             "hr.response.default.r.0", "$JS.API.STREAM.MSG.GET.HR_RESPONSES", "$JS.API.STREAM.PURGE.HR_RESPONSES",
             "hr.stream.default.s.w.0", "hr.fence.w", "hr.owner.w", "$JS.API.STREAM.MSG.GET.HR_STREAMS",
             "hr.media.default.d.0", "$JS.API.STREAM.MSG.GET.HR_MEDIA",
+            "hr.name.default.n", "$JS.API.STREAM.MSG.GET.HR_ADAPTERS",
             "hr.req.m.batch.t", "hr.req.m.batch.*", "hr.reply.default.x", "hr.result.default.r", "hr.stored.default.r",
             "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.t.r", "$JS.API.DIRECT.GET.HR_RESULTS", "$JS.API.INFO",
             "$JS.API.STREAM.INFO.HR_BATCH_default", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.MSG.GET.HR_RESULTS",

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, check_key
 from shared.bucket import bucket_errors, open_bucket
+from shared.objects.store import MissingObjectError, StoredObject, StoreError, check_key
 
 _PART_BYTES = 8 << 20
 
@@ -22,9 +22,9 @@ class S3Store:
 
     is_local = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, variable: str = "HEADRACE_FILES") -> None:
         self.place = f"the bucket {url}"
-        self._client, self._bucket = open_bucket(url, "HEADRACE_FILES")
+        self._client, self._bucket = open_bucket(url, variable)
 
     async def create(self, key: str, data: bytes) -> None:
         """Put an object on the condition that there is none."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.files.directory_store import DirectoryStore
-from gateway.files.object_store import MissingObjectError, ObjectStore, StoreError, StoreFullError, identity, put
-from gateway.files.s3_store import S3Store
 from shared.errors import ConfigError
-from tests.gateway.files.small_s3 import small_s3
+from shared.objects.directory import DirectoryStore
+from shared.objects.s3 import S3Store
+from shared.objects.store import MissingObjectError, ObjectStore, StoreError, StoreFullError, identity, put
+from tests.shared.objects.small_s3 import small_s3
 
 KEY = "acme/files/file-1.data"
 

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.files.object_store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
 from shared.atomic_file import WRITING, AtomicFile, temporary_beside
+from shared.objects.store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
 
 # NATS and Redis may write to the same disk: some room is left for them.
 KEPT_FREE_BYTES = 64 << 20

@@ -1,0 +1,161 @@
+"""What the names of adapters mean, as this gateway has read it from NATS. A request looks its name up once.
+
+A tenant's own name goes before one that all tenants share, and that before what workers call their `--lora-modules`.
+Nobody finds another tenant's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from shared.adapter_calls import AdapterBeat
+from shared.adapter_names import AdapterNames, NamedAdapter
+from shared.direct_client import DirectClient
+from shared.features import ADAPTER_STORE
+from shared.messages import Heartbeat
+from shared.nats_connection import SEND_ERRORS
+from shared.streams import ADAPTERS_STREAM
+from shared.subjects import ADAPTER_NAMES
+from shared.task_supervisor import TaskSupervisor
+
+REVIEW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAdapter:
+    """What the name of an adapter means: its model, and the digest of its content."""
+
+    model: str
+    digest: str | None
+
+
+class NamedAdapters:
+    """The names. Only whoever follows them writes them."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[str | None, str], NamedAdapter] = {}
+        self._removed: set[tuple[str | None, str]] = set()
+
+    def find(self, name: str, tenant: str | None) -> NamedAdapter | None:
+        """Return what a tenant means by a name; None if that is nothing. Without a tenant: what all mean."""
+        return self._named.get((tenant, name)) or self._named.get((None, name))
+
+    def was_removed(self, name: str, tenant: str | None) -> bool:
+        """Whether an operator has removed a tenant's name, or that of all tenants, and neither means anything now."""
+        return self.find(name, tenant) is None and not self._removed.isdisjoint({(tenant, name), (None, name)})
+
+    def is_hidden(self, name: str) -> bool:
+        """Whether an operator has removed a name for all tenants, whatever workers call by it."""
+        return (None, name) in self._removed
+
+    def of_tenant(self, tenant: str | None) -> list[NamedAdapter]:
+        """Return what a tenant may name, its own first."""
+        own = [each for (owner, _), each in self._named.items() if owner in (tenant, None)]
+        return [each for each in own if self.find(each.name, tenant) is each]
+
+    def all(self) -> list[NamedAdapter]:
+        """Return all names, for operators."""
+        return list(self._named.values())
+
+    def note(self, named: NamedAdapter) -> None:
+        """Take in a record."""
+        key = (named.tenant, named.name)
+        if named.content is None:
+            self._named.pop(key, None)
+            self._removed.add(key)
+        else:
+            self._named[key] = named
+            self._removed.discard(key)
+
+    def clear(self) -> None:
+        """Forget all: the stream was made anew."""
+        self._named.clear()
+        self._removed.clear()
+
+
+def find_adapter(
+    named: NamedAdapters,
+    name: str,
+    tenant: str | None,
+    live: Iterable[Heartbeat],
+    takers: Callable[[str], list[Heartbeat]],
+) -> FoundAdapter | None:
+    """Return the adapter that a tenant means by a name, and its model; None where it is unknown.
+
+    What an operator has said goes before what workers call their own, who have to agree about that. The digest is None
+    while they do not, while some cannot serve it, and while there is no worker and none is coming.
+    """
+    told = named.find(name, tenant)
+    if told is not None and told.content is not None:
+        own, found = AdapterBeat(name, told.content.digest), takers(told.base)
+        is_served = bool(found) and all(ADAPTER_STORE in h.features or own in h.adapters for h in found)
+        return FoundAdapter(told.base, own.digest if is_served else None)
+    having = [h for h in live if any(beat.name == name for beat in h.adapters)]
+    if not having or named.is_hidden(name):
+        return None
+    model = min(h.model for h in having)
+    meanings = [[beat.digest for beat in h.adapters if beat.name == name] for h in takers(model)]
+    common = set.intersection(*map(set, meanings)) if meanings else set()
+    # While a name changes, workers of the version before tell both contents, the newest last.
+    newest = [digest for digest in meanings[0] if digest in common][-1:] if common else []
+    return FoundAdapter(model, newest[0] if newest else None)
+
+
+class AdapterNameFollower:
+    """Reads the names at the start, when one changes, and every `REVIEW_S`."""
+
+    def __init__(self, nats: DirectClient, named: NamedAdapters) -> None:
+        self._js = nats.jetstream()
+        self._nats = nats
+        self._names = AdapterNames(self._js)
+        self._named = named
+        self._seq = 0
+        self._created: object = None
+        self._reading = asyncio.Lock()
+        self._has_heard = asyncio.Event()
+
+    async def start(self, tasks: TaskSupervisor) -> asyncio.Task[None]:
+        """Follow the names from now on; return the task that does."""
+        await self._nats.subscribe_direct(ADAPTER_NAMES, self._hear)
+        with suppress(*SEND_ERRORS):
+            await self.read()
+        return tasks.every(0.0, partial(self._wait_and_read, REVIEW_S), "names of adapters")
+
+    def _hear(self, message: Msg) -> None:
+        self._has_heard.set()
+
+    async def _wait_and_read(self, timeout_s: float) -> None:
+        try:
+            await self.read()
+        finally:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._has_heard.wait()
+
+    async def read(self) -> None:
+        """Take in what is new.
+
+        Raises:
+            nats.errors.Error: NATS does not answer.
+        """
+        async with self._reading:
+            self._has_heard.clear()
+            try:
+                info = await self._js.stream_info(ADAPTERS_STREAM)
+            except NotFoundError:
+                return  # the version before has set NATS up: there are no names
+            if info.created != self._created or info.state.last_seq < self._seq:
+                self._created, self._seq = info.created, 0
+                self._named.clear()
+            if info.state.last_seq == self._seq:
+                return
+            async for seq, named in self._names.after(self._seq):
+                self._seq = seq
+                self._named.note(named)

@@ -1,0 +1,270 @@
+"""The adapters of requests on their way into slots: names resolved, contents read from the store, room made.
+
+A request keeps its adapter in memory for as long as it is held. Where all slots are in use a request waits for one:
+after `PATIENCE_S` an adapter is picked that gets no new requests until its slot is free, so busy adapters cannot keep
+others out for ever; batch requests give way to people at once. Reading and packing are done in threads; the engine's
+own thread only places what is ready, between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from gpu_worker.adapters.config import AdapterError
+from gpu_worker.adapters.names import is_digest
+from gpu_worker.adapters.slots import AdapterSlots
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.engine.engine_thread import EngineThread
+from shared.adapter_names import AdapterNames
+from shared.adapter_store import AdapterFilesError, AdapterStore, AdapterStoreError
+from shared.background_tasks import BackgroundTasks
+from shared.errors import BadRequestError
+from shared.messages import Request
+from shared.nats_connection import SEND_ERRORS
+
+if TYPE_CHECKING:
+    from gpu_worker.adapters.modules import PackedAdapter
+    from gpu_worker.layers.adapters import AdapterTargets
+
+PATIENCE_S = 1.0
+MAX_WAITING = 32
+"""Requests that wait here for adapters at once; others are left to other workers for a moment."""
+UNAVAILABLE_S = 2.0
+"""For how long a batch request is kept whose adapter cannot be had."""
+_CONCURRENT_LOADS = 4
+_MAX_REFUSED = 256
+_SMOOTHING = 0.3
+
+_log = logging.getLogger(__name__)
+
+
+class RequestAdapters:
+    """Loads adapters for the requests of one worker. Alone writes `slots`.
+
+    Attributes:
+        named: Digests of this worker's own adapters by name, for requests from no gateway; `AdapterOrders` writes it.
+        load_s: About how long a load takes, in seconds; 0 before the first.
+        give_back: Called with a batch request whose adapter has to make room for a person's.
+    """
+
+    def __init__(
+        self,
+        slots: AdapterSlots,
+        targets: AdapterTargets,
+        renamed: tuple[tuple[str, str], ...],
+        store: AdapterStore,
+        names: AdapterNames,
+        engine: EngineThread,
+        held: HeldRequests,
+    ) -> None:
+        self.slots = slots
+        self.named: dict[str, str] = {}
+        self.load_s = 0.0
+        self.give_back: Callable[[HeldRequest], None] | None = None
+        self._targets = targets
+        self._renamed = renamed
+        self._store = store
+        self._names = names
+        self._engine = engine
+        self._held = held
+        held.on_removed.append(self._note_removed)
+        self._tasks = BackgroundTasks()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._loads = asyncio.Semaphore(_CONCURRENT_LOADS)
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._leaving: str | None = None
+        # Content never changes, so what is refused once always is.
+        self._refused: OrderedDict[str, str] = OrderedDict()
+
+    def _note_removed(self, held: HeldRequest) -> None:
+        if held.adapter is not None:
+            self._changed.set()
+
+    def is_crowded(self, request: Request) -> bool:
+        """Whether a request has to wait for its adapter behind too many others."""
+        digest = request.adapter
+        if digest is None or not self._loading or self._is_usable(digest):
+            return False
+        return sum(held.adapter is not None and held.sequence is None for held in self._held) >= MAX_WAITING
+
+    def use(self, held: HeldRequest) -> bool:
+        """Keep a request's adapter for it if it is resident; return whether it is."""
+        digest = held.request.adapter
+        if digest is None or not self._is_usable(digest):
+            return False
+        held.adapter = digest
+        self.slots.use(digest)
+        return True
+
+    async def prepare(self, held: HeldRequest) -> None:
+        """Have a request's adapter in a slot, and name it by its digest. It may have been dropped when this returns.
+
+        Raises:
+            BadRequestError: There is no such adapter, or it cannot be served.
+            AdapterStoreError: The store, or NATS, does not answer or lacks it.
+        """
+        try:
+            await self._prepare(held)
+        except AdapterStoreError:
+            if held.request.lane == "batch":
+                # It is given to another worker, which would try at once and in vain.
+                await asyncio.sleep(UNAVAILABLE_S)
+            raise
+
+    async def _prepare(self, held: HeldRequest) -> None:
+        digest = await self._digest(held.request)
+        if not self._held.is_current(held):
+            return
+        held.request = structs.replace(held.request, adapter=digest)
+        held.adapter = digest
+        while self._held.is_current(held) and not self.use(held):
+            if digest == self._leaving:
+                await self._change()
+            else:
+                await self._load(digest)
+
+    async def check(self, digest: str) -> None:
+        """Read an adapter as a request would have it; it stays where there is room.
+
+        Raises:
+            BadRequestError: It cannot be served.
+            AdapterStoreError: As `prepare`.
+        """
+        if self.slots.slot(digest) is None:
+            await self._load(digest)
+
+    async def _digest(self, request: Request) -> str:
+        asked = request.adapter
+        assert asked is not None
+        if is_digest(asked):
+            return asked
+        try:
+            found = await self._names.find(asked, request.tenant)
+        except SEND_ERRORS as error:
+            raise AdapterStoreError(f"the names of adapters cannot be read: {error!r}") from error
+        if found is None and asked in self.named:
+            return self.named[asked]
+        if found is None or found.content is None or found.base != request.model:
+            raise BadRequestError(f"adapter: {request.model!r} has no adapter {asked[:64]!r}.", "adapter")
+        return found.content.digest
+
+    def _is_usable(self, digest: str) -> bool:
+        return digest != self._leaving and self.slots.slot(digest) is not None
+
+    async def _load(self, digest: str) -> None:
+        """Load an adapter, once for all that wait for it."""
+        if (reason := self._refused.get(digest)) is not None:
+            raise BadRequestError(reason, "model", "adapter_refused")
+        task = self._loading.get(digest)
+        if task is None:
+            task = self._loading[digest] = self._tasks.spawn(self._load_now(digest), f"adapter {digest[:12]}")
+            task.add_done_callback(lambda _: self._loading.pop(digest, None))
+        # Whoever waits may be cancelled; the others still want it.
+        await asyncio.shield(task)
+
+    async def _load_now(self, digest: str) -> None:
+        async with self._loads:
+            started = time.monotonic()
+            try:
+                adapter = await self._read(digest)
+            except (AdapterError, AdapterFilesError) as error:
+                reason = f"The adapter cannot be served: {error}."
+                if isinstance(error, AdapterError):
+                    self._refused[digest] = reason
+                    while len(self._refused) > _MAX_REFUSED:
+                        self._refused.popitem(last=False)
+                raise BadRequestError(reason, "model", "adapter_refused") from error
+            took_s = time.monotonic() - started
+            self.load_s += (took_s - self.load_s) * (_SMOOTHING if self.load_s else 1.0)
+            async with self._turn:
+                slot = await self._free_slot(digest, adapter.num_bytes)
+                if slot is not None:
+                    try:
+                        await self._place(slot, adapter)
+                    except BaseException:
+                        self.slots.release(slot)
+                        raise
+                    self.slots.add(digest, slot)
+                    _log.info("adapter %s loaded in %.3f s: rank %d", digest[:12], took_s, adapter.max_rank)
+
+    async def _read(self, digest: str) -> PackedAdapter:
+        # Torch is there where adapters can be.
+        from gpu_worker.adapters.modules import read_packed
+
+        with tempfile.TemporaryDirectory(prefix="headrace-adapter-") as name:
+            await self._store.fetch(digest, Path(name), self.slots.max_bytes)
+            adapter = await asyncio.to_thread(read_packed, Path(name), self._targets, self._renamed)
+        if adapter.num_bytes > self.slots.max_bytes:
+            problem = f"it takes {adapter.num_bytes} bytes in memory, and HEADRACE_MAX_LORA_BYTES is"
+            raise AdapterError(f"{problem} {self.slots.max_bytes}")
+        return adapter
+
+    async def _free_slot(self, digest: str, num_bytes: int) -> int | None:
+        """Return a slot as soon as there is room; None once no request wants it any more."""
+        asked_at = time.monotonic()
+        try:
+            while True:
+                slot = self.slots.take(num_bytes, {held.adapter for held in self._held if held.adapter is not None})
+                waiting = [held for held in self._held if held.adapter == digest]
+                if slot is not None or not waiting:
+                    return slot
+                if not self._make_way(any(held.request.lane == "interactive" for held in waiting)):
+                    if self._leaving is None and time.monotonic() - asked_at >= PATIENCE_S:
+                        self._leaving = self.slots.residents[0]
+                    await self._change()
+        finally:
+            self._leaving = None
+            self._changed.set()
+
+    def _make_way(self, is_for_person: bool) -> bool:
+        """Give back the batch requests of an adapter that no person uses; return whether there is one."""
+        if not is_for_person or self.give_back is None:
+            return False
+        people = {held.adapter for held in self._held if held.request.lane == "interactive" or held.is_background}
+        victim = next((digest for digest in self.slots.residents if digest not in people), None)
+        users = [held for held in self._held if held.adapter == victim and victim is not None]
+        for held in users:
+            self.give_back(held)
+        return bool(users)
+
+    async def _change(self) -> None:
+        """Wait until a request has left, or for a moment."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S / 4):
+                await self._changed.wait()
+
+    async def _place(self, slot: int, adapter: PackedAdapter) -> None:
+        loop = asyncio.get_running_loop()
+        problem: asyncio.Future[Exception | None] = loop.create_future()
+
+        def told(error: Exception | None) -> None:
+            if not problem.done():
+                problem.set_result(error)
+
+        def place() -> None:
+            error = None
+            try:
+                self._targets.place(slot, adapter.packed, adapter.max_rank)
+            except Exception as raised:  # the device may have no memory for it; the engine goes on
+                error = raised
+            loop.call_soon_threadsafe(told, error)
+
+        self._engine.call(place)
+        if (error := await problem) is not None:
+            raise AdapterStoreError(f"it cannot be placed in memory ({error})") from error
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        await self._store.close()

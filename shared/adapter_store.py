@@ -1,0 +1,187 @@
+"""The contents of adapters (LoRA) in an object store, by the SHA-256 of their two files.
+
+What has the same digest is stored once. Whoever reads it checks the digest, so a store can lose an adapter and never
+change one. What an adapter computes is for workers to judge; here it is bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import HeadraceError
+from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_ADAPTER_BYTES = 8 << 30
+MAX_CONFIG_BYTES = 1 << 20
+# A store that takes longer for a call counts as away.
+CALL_S = 30.0
+_NAMES = (CONFIG_NAME, WEIGHTS_NAME)
+_PIECE_BYTES = 4 << 20
+
+
+class AdapterFilesError(HeadraceError):
+    """What was named is no adapter that can be stored, or what is stored is none."""
+
+
+class AdapterStoreError(HeadraceError):
+    """The store of adapters is away, or does not have an adapter; it may have it later."""
+
+
+class AdapterContent(Struct, frozen=True, array_like=True):
+    """What is known of an adapter without reading its weights.
+
+    Attributes:
+        digest: SHA-256 of both files, in hexadecimal digits.
+        num_bytes: Of both files.
+        rank: As its configuration says; 0 if that does not.
+    """
+
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    num_bytes: Annotated[int, Meta(ge=0)]
+    rank: Annotated[int, Meta(ge=0)] = 0
+
+
+def content_digest(directory: Path) -> str:
+    """Return the SHA-256 of what an adapter computes: of its configuration and its weights."""
+    digest = hashlib.sha256()
+    for name in _NAMES:
+        path = directory / name
+        digest.update(_head(name, path.stat().st_size))
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_content(directory: Path) -> AdapterContent:
+    """Return what a directory holds as PEFT saves it; `AdapterFilesError` if it is none or too large."""
+    try:
+        sizes = [(directory / name).stat().st_size for name in _NAMES]
+        if sizes[0] > MAX_CONFIG_BYTES or sum(sizes) > MAX_ADAPTER_BYTES:
+            limits = f"at most {MAX_CONFIG_BYTES} and {MAX_ADAPTER_BYTES} are served"
+            raise AdapterFilesError(f"{CONFIG_NAME} has {sizes[0]} bytes, and with the weights {sum(sizes)}; {limits}")
+        config: Any = msgspec.json.decode((directory / CONFIG_NAME).read_bytes())
+        digest = content_digest(directory)
+    except OSError as error:
+        raise AdapterFilesError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise AdapterFilesError(f"{CONFIG_NAME} is not JSON: {error}") from None
+    rank = config.get("r") if isinstance(config, dict) else None
+    return AdapterContent(digest, sum(sizes), rank if isinstance(rank, int) and 0 < rank < 1 << 20 else 0)
+
+
+class AdapterStore:
+    """Writes and reads contents. Errors of the store, and its silence, are an `AdapterStoreError`."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    @property
+    def place(self) -> str:
+        """How messages name the store."""
+        return self._store.place
+
+    async def put(self, directory: Path) -> AdapterContent:
+        """Store what a directory holds, unless it is stored already.
+
+        Raises:
+            AdapterFilesError: It is no adapter, or changes meanwhile.
+            AdapterStoreError: It cannot be stored.
+        """
+        content = await asyncio.to_thread(read_content, directory)
+        if await self.num_bytes(content.digest) == content.num_bytes:
+            return content
+        with _errors():
+            # Makes a directory that is not there yet.
+            await _answered(identity(self._store))
+            await _answered(self._store.check_room(content.num_bytes))
+            for name in _NAMES:
+                await self._write(content.digest, name, directory / name)
+        if (await asyncio.to_thread(read_content, directory)).digest != content.digest:
+            with _errors():
+                await _answered(self._store.delete_folder(_folder(content.digest)))
+            raise AdapterFilesError(f"{directory} changed while it was read; add it again when it is complete")
+        return content
+
+    async def num_bytes(self, digest: str) -> int | None:
+        """Return the bytes of a stored adapter; None if it is not there, or only in part."""
+        with _errors():
+            found = {each.name: each.num_bytes for each in await _answered(self._store.objects(_folder(digest)))}
+        return sum(found[name] for name in _NAMES) if found.keys() >= set(_NAMES) else None
+
+    async def fetch(self, digest: str, directory: Path, max_bytes: int = MAX_ADAPTER_BYTES) -> int:
+        """Write a stored adapter into a directory, checked against its digest; return its bytes.
+
+        Raises:
+            AdapterFilesError: It is larger than `max_bytes`, or what is stored is something else.
+            AdapterStoreError: It cannot be read, or is not there.
+        """
+        num_bytes = await self.num_bytes(digest)
+        if num_bytes is None:
+            raise AdapterStoreError(f"{self.place} does not have the adapter {digest[:12]}")
+        if num_bytes > max_bytes:
+            raise AdapterFilesError(f"the adapter {digest[:12]} has {num_bytes} bytes; {max_bytes} have room")
+        with _errors():
+            for name in _NAMES:
+                await self._read(digest, name, directory / name, num_bytes)
+        if await asyncio.to_thread(content_digest, directory) != digest:
+            raise AdapterFilesError(f"what {self.place} has as the adapter {digest[:12]} is something else")
+        return num_bytes
+
+    async def close(self) -> None:
+        """Let go of threads and connections."""
+        await self._store.close()
+
+    async def _write(self, digest: str, name: str, path: Path) -> None:
+        writer = await _answered(self._store.writer(f"{_folder(digest)}/{name}"))
+        try:
+            with path.open("rb") as file:
+                while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+                    await _answered(writer.write(piece))
+            await _answered(writer.commit())
+        finally:
+            await writer.abort()
+
+    async def _read(self, digest: str, name: str, path: Path, max_bytes: int) -> None:
+        start = 0
+        with path.open("wb") as file:
+            while piece := await _answered(self._store.read(f"{_folder(digest)}/{name}", start, _PIECE_BYTES)):
+                start += len(piece)
+                if start > max_bytes:
+                    raise StoreError(f"{self.place} has a file that grows")
+                await asyncio.to_thread(partial(file.write, piece))
+
+
+async def _answered(call: Any) -> Any:
+    async with asyncio.timeout(CALL_S):
+        return await call
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except MissingObjectError as error:
+        raise AdapterStoreError(f"an adapter is not in the store: {error}") from error
+    except (StoreError, OSError) as error:
+        reason = f"it does not answer within {CALL_S:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise AdapterStoreError(f"the store of adapters cannot be used: {reason}") from error
+
+
+def _folder(digest: str) -> str:
+    return f"headrace/adapters/{digest}"
+
+
+def _head(name: str, num_bytes: int) -> bytes:
+    return f"{name}\0{num_bytes}\0".encode()

@@ -1,0 +1,1 @@
+"""Stores of whole objects: a directory or a bucket."""

@@ -1,0 +1,32 @@
+"""Opens the store that a setting names: a directory, or a bucket as `s3://BUCKET/PREFIX`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.errors import ConfigError
+from shared.objects.directory import DirectoryStore
+from shared.objects.s3 import S3Store
+from shared.objects.store import ObjectStore, StoreError, identity
+
+
+async def opened_store(place: str, variable: str) -> tuple[ObjectStore, str]:
+    """Return the store that the setting `variable` names, and its identity; `ConfigError` if it cannot be used."""
+    store = store_of(place, variable)
+    try:
+        return store, await identity(store)
+    except StoreError as error:
+        raise ConfigError(variable, str(error)) from error
+
+
+def store_of(place: str, variable: str) -> ObjectStore:
+    """Return the store that the setting `variable` names, not opened yet; `ConfigError` if it names none."""
+    if "://" in place and not place.startswith("s3://"):
+        raise ConfigError(variable, f"{place!r} is neither a directory nor s3://BUCKET/PREFIX")
+    if place.startswith("s3://"):
+        return S3Store(place, variable)
+    directory = Path(place)
+    if not directory.absolute().parent.is_dir():
+        problem = f"{place!r} would be made, but there is no {directory.absolute().parent} either: make that first"
+        raise ConfigError(variable, problem)
+    return DirectoryStore(directory)

@@ -1,0 +1,164 @@
+"""Adapters of requests: loaded once, refused with a sentence, unavailable while the store is, and never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.adapters.slots import AdapterSlots
+from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
+from gpu_worker.consumer.request_adapters import RequestAdapters
+from gpu_worker.layers.adapters import AdapterTargets
+from shared.adapter_names import NamedAdapter
+from shared.adapter_store import AdapterContent, AdapterStore, AdapterStoreError
+from shared.errors import BadRequestError
+from shared.messages import Request
+from shared.objects.directory import DirectoryStore
+from shared.sampling import Sampling
+from tests.gpu_worker.adapters.peft_files import write_adapter
+
+_MODULE = "model.layers.0.mlp.down_proj"
+
+
+class Engine:
+    def call(self, command: Callable[[], object]) -> None:
+        command()
+
+
+class Names:
+    """One tenant's name `mine` means what is given."""
+
+    content: AdapterContent | None = None
+
+    async def find(self, name: str, tenant: str) -> NamedAdapter | None:
+        if (name, tenant) != ("mine", "acme"):
+            return None
+        return NamedAdapter(name, tenant, "m", self.content)
+
+
+class Bench:
+    """Adapters of one worker with a slot or more, and a store of their contents."""
+
+    def __init__(self, directory: Path, num_slots: int = 1) -> None:
+        self.directory = directory
+        self.targets = AdapterTargets(num_slots, torch.device("cpu"), torch.float32)
+        self.targets.add((_MODULE,), (8,), 12)
+        self.store = AdapterStore(DirectoryStore(directory / "store"))
+        self.names, self.held = Names(), HeldRequests()
+        self.slots = AdapterSlots(num_slots, 1 << 20)
+        parts: Any = (self.slots, self.targets, (), self.store, self.names, Engine(), self.held)
+        self.adapters = RequestAdapters(*parts)
+
+    async def put(self, seed: int, **config: Any) -> str:
+        adapter = write_adapter(self.directory / f"adapter{seed}", {_MODULE: (8, 12)}, seed=seed, **config)
+        return (await self.store.put(adapter)).digest
+
+    def hold(self, adapter: str, **fields: Any) -> HeldRequest:
+        key = f"r{len(self.held)}-{adapter[:4]}"
+        sent = {"id": key, "model": "m", "reply": None, "text": "a", "tenant": "acme", **fields}
+        request = Request(sampling=Sampling(max_tokens=1), adapter=adapter, **sent)
+        message: Any = None
+        held = HeldRequest(key, request, message)
+        self.held.add(held)
+        return held
+
+    async def prepare(self, held: HeldRequest) -> None:
+        async with asyncio.timeout(20):
+            await self.adapters.prepare(held)
+
+
+async def test_name_is_its_tenants_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.names.content = AdapterContent(await bench.put(1), 8)
+    held = bench.hold("mine")
+    await bench.prepare(held)
+    assert (held.request.adapter, bench.slots.residents) == (held.adapter, (bench.names.content.digest,))
+    with pytest.raises(BadRequestError, match="has no adapter 'mine'"):
+        await bench.prepare(bench.hold("mine", tenant="other"))
+    await bench.adapters.close()
+
+
+async def test_workers_own_name_counts_where_no_operator_has_said_anything(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    own = bench.adapters.named["module"] = bench.adapters.named["mine"] = await bench.put(1)
+    held = bench.hold("module")
+    await bench.prepare(held)
+    assert held.adapter == own
+    # The operator has removed this one.
+    with pytest.raises(BadRequestError, match="has no adapter 'mine'"):
+        await bench.prepare(bench.hold("mine"))
+    await bench.adapters.close()
+
+
+async def test_refused_adapter_is_the_requests_fault_and_takes_no_slot(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    digest = await bench.put(1, use_dora=True)
+    for _ in range(2):
+        with pytest.raises(BadRequestError, match="DoRA"):
+            await bench.prepare(bench.hold(digest))
+    await bench.prepare(bench.hold(await bench.put(2)))
+    await bench.adapters.close()
+
+
+async def test_adapter_that_the_store_lacks_is_unavailable_until_it_has_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    digest = await Bench(tmp_path / "other").put(1)
+    held = bench.hold(digest)
+    with pytest.raises(AdapterStoreError, match="does not have"):
+        await bench.prepare(held)
+    assert await bench.put(1) == digest
+    await bench.prepare(held)
+    assert bench.slots.residents == (digest,)
+    await bench.adapters.close()
+
+
+async def test_adapter_that_has_no_room_on_the_device_leaves_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    held = bench.hold(await bench.put(1))
+
+    def place(*arguments: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as full:
+        full.setattr(AdapterTargets, "place", place)
+        with pytest.raises(AdapterStoreError, match="out of memory"):
+            await bench.prepare(held)
+    await bench.prepare(held)
+    await bench.adapters.close()
+
+
+async def test_request_waits_until_the_adapter_in_use_is_free(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = [bench.hold(await bench.put(seed)) for seed in (1, 2)]
+    await bench.prepare(first)
+    waiting = asyncio.create_task(bench.prepare(second))
+    await asyncio.wait([waiting], timeout=0.2)
+    assert not waiting.done()
+    assert bench.slots.residents == (first.adapter,)
+    bench.held.remove(first)
+    await waiting
+    assert bench.slots.residents == (second.adapter,)
+    await bench.adapters.close()
+
+
+async def test_batch_request_gives_way_to_a_person(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    job, person = bench.hold(await bench.put(1), lane="batch"), bench.hold(await bench.put(2))
+    given_back: list[HeldRequest] = []
+
+    def give_back(held: HeldRequest) -> None:
+        given_back.append(held)
+        bench.held.remove(held)
+
+    bench.adapters.give_back = give_back
+    await bench.prepare(job)
+    await bench.prepare(person)
+    assert (given_back, bench.slots.residents) == ([job], (person.adapter,))
+    await bench.adapters.close()
