@@ -57,8 +57,6 @@ class CallBlock:
         is_cut = self._source.has_ended and not call.has_started and self._source.is_empty()
         if is_cut and call.tool is not None and tools.is_offered(call.tool):
             call.start()
-        if call.has_started:
-            self._drop_rest()
         return call.has_started
 
     def _drop_rest(self) -> None:

@@ -19,6 +19,7 @@ from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Projection
+from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
@@ -134,7 +135,9 @@ def random_layers(variant: Variant, dtype: torch.dtype) -> list[LayerWeights]:
     return layers
 
 
-def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, LayeredDecoder]:
+def make_decoders(
+    variant: Variant, dtype: torch.dtype, taps: tuple[int, ...] = ()
+) -> tuple[FusedDecoder, LayeredDecoder]:
     layers = random_layers(variant, dtype)
     embedding = torch.randn(VOCABULARY, SHAPE.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     norm = torch.linspace(0.5, 1.5, SHAPE.hidden_size).to(dtype)
@@ -142,9 +145,9 @@ def make_decoders(variant: Variant, dtype: torch.dtype) -> tuple[FusedDecoder, L
     table = rotations.of(0, SHAPE.head_dim)
     library = fusing_library(SHAPE, dtype, CPU)
     assert library is not None, "the tests need g++"
-    fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table)
+    fused = FusedDecoder(library, SHAPE, dtype, embedding, layers, norm, table, taps)
     parts = LayerParts.made_by(LinearFactory(free_host_bytes), rotations)
-    return fused, LayeredDecoder(Embedding(embedding, dtype), layers, NormWeights(norm, SHAPE.eps), parts)
+    return fused, LayeredDecoder(Embedding(embedding, dtype), layers, NormWeights(norm, SHAPE.eps), parts, taps)
 
 
 def two_prompts(
@@ -193,6 +196,19 @@ def test_step_equals_the_layered_decoder(variant: Variant, dtype: torch.dtype) -
         assert torch.equal(ours.keys.isnan(), theirs.keys.isnan())
         tolerance = 1e-4 if dtype is torch.float32 else 0.1
         torch.testing.assert_close(ours.keys, theirs.keys, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("taps", [(), (1,), (0, 2)], ids=str)
+def test_step_with_images_equals_the_layered_decoder_tapped_layers_too(taps: tuple[int, ...]) -> None:
+    fused, layered = make_decoders(Variant(), torch.float32, taps)
+    tokens, positions, context = two_prompts(torch.float32)
+    _, _, oracle_context = two_prompts(torch.float32)
+    rows, *deep = torch.randn(3, 3, SHAPE.hidden_size, generator=torch.Generator().manual_seed(5))
+    media = MediaInputs(torch.tensor([2, 3, 10]), rows, tuple(deep))
+    expected = layered(tokens, positions, structs.replace(oracle_context, media=media))
+    result = fused(tokens, positions, structs.replace(context, media=media))
+    assert result.shape == (len(tokens), SHAPE.hidden_size * (1 + len(taps)))
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("cache_dtype", EIGHT_BITS, ids=str)

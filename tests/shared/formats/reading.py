@@ -15,6 +15,7 @@ from shared.formats import (
     ToolCallArguments,
     ToolCallStart,
 )
+from shared.formats.output_reader import FormatReader
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ def read(
     reader = spoken.reader(tools, starts_in_reasoning=starts_in_reasoning, is_exclusive=is_exclusive)
     events = list(itertools.chain.from_iterable(map(reader.feed, pieces)))
     events += reader.finish()
+    if isinstance(reader, FormatReader):
+        assert reader._source._record is None, "what is read is kept for ever"
     assert not any(isinstance(event, ContentText | ReasoningText) and not event.text for event in events)
     return joined(events)
 

@@ -187,6 +187,7 @@ def test_marker_that_says_nothing_leaves_the_space_around_it(name: str) -> None:
         '{"id": "x", "name": "get_weather", "arguments": {"city": "a"}}',
         '{"name": "get_weather", "index": 0, "arguments": {"city": "a"}}',
         '{"arguments": {"city": "a"}, "type": "function", "name": "get_weather"}',
+        '{"name": "get_weather" , "arguments" : {"city": "a"} }',
     ],
 )
 def test_members_of_a_call_that_say_nothing_are_not_its_arguments(call: str) -> None:
@@ -197,6 +198,20 @@ def test_members_of_a_call_that_say_nothing_are_not_its_arguments(call: str) -> 
         read(format_named("hermes"), ['<tool_call>{"type": "function", "name": "get"}</tool_call>'], tools())
     )
     assert said.calls == (("get", "{}"),)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["{}", '{"id": "x"}', '{"arguments": {"city": "a"}, "parameters": {"city": "b"}, "name": "get_weather"}'],
+)
+def test_object_without_a_name_or_with_arguments_twice_is_text(call: str) -> None:
+    text = f"<tool_call>{call}</tool_call>"
+    assert read(format_named("hermes"), list(text), tools()) == [ContentText(text)]
+
+
+def test_space_before_arguments_is_no_part_of_them() -> None:
+    text = '[TOOL_CALLS]get_weather[ARGS] {"city": "a"}'
+    assert understood(read(format_named("mistral"), list(text), tools())).calls == (("get_weather", '{"city": "a"}'),)
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama-json"])
