@@ -86,7 +86,7 @@ def test_message_stays_until_there_is_a_key(page: Page) -> None:
     page.click("#message")
     page.type("hello")
     page.run("document.querySelector('form button[type=submit]').click()")
-    page.wait_text("An API key is needed.")
+    page.wait_text("An API key is needed here")
     assert page.run("document.getElementById('message').value") == "hello"
 
 
