@@ -60,6 +60,8 @@ _ENCODED = [chr(b) if _PLAIN_NAME.fullmatch(chr(b)) else f"_{b:02x}" for b in ra
 # Up to sixteen tokens of ordinary characters.
 _REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}")
 
+READY_SUFFIX = "_ready"
+"""Behind a model's token, in the subject of the queue `ready`: no name of a model is encoded like this."""
 ALL_WORKERS = "hr.worker.*.*"
 ALL_GATEWAYS = "hr.gateway.*"
 ALL_HOSTS = "hr.host.*"
@@ -130,8 +132,8 @@ def request_subject(model: str, queue: Queue, tenant: str) -> str:
     if queue in ("batch", "background"):
         return f"hr.req.{encode_name(model)}.{queue}.{encode_name(tenant)}"
     if queue == "ready":
-        # Streams and permissions of earlier versions let it pass. No name of a model is encoded like this.
-        return f"hr.req.{encode_name(model)}_ready.resumed"
+        # Streams and permissions of earlier versions let it pass.
+        return f"hr.req.{encode_name(model)}{READY_SUFFIX}.resumed"
     return f"hr.req.{encode_name(model)}.{queue}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,12 @@ _decode = msgspec.msgpack.Decoder(RoleBeat).decode
 _DOES_BOTH = RoleNews()
 
 
+class _Peer(NamedTuple):
+    heard_at: float
+    news: RoleNews
+    is_draining: bool
+
+
 class Roles:
     """Owns the role of this worker and what is known of the others. Times are monotonic seconds.
 
@@ -49,7 +56,7 @@ class Roles:
         self.role = role
         self.maker = ""
         self._worker = worker
-        self._peers: dict[str, tuple[float, RoleNews]] = {}
+        self._peers: dict[str, _Peer] = {}
         self._started_at = time.monotonic()
         self._prefill_heard_at: float | None = None
 
@@ -62,12 +69,10 @@ class Roles:
         if beat.worker == self._worker:
             return
         self._peers.pop(beat.worker, None)
-        if beat.draining:
-            return
         if len(self._peers) >= MAX_PEERS:
             del self._peers[next(iter(self._peers))]
         news = beat.roles or _DOES_BOTH
-        self._peers[beat.worker] = now, news
+        self._peers[beat.worker] = _Peer(now, news, beat.draining)
         if news.role == "prefill":
             self._prefill_heard_at = now
 
@@ -96,9 +101,10 @@ class Roles:
 
     def address(self, worker: str, now: float) -> str | None:
         """Return where the KV of another worker is fetched; None where it is not heard, or computes otherwise."""
-        heard_at, news = self._peers.get(worker, (0.0, _DOES_BOTH))
-        is_useful = now - heard_at <= HEARD_S and news.address and news.maker == self.maker != ""
-        return news.address if is_useful else None
+        peer = self._peers.get(worker)
+        if peer is None or now - peer.heard_at > HEARD_S or peer.news.maker != self.maker:
+            return None
+        return peer.news.address if self.maker and peer.news.address else None
 
     def _live(self, now: float) -> list[RoleNews]:
-        return [news for heard_at, news in self._peers.values() if now - heard_at <= HEARD_S]
+        return [each.news for each in self._peers.values() if not each.is_draining and now - each.heard_at <= HEARD_S]

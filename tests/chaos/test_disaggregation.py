@@ -113,9 +113,10 @@ async def test_a_worker_that_is_killed_loses_nothing(system: System, alone: Syst
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
 async def test_restarts_under_load_change_no_text(system: System, alone: System, victim: int) -> None:
-    num_restarts = int(os.environ.get("HEADRACE_TEST_RESTARTS", "20"))
+    num_restarts = int(os.environ.get("NUM_RESTARTS", "20"))
     for number in range(num_restarts):
         asked = prompts(f"restart {victim} {number}", 8)
         assert await killed(system, asked, victim) == await texts(alone, asked)

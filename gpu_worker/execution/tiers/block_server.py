@@ -32,11 +32,11 @@ from shared.log_limit import LogLimit
 
 _log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 128
 OPEN_S = 2.0
 """A connection that has not opened a lease after so long is closed."""
-FILL_S = 1.0
-"""Contents of a GPU may still be on their way to the host when they are asked for."""
+FILL_S = 0.5
+"""Contents of a GPU may still be on their way to the host when they are asked for; the client waits for a second."""
 _FILL_POLL_S = 0.002
 
 

@@ -18,7 +18,7 @@ from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.streams import INTERACTIVE_STREAM
-from shared.subjects import encode_name
+from shared.subjects import READY_SUFFIX, encode_name
 
 BATCH_INTERVAL_S = 2.0
 
@@ -70,5 +70,5 @@ class Demand:
             return found
         for subject, count in (info.state.subjects or {}).items():
             model, lane = subject.split(".")[2:4]
-            found[model, lane == "batch"] += count
+            found[model.removesuffix(READY_SUFFIX), lane == "batch"] += count
         return found

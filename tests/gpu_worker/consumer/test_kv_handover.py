@@ -176,6 +176,17 @@ async def test_a_place_that_is_not_of_this_attempt_is_not_asked(pair: Pair, what
     assert peer.hit_tokens == 0
 
 
+async def test_a_worker_that_drains_waits_until_what_it_keeps_is_fetched(pair: Pair) -> None:
+    request, begun = await pair.begin()
+    await begun.wait()
+    draining = asyncio.create_task(pair.prefill.drain(30))
+    await pair.prefill.wait_for_heartbeat(lambda beat: beat.draining)
+    await (await pair.next_attempt(request, begun)).wait()
+    await asyncio.wait_for(draining, 10)
+    peer = next(reading for reading in tiers_of(pair.decode).readings() if reading.name == "peer")
+    assert peer.hit_tokens > 100
+
+
 async def test_a_request_of_a_gateway_that_does_not_know_of_this_stays(pair: Pair) -> None:
     await say_that_gateway_lives(pair.gateway, ())
     watch = pair.prefill.worker.consumer._interactive.gateways

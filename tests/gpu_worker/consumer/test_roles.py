@@ -119,6 +119,8 @@ def test_kv_is_fetched_where_a_worker_says_that_it_is_and_nowhere_else() -> None
     assert made.address("p", NOW) == "127.0.0.1:7"
     assert [made.address(name, NOW) for name in ("q", "old", "nobody")] == [None, None, None]
     assert made.address("p", START + 10 + HEARD_S + 0.1) is None
+    made.receive_beat(beat("p", "prefill", draining=True), NOW)
+    assert made.address("p", NOW) == "127.0.0.1:7", "it waits with its end until what it keeps is fetched"
 
 
 def test_a_decode_worker_claims_what_leaves_few_tokens_to_compute() -> None:

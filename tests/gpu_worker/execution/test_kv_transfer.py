@@ -25,7 +25,7 @@ from shared.errors import ConfigError
 from shared.messages import encode
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Answer, Models, Served, sequence
+from tests.gpu_worker.execution.tiered_engine import Answer, Models, PatientTiers, Served, sequence
 from tests.waiting import wait_for
 
 WEIGHTS = b"w" * 32
@@ -189,6 +189,22 @@ def test_kv_of_other_weights_or_another_tenant_is_not_used(
     assert (answer, resumed.num_cached_tokens) == (expected, 0)
     assert pair.fetching.peers.num_refused > 0
     assert pair.decode.hit_tokens("peer") == 0
+
+
+def test_fetching_that_has_measured_slower_than_computing_is_not_begun(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    tiers = pair.decode.tiers
+    assert tiers is not None
+    monkeypatch.setattr(PatientTiers, "prefill_rate", 1000.0)
+    names = [(0, digest) for digest in gone.block_digests]
+    # 60 tokens in 60 ms, or their bytes at one of these rates.
+    for bytes_per_s, expected in ((1e9, True), (1e3, False)):
+        tiers._rates["peer"] = rate = type(tiers._rates["peer"])()
+        rate.observe(int(bytes_per_s), 1.0, 0)
+        assert tiers.pays(names, 60) is expected
 
 
 @pytest.mark.parametrize("how", ["time", "cancel", "reader", "forget"])

@@ -8,7 +8,7 @@ from ops.stack.hosting.demand import Demand, Waiting
 from shared.direct_client import DirectClient
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
-from shared.subjects import encode_name
+from shared.subjects import encode_name, request_subject
 
 
 async def test_job_that_was_published_past_the_gateways_counts_for_its_model_alone(nats_url: str) -> None:
@@ -24,6 +24,8 @@ async def test_job_that_was_published_past_the_gateways_counts_for_its_model_alo
         assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(1, 1), other: Waiting()}
         await js.publish(f"{subject}.interactive", b"{}")
         assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(2, 1), other: Waiting()}
+        await js.publish(request_subject(sleeping, "ready", ""), b"{}")
+        assert await Demand(host).count([sleeping, other]) == {sleeping: Waiting(3, 1), other: Waiting()}
     finally:
         await publisher.close()
         await host.close()
