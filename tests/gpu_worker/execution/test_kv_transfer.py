@@ -202,7 +202,7 @@ def test_fetching_that_has_measured_slower_than_computing_is_not_begun(
     names = [(0, digest) for digest in gone.block_digests]
     # 60 tokens in 60 ms, or their bytes at one of these rates.
     for bytes_per_s, expected in ((1e9, True), (1e3, False)):
-        tiers._rates["peer"] = rate = type(tiers._rates["peer"])()
+        tiers._meters["peer"] = rate = type(tiers._meters["peer"])()
         rate.observe(int(bytes_per_s), 1.0, 0)
         assert tiers.pays(names, 60) is expected
 
