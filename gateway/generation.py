@@ -13,6 +13,7 @@ from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions, Conversation
 from shared.formats import OutputReader, PlainReader, Tool, ToolChoice
 from shared.grammar import Grammar
+from shared.kv_budget import KvBudget
 from shared.media import Detail, MediaRef
 from shared.messages import Lane
 from shared.pooling import Pooling, Task
@@ -199,6 +200,7 @@ class Generation(Struct, frozen=True):
         truncate_prompt_tokens: As in `Request`.
         cache_hints: As in `Request`.
         cache_salt: As in `Request`; answers are repeated only to those who give the same.
+        kv_budget: As in `Request`.
         base: The model that answers with the adapter that `model` names; None where it names a model.
         adapter: Digest of that adapter's content when the request came.
         alias: The name that the client asked for, if it is an alias of `model`.
@@ -228,6 +230,7 @@ class Generation(Struct, frozen=True):
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     cache_hints: CacheHints | None = None
+    kv_budget: KvBudget | None = None
     reading: OutputReading | None = None
     pooling: Pooling | None = None
     left_out: tuple[str, ...] = ()

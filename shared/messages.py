@@ -33,7 +33,6 @@ from shared.bounds import (
     ReplySubject,
     RequestId,
     Revision,
-    Seconds,
     TenantName,
     TokenIds,
     TokensPerSecond,
@@ -45,10 +44,11 @@ from shared.bounds import (
 from shared.cache_hints import CacheHints
 from shared.conversation import ChatOptions, Messages
 from shared.disaggregation import KvReady, RoleNews
+from shared.kv_budget import KvBudget
 from shared.media import Media
 from shared.pooling import Pooling, Task
 from shared.prefixes import PrefixNews
-from shared.receipt import Receipt
+from shared.receipt import Receipt, Timing
 from shared.request_fields import check_fields
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.services import Services, ServicesOfModels
@@ -92,6 +92,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         adapter: The adapter (LoRA) beside the model, by its name, or by its digest, as gateways do.
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
         key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
+        kv_budget: How many of its tokens the KV cache keeps; None keeps all.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
         ready: Where the KV of its prompt is, which the attempt before has computed.
@@ -133,6 +134,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     adapter: AdapterName | None = None
     cache_hints: CacheHints | None = None
     ready: KvReady | None = None
+    kv_budget: KvBudget | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -153,6 +155,7 @@ class Usage(Struct, frozen=True, array_like=True):
         cached_tokens: Prompt tokens found in the prefix cache.
         accepted_prediction_tokens: Generated tokens that were accepted drafts of speculative decoding.
         rejected_prediction_tokens: Draft tokens that were wrong, or came after a wrong one.
+        evicted_tokens: Tokens that had left the KV cache when the last one was generated (`Request.kv_budget`).
     """
 
     prompt_tokens: NumTokens
@@ -160,13 +163,7 @@ class Usage(Struct, frozen=True, array_like=True):
     cached_tokens: NumTokens = 0
     accepted_prediction_tokens: NumTokens = 0
     rejected_prediction_tokens: NumTokens = 0
-
-
-class Timing(Struct, frozen=True, array_like=True):
-    """The time of a sequence, by the clock of the worker that finished it: to the first output, and to the end."""
-
-    prefill_s: Seconds
-    decode_s: Seconds
+    evicted_tokens: NumTokens = 0
 
 
 class Finish(Struct, frozen=True, array_like=True):
@@ -364,6 +361,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     error_code: str | None = None
     total_logprob: float | None = None
     device_s: float = 0.0
+    evicted_tokens: int = 0
 
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -379,8 +377,9 @@ def encode(message: Struct) -> bytes:
 
 
 def encode_request(request: Request) -> bytes:
-    """Encode a request for a queue: with images or a watermark as JSON, of which earlier versions refuse new fields."""
-    return msgspec.json.encode(request) if request.media or request.sampling.watermark else _encoder.encode(request)
+    """Encode a request: as JSON where it has fields that workers of earlier versions must refuse, and not ignore."""
+    has_news = request.media or request.sampling.watermark or request.kv_budget
+    return msgspec.json.encode(request) if has_news else _encoder.encode(request)
 
 
 def decode_request(payload: bytes) -> Request:

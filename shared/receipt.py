@@ -16,6 +16,13 @@ MAX_PARTS = 64
 MAX_DEVICES = 1024
 
 
+class Timing(Struct, frozen=True, array_like=True):
+    """The time of a sequence, by the clock of the worker that finished it: to the first output, and to the end."""
+
+    prefill_s: Seconds
+    decode_s: Seconds
+
+
 class PrefillPart(Struct, frozen=True, array_like=True, gc=False):
     """Tokens that one step computed of a prompt; `at_s` since the request came, `took_s` until the step landed."""
 

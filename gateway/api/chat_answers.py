@@ -57,13 +57,17 @@ class CompletionDetails(Struct, forbid_unknown_fields=True):
 
 
 class UsageAnswer(Struct, forbid_unknown_fields=True):
-    """Token counts of an answer; in the middle of a stream, without the details."""
+    """Token counts of an answer; in the middle of a stream, without the details.
+
+    `evicted_tokens` is there where a `kv_budget` made the model forget tokens: how many, at the end of each choice.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | UnsetType = UNSET
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    evicted_tokens: int | UnsetType = UNSET
 
 
 class PromptLogprob(Struct, forbid_unknown_fields=True):
@@ -231,7 +235,8 @@ def usage_answer(totals: UsageTotals) -> UsageAnswer:
         if accepted or rejected:
             details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
     cached = PromptDetails(totals.cached_tokens)
-    return UsageAnswer(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached, details)
+    total, evicted = prompt_tokens + completion_tokens, totals.evicted_tokens or UNSET
+    return UsageAnswer(prompt_tokens, completion_tokens, total, cached, details, evicted)
 
 
 class AnswerIdentity(Struct, frozen=True):

@@ -17,7 +17,7 @@ from msgspec import Struct
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.aliases.book import LogprobTap
-from gateway.api.model_abilities import check_length, check_task
+from gateway.api.model_abilities import check_budget, check_length, check_task
 from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.api.structured_output import StructuredOutputAdmission
@@ -144,6 +144,7 @@ class GenerationStarter:
         """
         check_task(generation, load)
         check_length(generation, load)
+        check_budget(generation, load)
         return await self._grammars.checked(generation, tenant)
 
     def repeat(self, answer: RepeatedAnswer, sinks: Sequence[Sink]) -> Membership:

@@ -17,7 +17,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
 from shared.errors import prompt_too_long
-from shared.features import CACHE_HINTS, IMAGES, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
+from shared.features import CACHE_HINTS, IMAGES, KV_BUDGET, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, with_advice
 
@@ -154,6 +154,21 @@ def check_sees(images: Sequence[ImageSource], model: str | None, load: FleetLoad
     where = images[0].where
     message = f"'{where}' is an image, and the model `{model or load.model}` reads text alone."
     raise ApiError(400, message, param=where, code="unsupported_image")
+
+
+def check_budget(generation: Generation, load: FleetLoad) -> None:
+    """Refuse a budget of KV cache for a model that cannot evict, or some of whose workers do not know budgets yet.
+
+    Raises:
+        ApiError: 400; 503 while workers of an earlier version run.
+    """
+    if generation.kv_budget is None or load.num_workers == 0 or KV_BUDGET in load.features:
+        return
+    if KV_BUDGET in load.some_features:
+        message = f"Not all workers of `{load.model}` know 'kv_budget' yet: they are being updated."
+        raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+    message = f"'kv_budget': the workers of `{load.model}` cannot evict tokens from the KV cache. Leave it out."
+    raise ApiError(400, message, param="kv_budget", code="unsupported_kv_budget")
 
 
 def check_length(generation: Generation, load: FleetLoad) -> None:

@@ -133,6 +133,7 @@ def wire_requests(
         truncate_prompt_tokens=generation.truncate_prompt_tokens,
         cache_salt=generation.cache_salt,
         cache_hints=generation.cache_hints,
+        kv_budget=generation.kv_budget,
         return_prompt_token_ids=generation.details is not None and generation.details.needs_prompt_ids,
     )
     choices = itertools.product(generation.prompts, range(generation.n))

@@ -20,6 +20,7 @@ class UsageTotals:
         longest_completion: Generated tokens of the longest choice.
         accepted_prediction_tokens, rejected_prediction_tokens: Draft tokens of speculative decoding.
         reasoning_tokens: Generated tokens that were reasoning; added by who reads the text.
+        evicted_tokens: Tokens that the model had forgotten at the end of each choice.
     """
 
     n: int
@@ -30,6 +31,7 @@ class UsageTotals:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
+    evicted_tokens: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -47,6 +49,7 @@ class UsageTotals:
         self.longest_completion = max(self.longest_completion, usage.completion_tokens)
         self.accepted_prediction_tokens += usage.accepted_prediction_tokens
         self.rejected_prediction_tokens += usage.rejected_prediction_tokens
+        self.evicted_tokens += usage.evicted_tokens
 
     def count_delivered(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count the tokens of all choices that were delivered when the answer was broken off, finished ones too."""

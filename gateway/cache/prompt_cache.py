@@ -143,7 +143,8 @@ def cache_key(tenant: str, generation: Generation, revisions: tuple[str, ...]) -
     # Deltas are kept as they came, so what they hold beside the text counts too.
     has_token_ids = generation.details is not None and generation.details.needs_prompt_ids
     reading = (generation.add_special_tokens, generation.truncate_prompt_tokens, generation.cache_salt)
-    options = (generation.n, generation.echo, reading, has_token_ids)
+    budget = () if generation.kv_budget is None else (generation.kv_budget,)
+    options = (generation.n, generation.echo, reading, has_token_ids, *budget)
     material = (FORMAT_VERSION, tenant, model, prompts, sampling, biases, options, generation.pooling)
     return CacheKey(tenant, hashlib.sha256(msgspec.msgpack.encode(material)).digest(), revisions)
 

@@ -58,7 +58,6 @@ def as_cached(delta: Delta) -> Delta:
     """Return a delta as a cached answer sends it: all prompt tokens were cached, and none was drafted."""
     if delta.finish is None or delta.finish.usage is None:
         return delta
-    usage = Usage(
-        delta.finish.usage.prompt_tokens, delta.finish.usage.completion_tokens, delta.finish.usage.prompt_tokens
-    )
+    own = delta.finish.usage
+    usage = Usage(own.prompt_tokens, own.completion_tokens, own.prompt_tokens, evicted_tokens=own.evicted_tokens)
     return msgspec.structs.replace(delta, finish=msgspec.structs.replace(delta.finish, usage=usage))

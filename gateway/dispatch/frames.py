@@ -321,6 +321,7 @@ def _bounded(usage: Usage, most_prompt: int, num_emitted: int) -> Usage:
         min(usage.cached_tokens, prompt),
         min(usage.accepted_prediction_tokens, num_emitted),
         min(usage.rejected_prediction_tokens, _MOST_DRAFTS * (num_emitted + 1)),
+        min(usage.evicted_tokens, prompt + num_emitted),
     )
 
 

@@ -21,7 +21,8 @@ from gateway.telemetry.row import (
     add,
 )
 from shared.histogram import Histogram
-from shared.messages import Timing, Usage
+from shared.messages import Usage
+from shared.receipt import Timing
 
 # Names of models and tenants that one process tells apart; more share one label, so that a scrape stays small.
 MAX_NAMES = 64

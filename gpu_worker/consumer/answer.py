@@ -18,7 +18,8 @@ from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.grammar import GRAMMAR_PARAM, GrammarError
-from shared.messages import Delta, Finish, FinishReason, Timing, TokenLogprob, Usage
+from shared.messages import Delta, Finish, FinishReason, TokenLogprob, Usage
+from shared.receipt import Timing
 from shared.sampling import Sampling
 
 _NOTHING = Prelude()
@@ -100,7 +101,8 @@ class AnswerWriter:
         if ready is not None:
             # Its prompt was computed for it by another worker.
             num_cached = min(num_cached, ready.cached_tokens)
-        usage = Usage(sequence.num_prompt_tokens, num_output_tokens, num_cached, num_accepted, num_rejected)
+        counts, num_evicted = (num_output_tokens, num_cached), sequence.num_evicted_at(num_output_tokens)
+        usage = Usage(sequence.num_prompt_tokens, *counts, num_accepted, num_rejected, num_evicted)
         pooling = held.request.pooling
         if pooling is not None and reason == "length":
             # Its prompt is computed, which is all that was wanted.

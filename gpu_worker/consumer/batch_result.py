@@ -51,6 +51,7 @@ class ResultMaker:
             in_reasoning=held.in_reasoning,
             chat_format=self._chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
+            evicted_tokens=0 if sequence is None else sequence.num_evicted_at(num_output),
             device_s=self._receipts.receipt(held, num_output).device_s,
         )
 

@@ -126,6 +126,9 @@ class KvHandover:
         if held.request.ready is not None:
             self._close(held, is_done=True)
         sequence = held.sequence
+        if held.request.kv_budget is not None:
+            # It may have evicted some of what another worker would fetch.
+            return
         if sequence is None or held.probation or held.request.lane != "interactive" or not self._held.is_current(held):
             return
         if not (self._is_known_to_gateway(held) and self.roles.hands_over(time.monotonic())):

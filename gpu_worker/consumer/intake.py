@@ -217,7 +217,8 @@ class Intake:
         except EngineStoppedError:
             lane.give_back(held)
             return
-        self._held.admit(held, sequence, output, self._capacity.expected_blocks(sequence.num_tokens, num_left))
+        num_blocks = self._capacity.expected_blocks(sequence.num_tokens, num_left, sequence.budget)
+        self._held.admit(held, sequence, output, num_blocks)
         lane.admitted(held)
 
     def _check_length(self, sequence: Sequence, param: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.scheduler_config import SchedulerConfig
 
 _LOOK_AHEAD_SHARE = 8
@@ -53,9 +54,11 @@ class PullCapacity:
         """Return how many blocks a prompt of so many tokens and its answer will probably need."""
         return self._config.expected_blocks(num_tokens, self._config.max_model_len)
 
-    def expected_blocks(self, num_tokens: int, max_new_tokens: int) -> int:
+    def expected_blocks(self, num_tokens: int, max_new_tokens: int, budget: BlockBudget | None = None) -> int:
         """Return the blocks that a request will probably need, and learn from it."""
         expected = self._config.expected_blocks(num_tokens, num_tokens + max_new_tokens)
+        if budget is not None:
+            expected = min(expected, budget.num_blocks)
         self._mean_blocks += (expected - self._mean_blocks) * _MEMORY
         return expected
 

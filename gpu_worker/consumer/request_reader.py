@@ -10,6 +10,7 @@ from gpu_worker.adapters.names import is_digest
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.request_budget import RequestBudgets
 from gpu_worker.consumer.request_images import check_images
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.infill import InfillPrompt
@@ -40,6 +41,7 @@ class RequestReader:
         max_model_len: int,
         tokenizer: ModelTokenizer,
         pooled: PooledAnswers,
+        budgets: RequestBudgets,
         clock: ServerClock | None = None,
         adapters: AdapterSlots | None = None,
         *,
@@ -53,6 +55,7 @@ class RequestReader:
         self._max_model_len = max_model_len
         self._tokenizer = tokenizer
         self._pooled = pooled
+        self._budgets = budgets
         self._clock = clock or ServerClock()
         self._adapters = adapters or AdapterSlots()
 
@@ -68,6 +71,7 @@ class RequestReader:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_images(request)
         self._check_watermark(request)
+        self._budgets.read(request)
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
@@ -157,12 +161,15 @@ class RequestReader:
         if request.adapter is not None:
             slot = self._adapters.slot(request.adapter)
             assert slot is not None, "an adapter stays where it is while a request has it"
+        if max_tokens is None:
+            # A budget lets a text outgrow the context, where its client says how far.
+            max_tokens = self._max_model_len - (0 if request.kv_budget is None else len(prompt_ids))
         return Sequence(
             id=sequence_id,
             token_ids=[*prompt_ids, *request.emitted],
             num_prompt_tokens=len(prompt_ids),
             sampling=sampling,
-            max_tokens=self._max_model_len if max_tokens is None else max_tokens,
+            max_tokens=max_tokens,
             eos_token_ids=self._eos_token_ids,
             lane=request.lane,
             priority=request.priority,
@@ -178,13 +185,14 @@ class RequestReader:
             prediction=tuple(self._known(prediction_ids)),
             bad_words=self._bad_words(request),
             pooling=self._pooled.plan(request),
+            budget=self._budgets.read(request),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:
         """Return the output of a request, as far as it has been delivered."""
         output = self._tokenizer.output_text(prompt_ids, request.sampling)
-        # A sequence that is longer than the context gets no more text.
-        if len(prompt_ids) + len(request.emitted) <= self._max_model_len:
+        # A sequence that is longer than the context gets no more text, unless it need not fit into that.
+        if request.kv_budget is not None or len(prompt_ids) + len(request.emitted) <= self._max_model_len:
             output.replay(request.emitted)
         return output
 

@@ -50,7 +50,7 @@ class _StepTokens:
         """Count a sequence that is to be computed."""
         share = (sequence.tenant, sequence.key) if self._has_several_keys else ("", "")
         num_tokens, _ = self._wanted.get(share, (0, sequence))
-        self._wanted[share] = num_tokens + sequence.num_uncomputed_tokens, sequence
+        self._wanted[share] = num_tokens + sequence.num_computable_tokens, sequence
 
     def for_prompt_of(self, sequence: Sequence) -> int:
         """Return how many tokens are left for a sequence that waits; none for others' if it is 0 or less."""
@@ -181,7 +181,7 @@ class Admission:
         config = self._config
         num_blocks = self._blocks.num_counted(sequence)
         if sequence.status is not SequenceStatus.RUNNING:
-            num_blocks = config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)
+            num_blocks = self._blocks.expected_blocks(sequence)
         return max(1 / config.max_num_seqs, num_blocks / config.num_blocks) / sequence.weight
 
     def _use_by_tenant(self) -> dict[str, float]:

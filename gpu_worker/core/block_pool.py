@@ -8,6 +8,7 @@ content elsewhere is told what is evicted, and brings it back by its digest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from gpu_worker.core.eviction_order import EvictionOrder
@@ -54,6 +55,14 @@ class BlockPool:
     def is_in_use(self, block: int) -> bool:
         """Say whether a sequence holds the block."""
         return self._ref_counts[block] > 0
+
+    def num_holders(self, block: int) -> int:
+        """Return how many sequences hold the block."""
+        return self._ref_counts[block]
+
+    def is_findable(self, block: int) -> bool:
+        """Say whether the block can be found by its content."""
+        return self._digests[block] is not None
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks for one holder: blank ones first, then cached ones in the order of eviction."""
@@ -143,6 +152,15 @@ class BlockPool:
     def ref_counts(self) -> dict[int, int]:
         """Return the number of holders of each block in use."""
         return {block: count for block, count in enumerate(self._ref_counts) if count > 0}
+
+    def check_holders(self, tables: Iterable[list[int]], others: Iterable[int]) -> None:
+        """Assert that these tables, and `others`, hold each block as often as it is counted."""
+        self.check_integrity()
+        counts = Counter(others)
+        for table in tables:
+            assert len(set(table)) == len(table)
+            counts.update(table)
+        assert counts == self.ref_counts(), "a block has no holder or is counted wrongly"
 
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one place and the index names each labelled block once."""

@@ -12,6 +12,7 @@ from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
+from shared.kv_budget import MAX_BUDGETED_TOKENS
 from shared.messages import FinishReason
 
 
@@ -126,11 +127,15 @@ class Landing:
 
 
 def set_limits(sequence: Sequence, max_num_tokens: int) -> None:
-    """Work out what ends a new sequence, and whether what may follow its last token depends on it."""
+    """Work out what ends a new sequence, and whether what may follow its last token depends on it.
+
+    `max_num_tokens` is the length of a sequence that keeps all of its tokens.
+    """
     sampling = sequence.sampling
     stop_ids = frozenset(sampling.stop_token_ids)
     sequence.stop_ids = stop_ids if sampling.ignore_eos else stop_ids | sequence.eos_token_ids
-    sequence.max_num_tokens = min(sequence.num_prompt_tokens + sequence.max_tokens, max_num_tokens)
+    longest = max_num_tokens if sequence.budget is None else MAX_BUDGETED_TOKENS
+    sequence.max_num_tokens = min(sequence.num_prompt_tokens + sequence.max_tokens, longest)
     has_bad_runs = any(len(word) > 1 for word in sequence.bad_words)
     sequence.needs_last_token = has_bad_runs or sequence.constraint is not None or sampling.watermark is not None
 

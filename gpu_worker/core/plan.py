@@ -58,6 +58,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
         sampling: How to sample. Its grammar is the one that the output follows.
         num_windows: Groups of layers that keep the last tokens.
         state_slot: Where its state is, of a model with recurrent layers.
+        num_evicted: Tokens that are not in its blocks any more.
     """
 
     row: int
@@ -73,6 +74,24 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     state_slot: int | None = None
     media: tuple[MediaSpan, ...] = ()
     adapter: int | None = None
+    num_evicted: int = 0
+
+
+class Eviction(Struct, frozen=True, gc=False, array_like=True):
+    """Tokens that have left the cache. `StepPlan.blocks` tells the table of those that stay.
+
+    All sources are read before a target is written. Evictions of a plan come one after another, before its tokens.
+
+    Attributes:
+        row: None of a sequence that has no row yet: its `NewSequence` tells the rest.
+        num_evicted: Tokens of the sequence that have left, altogether: its next tokens are as many places nearer.
+        moves: Of each block that follows what leaves: whose content goes to which block, the keys turned back by how
+            many positions. Source and target may be the same.
+    """
+
+    row: int | None
+    num_evicted: int
+    moves: list[tuple[int, int, int]]
 
 
 class Written(Struct, frozen=True, gc=False, array_like=True):
@@ -109,6 +128,7 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
         tokens: Tokens that became known, and are not in `token_ids`.
         blocks: What was added to block tables.
         forgotten: Images whose embeddings are not kept any more; they are dropped first.
+        evictions: Of sequences with a budget, also of some that the plan does not schedule.
     """
 
     step: int
@@ -128,6 +148,7 @@ class StepPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     blocks: list[Written] = []
     forgotten: list[bytes] = []
     encodes: list[EncodeWork] = []
+    evictions: list[Eviction] = []
 
 
 NOTHING = StepPlan(0, [], [], 0)

@@ -9,19 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Values
 
-from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, NewSequence, StateWork, StepPlan, Written
+from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, Eviction, NewSequence, StateWork, StepPlan, Written
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import ScheduledSequence
 
 TakeImages = Callable[[], tuple[list[bytes], list[EncodeWork]]]
 """Returns the images that the next plan lets the runner forget, and those that it encodes."""
 
+TakeEvictions = Callable[[int], list[Eviction]]
+"""Returns the evictions that the plan of this number tells."""
+
 
 class PlanWriter:
     """Owns the rows of a batch: as many as sequences were in it at once."""
 
-    def __init__(self, take_images: TakeImages = lambda: ([], [])) -> None:
+    def __init__(
+        self, take_images: TakeImages = lambda: ([], []), take_evictions: TakeEvictions = lambda step: []
+    ) -> None:
         self._take_images = take_images
+        self._take_evictions = take_evictions
         self._free: list[int] = []
         self._num_rows = 0
 
@@ -75,7 +81,8 @@ class PlanWriter:
             lengths = [item.num_tokens for item in scheduled[num_decodes:]]
             samples = [item.samples for item in scheduled[num_decodes:]]
         columns = (rows, starts, num_tokens, num_decodes, known, lengths, samples, num_drafts)
-        return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, *self._take_images())
+        images, evictions = self._take_images(), self._take_evictions(step)
+        return StepPlan(step, *columns, forced, states, left, new, tokens, blocks, *images, evictions)
 
     def _columns(
         self,
@@ -151,6 +158,7 @@ class PlanWriter:
                 None if sequence.state_slot is None else sequence.state_slot.slot,
                 sequence.media,
                 sequence.adapter,
+                sequence.num_evicted_tokens,
             )
         )
         return row

@@ -66,7 +66,7 @@ class Planner:
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self.encoder = EncoderSchedule(config.media)
-        self._writer = PlanWriter(self.encoder.take)
+        self._writer = PlanWriter(self.encoder.take, blocks.evictions.take)
 
     @property
     def num_preemptions(self) -> int:
@@ -89,7 +89,7 @@ class Planner:
         limit = budget - len(decodes)
         if len(prompts) > 1 and self._live.has_several_keys("interactive"):
             limit = self._first_tokens.limit(prompts, len(decodes), limit, now)
-        num_tokens = len(decodes) + min(limit, sum([sequence.num_uncomputed_tokens for sequence in prompts]))
+        num_tokens = len(decodes) + min(limit, sum([sequence.num_computable_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)
         if not num_interactive and running.decoding["interactive"]:
             # All of them need a token that a step in flight samples. Batch work alone would make them wait longer.
@@ -140,7 +140,7 @@ class Planner:
         running, blocks = self._running, self._blocks
         due = running.take_due(lane, decodes)
         growing = [*due, *running.catching_up[lane].values()]
-        while growing and not blocks.try_grow(growing):
+        while growing and not ((not blocks.num_budgeted or blocks.evict(growing)) and blocks.try_grow(growing)):
             if self._live.in_flight:
                 running.put_back(lane, due)
                 return False
@@ -349,6 +349,10 @@ class Planner:
         self._running.reclassify(sequence)
         return ScheduledSequence(sequence, start, num_tokens, samples)
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Let a running sequence, which no step in flight names, be computed again."""
+        self._admission.preempt(sequence)
+
     def roll_back(self, sequence: Sequence) -> None:
         """Let a running sequence compute again what undone steps computed; its counters were set back already.
 
@@ -359,13 +363,12 @@ class Planner:
         elif not self._blocks.restart(sequence):
             self._admission.preempt(sequence)
             return
-        assert self._blocks.num_missing(sequence) == 0, "blocks of drafts are left, or some were lost"
         self._running.reclassify(sequence)
 
 
 def _batch_chunk(sequence: Sequence, allowance: BatchAllowance, num_left: int) -> int:
     """Return how many of `num_left` tokens a batch prompt gets: all that it has or none where it needs one step."""
-    wanted = sequence.num_uncomputed_tokens
+    wanted = sequence.num_computable_tokens
     if sequence.needs_one_step:
         return wanted if wanted <= num_left and allowance.take_whole(wanted) else 0
     return allowance.take_chunk(min(wanted, num_left)) if num_left else 0

@@ -81,10 +81,13 @@ class PrefixCache:
         """Make the blocks of sequences findable that are full, as far as they were not yet.
 
         Args:
-            written: Sequences, each with how many of its first tokens are in its blocks for good.
+            written: Sequences, each with how many of its first tokens are in its blocks for good. Those that evict
+                are left out: what follows an eviction does not depend on the tokens alone.
         """
         size, label, digest_of = self._block_size, self._pool.label, self._digest_of
         for sequence, num_written in written:
+            if sequence.num_evicted_tokens:
+                continue
             place, end = sequence.num_findable_blocks, num_written // size
             sequence.num_findable_blocks = end
             table, digests = sequence.block_table, sequence.block_digests

@@ -136,7 +136,7 @@ class Restores:
     def _extent(self, sequence: Sequence) -> _Extent:
         tiers, pool, digest_of = self._tiers, self._blocks.pool, self._blocks.digest_of
         num_blocks = 0
-        for place in range((sequence.num_tokens - 1) // self._block_size):
+        for place in range(self._blocks.most_hits(sequence)):
             digest = digest_of(sequence, place)
             if pool.find(digest) is None and not tiers.has(FULL, digest):
                 break

@@ -186,6 +186,8 @@ class Scheduler:
             BadRequestError: The prompt is empty.
         """
         num_generated, limit = int(sequence.pooling is None), self.config.max_num_tokens
+        if sequence.budget is not None:
+            limit = self.config.max_model_len
         if sequence.needs_one_step:
             limit = min(limit, self.config.max_num_batched_tokens)
         if sequence.num_prompt_tokens + num_generated > limit:
@@ -271,7 +273,7 @@ class Scheduler:
         Returns:
             The shares of the oldest step, of sequences that still run.
         """
-        oldest = self._in_flight[0]
+        oldest, evicting = self._in_flight[0], self._blocks.evictions.unlanded()
         touched: dict[Sequence, None] = {}
         for step in reversed(self._in_flight):
             self._running.departed += step.departed
@@ -284,11 +286,26 @@ class Scheduler:
         self._planner.encoder.reset()
         self._live.release_ended(self._live.num_planned)
         self._running.departed += touched
+        self._lose_evictions(evicting)
         for sequence in touched:
             if sequence.status is SequenceStatus.RUNNING:
                 self._planner.roll_back(sequence)
         shares = [item for item in oldest.scheduled if item.sequence.status is SequenceStatus.RUNNING]
         return shares if self._blocks.states is None else restarted_shares(shares, self.config.max_num_batched_tokens)
+
+    def _lose_evictions(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences begin again of which it is not known whether their keys have turned.
+
+        What fails a second time when it evicts is at fault itself.
+        """
+        for sequence in sequences:
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue
+            if sequence.has_lost_eviction:
+                self.fail(sequence, "a step failed again in which the KV cache of the sequence was to be shortened")
+                continue
+            sequence.has_lost_eviction = True
+            self._planner.preempt(sequence)
 
     def schedule_again(self, items: Iterable[ScheduledSequence], now: float) -> ScheduledStep | None:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.group_tables import StateSlot, WindowTable
 from gpu_worker.core.media import MediaSpan, PreparedImage
@@ -77,6 +78,9 @@ class Sequence:
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
         images: Their pixels, which may be needed as long as it lives.
         record: What it has taken of the device.
+        budget: Blocks of `block_table` that it may hold; None for as many as its tokens need.
+        num_evicted_tokens: Computed tokens that have left `block_table`, a whole number of blocks.
+        has_lost_eviction: A step failed that may have evicted for it, and it was computed again.
     """
 
     id: str
@@ -134,6 +138,9 @@ class Sequence:
     media: tuple[MediaSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
     record: SequenceRecord = field(default_factory=SequenceRecord)
+    budget: BlockBudget | None = None
+    num_evicted_tokens: int = 0
+    has_lost_eviction: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -162,6 +169,14 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_computable_tokens(self) -> int:
+        """Those of them that a step can compute: its budget may have room for fewer before something is evicted."""
+        count = self.num_uncomputed_tokens
+        if self.budget is None:
+            return count
+        return min(count, self.budget.num_tokens + self.num_evicted_tokens - self.num_computed_tokens)
+
+    @property
     def is_on_trial(self) -> bool:
         """Say whether it has still to show that it does not end the worker."""
         return len(self.token_ids) < self.trial_end
@@ -178,6 +193,11 @@ class Sequence:
     def reports_prompt(self) -> bool:
         """Say whether computing the prompt gives an answer even where no token is wanted."""
         return self.pooling is not None or self.sampling.prompt_logprobs is not None
+
+    def num_evicted_at(self, num_output_tokens: int) -> int:
+        """Return how many tokens had left its blocks when so many were generated, the last of them not computed."""
+        num_computed = max(0, self.num_prompt_tokens + num_output_tokens - 1)
+        return 0 if self.budget is None else self.budget.num_evicted_tokens(num_computed)
 
     @property
     def needs_one_step(self) -> bool:

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from gpu_worker.core.block_hints import BlockHints
 from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.evictions import Evictions
 from gpu_worker.core.prefix_cache import HitRule, PrefixCache
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
@@ -30,12 +31,13 @@ class SequenceBlocks:
         pool: Blocks that keep all tokens.
         num_evicted: Blocks of `pool` whose content could be found, and was overwritten.
         rules: What the further groups say of a prefix, by number of the group from 1 on.
+        num_budgeted: Running sequences that have a budget, of which `evictions` evicts blocks.
     """
 
     def __init__(self, config: SchedulerConfig, tiers: KvTiers | None = None) -> None:
         self.pool = BlockPool(config.num_blocks, self._count_evicted, config.retained_share)
-        self.num_evicted = 0
-        self._tiers = tiers
+        self.num_evicted = self.num_budgeted = 0
+        self._tiers, self.evictions = tiers, Evictions(self.pool)
         self.windows = WindowGroups(config, tiers)
         self.states = None
         if config.state is not None:
@@ -54,8 +56,7 @@ class SequenceBlocks:
         self._has_windows = len(self.windows) > 0
         self._to_publish = self._distances()
         self._num_promised = 0
-        self.num_prefix_queries = 0
-        self.num_prefix_hits = self.num_device_hits = 0
+        self.num_prefix_queries = self.num_prefix_hits = self.num_device_hits = 0
 
     @property
     def num_free(self) -> int:
@@ -81,7 +82,7 @@ class SequenceBlocks:
         there is no promise to keep to anybody.
         """
         hits, _ = self._match(sequence)
-        expected = self._expected_blocks(sequence)
+        expected = self.expected_blocks(sequence)
         num_shared = sum(map(self.pool.is_in_use, hits))
         shortages = [expected - num_shared - (self.pool.num_available - self._num_promised)]
         shortages += self.windows.shortages(expected)
@@ -121,21 +122,28 @@ class SequenceBlocks:
         self.pool.share(hits)
         if self._hints is not None:
             self._hints.start(sequence, len(hits))
-        missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits)
+        missing = self._num_needed(sequence, sequence.num_tokens) - len(hits)
         sequence.block_table = hits + self.pool.allocate(missing)
+        self.num_budgeted += sequence.budget is not None
         sequence.num_findable_blocks = len(hits)
         sequence.num_computed_tokens = len(hits) * self._block_size
         # What steps contributed before a preemption is computed again.
         sequence.pooled.clear()
-        sequence.expected_blocks = self._expected_blocks(sequence)
+        sequence.expected_blocks = self.expected_blocks(sequence)
         self._num_promised += self._promised(sequence)
         self.windows.open(sequence, len(hits), num_known)
         if self.states is not None:
             sequence.state_slot = self.states.open(sequence.block_digests, len(hits), num_known)
 
-    def num_missing(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence lacks for the tokens that it has or is getting."""
-        return -(-sequence.num_tokens // self._block_size) - len(sequence.block_table)
+    def evict(self, sequences: Values[Sequence]) -> bool:
+        """Evict blocks of running sequences whose budgets are full; False where the pool has too few for copies."""
+        for sequence in filter(self.evictions.is_due, sequences):
+            if not self.evictions.can_evict(sequence):
+                return False
+            promised = self._promised(sequence)
+            self.evictions.evict(sequence, self.pool.num_available - self._num_promised)
+            self._num_promised += self._promised(sequence) - promised
+        return True
 
     def try_grow(self, sequences: Values[Sequence]) -> bool:
         """Give running sequences the blocks that they lack for the tokens that they have or are getting.
@@ -148,7 +156,10 @@ class SequenceBlocks:
         for sequence in sequences:
             # The last of these tokens is the next to be computed, unless more are known.
             last, last_known = sequence.num_computed_tokens, len(sequence.token_ids) - 1
-            count = (last if last > last_known else last_known) // size + 1 - len(sequence.block_table)
+            place = (last if last > last_known else last_known) - sequence.num_evicted_tokens
+            count = place // size + 1 - len(sequence.block_table)
+            if sequence.budget is not None:
+                count = min(count, sequence.budget.num_blocks - len(sequence.block_table))
             if count > 0:
                 short += [sequence] * count
         if len(short) > self.pool.num_available:
@@ -164,9 +175,11 @@ class SequenceBlocks:
     def reach(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens a step can compute: as many as there are blocks for.
 
-        All of them but where layers keep the last tokens only. `take` gives the blocks.
+        All of them but where layers keep the last tokens only, or the sequence has a budget. `take` gives the blocks.
         """
         start = sequence.num_computed_tokens
+        if sequence.budget is not None:
+            num_tokens = min(num_tokens, sequence.num_computable_tokens)
         return self.windows.reach(sequence, start + num_tokens) - start
 
     def take(self, sequence: Sequence, num_tokens: int) -> None:
@@ -178,18 +191,18 @@ class SequenceBlocks:
 
         For one step: `trim` takes back what the sequence did not grow into.
         """
-        missing = self._config.num_blocks_for(num_tokens) - len(sequence.block_table)
+        missing = self._num_needed(sequence, num_tokens) - len(sequence.block_table)
         count = min(missing, self.pool.num_available)
         if count > 0:
             self._extend([sequence] * count)
-        num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size)
+        num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size + sequence.num_evicted_tokens)
         num_tokens = self.windows.reach(sequence, num_tokens, takes_promised=True)
         self.windows.grow(sequence, num_tokens)
         return num_tokens
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the blocks behind those that the sequence's tokens need."""
-        needed = self._config.num_blocks_for(sequence.num_tokens)
+        needed = self._num_needed(sequence, sequence.num_tokens + sequence.num_evicted_tokens)
         if needed < len(sequence.block_table):
             promised = self._promised(sequence)
             self.pool.release(sequence.block_table[needed:])
@@ -289,6 +302,10 @@ class SequenceBlocks:
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back. What they hold stays findable until they are reused."""
         self._num_promised -= self._promised(sequence)
+        if sequence.budget is not None and sequence.block_table:
+            self.num_budgeted -= 1
+            self.evictions.drop(sequence)
+            sequence.num_evicted_tokens = 0
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.expected_blocks = 0
@@ -305,17 +322,10 @@ class SequenceBlocks:
             holders: Those that run, or have ended in a step in flight.
             others: Of each group, blocks that are held besides, each as often as it is.
         """
-        self.pool.check_integrity()
         assert self._num_promised == sum(map(self._promised, holders))
-        counts: dict[int, int] = {}
-        for block in others[FULL] if others else ():
-            counts[block] = counts.get(block, 0) + 1
-        for sequence in holders:
-            assert len(set(sequence.block_table)) == len(sequence.block_table)
-            assert sequence.num_computed_tokens <= len(sequence.block_table) * self._block_size
-            for block in sequence.block_table:
-                counts[block] = counts.get(block, 0) + 1
-        assert counts == self.pool.ref_counts(), "a block has no holder or is counted wrongly"
+        assert self.num_budgeted == sum(sequence.budget is not None for sequence in holders)
+        besides = [*(others[FULL] if others else ()), *self.evictions.check_integrity(holders, self._block_size)]
+        self.pool.check_holders([sequence.block_table for sequence in holders], besides)
         self.windows.check_integrity(holders, others[1:])
         if self.states is not None:
             self.states.check_integrity([s.state_slot for s in holders if s.state_slot is not None])
@@ -324,6 +334,11 @@ class SequenceBlocks:
     def can_match(self, sequence: Sequence) -> bool:
         """Say whether the sequence may start behind a known prefix."""
         return self._cache is not None and not sequence.needs_whole_prompt
+
+    def most_hits(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence may start behind: its last token is computed, and has room."""
+        most = (sequence.num_tokens - 1) // self._block_size
+        return most if sequence.budget is None else min(most, sequence.budget.num_blocks - 1)
 
     def num_hits(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence would start behind."""
@@ -347,7 +362,7 @@ class SequenceBlocks:
         """Return the blocks behind which all groups can go on, and how many hold the longest known prefix."""
         if self._cache is None:
             return [], 0
-        known = self._cache.match(sequence)
+        known = self._cache.match(sequence)[: self.most_hits(sequence)]
         if not known or (not self.windows and self.states is None):
             return known, len(known)
         return known[: self._cache.num_resumable(sequence, len(known))], len(known)
@@ -371,8 +386,15 @@ class SequenceBlocks:
             for offset in range(self._block_size)
         ]
 
-    def _expected_blocks(self, sequence: Sequence) -> int:
-        return self._config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)
+    def expected_blocks(self, sequence: Sequence) -> int:
+        """Return how many blocks to count for a waiting sequence."""
+        expected = self._config.expected_blocks(sequence.num_tokens, sequence.max_num_tokens)
+        return expected if sequence.budget is None else min(expected, sequence.budget.num_blocks)
+
+    def _num_needed(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many blocks hold the first `num_tokens` tokens, without those that were evicted."""
+        needed = self._config.num_blocks_for(num_tokens - sequence.num_evicted_tokens)
+        return needed if sequence.budget is None else min(needed, sequence.budget.num_blocks)
 
     def _promised(self, sequence: Sequence) -> int:
         return self.num_counted(sequence) - len(sequence.block_table)

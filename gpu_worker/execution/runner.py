@@ -26,6 +26,7 @@ from gpu_worker.core.step import CompletedStep, SampledTokens, StepResult
 from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
+from gpu_worker.execution.batch.key_turns import KeyTurns
 from gpu_worker.execution.batch.rows import BatchRows
 from gpu_worker.execution.batch.step_table import (
     DeviceStep,
@@ -102,6 +103,7 @@ class TorchModelRunner:
         self._rows = BatchRows(max_num_seqs, width, self._device, num_windows)
         self.num_state_slots = max(num_state_slots, max_num_seqs)
         self._states = allocate_states(cache.layout, self.num_state_slots, max_draft_tokens, self._device)
+        self._turns = KeyTurns(model, cache)
         self._sampler = Sampler(self._rows.num_rows, model.config.vocab_size, self._device, ranks)
         self._head = StepHead(model, self._sampler, self._rows, keeps_last_tokens=self.is_asynchronous)
         self._downloads = Downloads(self._device)
@@ -277,6 +279,7 @@ class TorchModelRunner:
         changes = self._sequences.apply(plan)
         self._depart(changes.departed)
         self._rows.follow(plan, upload)
+        self._turns.apply(plan.evictions, upload)
         self._sampler.assign(changes.new, upload)
         sequences = self._sequences.of(plan.rows)
         wants_shares = self._drafting is not None and self._drafting.wants_hidden
@@ -292,7 +295,8 @@ class TorchModelRunner:
             drafts = self.share_drafts(plan, drafts)
         windows = [tables.host for tables in self._rows.windows]
         has_axes = self._encoder is not None and self._encoder.has_axes
-        frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None, has_axes)
+        evicted = self._rows.evicted if self._rows.has_evicted else None
+        frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None, has_axes, evicted)
         layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
         if self._states is not None:
             copy_states(self._states, sequences, plan.states, upload)

@@ -126,6 +126,11 @@ class CausalLM:
             self._ranks.send(hidden)
         return hidden
 
+    def rotary_table(self, layer: int) -> torch.Tensor:
+        """Return the cosines, then the sines, by which an attention layer turns keys; `[max_model_len, head_dim]`."""
+        shape = self.config.attention_shape(layer)
+        return self._rotations.of(shape.rotary, shape.head_dim, shape.rotary_dim)
+
     def replay_drafts(self, places: torch.Tensor, states: Sequence[LayerState | None], rows: StateRows) -> None:
         """Advance the states of recurrent layers by the accepted draft tokens of the last step.
 

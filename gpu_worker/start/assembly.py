@@ -29,6 +29,7 @@ from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.prefixes.affinity import PeerConnection, PrefixAffinity
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.receipts import ReceiptWriter
+from gpu_worker.consumer.request_budget import RequestBudgets
 from gpu_worker.consumer.request_images import RequestImages
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.consumer.request_reader import RequestReader
@@ -50,7 +51,7 @@ from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
 from shared.disaggregation import Role
-from shared.features import FEATURES, IMAGES
+from shared.features import FEATURES, IMAGES, KV_BUDGET
 from shared.media_store import MediaStore
 from shared.prefixes import MAX_WAIT_S
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
@@ -110,14 +111,14 @@ class Worker:
         sizes, tokenizer = setup.scheduler, model.tokenizer
         self._encoder = encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._engine, self._constraints = EngineThread(setup.engine), ConstraintSource(tokenizer)
-        max_len, processor = sizes.max_model_len, _processor(setup)
+        max_len, processor, self._can_evict = sizes.max_model_len, _processor(setup), setup.eviction_problem is None
         self._images = _images(nats, processor, max_len, image_memory_bytes)
         self._service = TokenizerService(nats, identity.model, max_len, tokenizer, encoder, self._clock, processor)
         self._observer, held = observer, HeldRequests(self._removed)
         self._adapters = WorkerAdapters(nats, identity.worker, setup.adapting, adapters, self._engine, held)
         self._handover = self._make_handover(identity.worker, setup, role, held)
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
-        reader, own = self._reader(identity, sizes, model, pooled), (self._fetch(), self._adapters.requests)
+        reader, own = self._reader(identity, setup, model, pooled), (self._fetch(), self._adapters.requests)
         intake = Intake(reader, encoder, self._constraints, self._engine, held, capacity, self._images, *own)
         subscribers, (gpu, receipts) = FrameSubscribers(nats, identity.worker), _metering(setup)
         batch = self._batch_lane(identity, nats, limits, model, intake, held, receipts)
@@ -172,11 +173,11 @@ class Worker:
     def _reader(
         self,
         identity: Identity,
-        sizes: SchedulerConfig,
+        setup: EngineSetup,
         model: ServedModel,
         pooled: PooledAnswers,
     ) -> RequestReader:
-        longest, tokenizer = sizes.max_model_len, model.tokenizer
+        longest, tokenizer = setup.scheduler.max_model_len, model.tokenizer
         sees, files = self._images is not None, model.directory
         return RequestReader(
             identity.model,
@@ -184,6 +185,7 @@ class Worker:
             longest,
             tokenizer,
             pooled,
+            RequestBudgets(setup.scheduler, setup.eviction_problem),
             self._clock,
             self._adapters.slots,
             sees=sees,
@@ -256,7 +258,7 @@ class Worker:
             tasks=model.tasks.names,
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
-            features=(*FEATURES, *images, *self._adapters.features),
+            features=(*FEATURES, *images, *([KV_BUDGET] if self._can_evict else []), *self._adapters.features),
             adapters=self._adapters.slots,
             named_adapters=lambda: self._adapters.orders.beats,
             handover=self._handover,

@@ -71,6 +71,7 @@ class EngineSetup:
         group: Runs a model that is divided among ranks; None where one process has it all.
         tiers: What is kept below the device's memory; None where nothing is.
         media: Prepares images; None where none are taken.
+        eviction_problem: Why tokens of a sequence cannot leave the KV cache; None where they can.
     """
 
     engine: Engine
@@ -81,6 +82,7 @@ class EngineSetup:
     tiers: BlockTiers | None = None
     media: MediaProcessor | None = None
     adapting: Adapting | None = None
+    eviction_problem: str | None = None
 
 
 def build_engine(
@@ -97,7 +99,7 @@ def build_engine(
     lora_modules(config)
     recipe = find_recipe(config.speculative)
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
-    gpu_uuid = experts = group = tiers = media = adapting = None
+    gpu_uuid = experts = group = tiers = media = adapting = problem = None
     constraints, images = SharedConstraints(), SharedImages()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
@@ -117,20 +119,12 @@ def build_engine(
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
         media = _processor(directory, scheduler)
-    _log.info(
-        "engine ready",
-        extra={
-            "num_blocks": scheduler.num_blocks,
-            "block_size": scheduler.block_size,
-            "max_model_len": scheduler.max_model_len,
-            "max_num_seqs": scheduler.max_num_seqs,
-            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-            "simulate": config.simulate,
-            "speculative": config.speculative,
-        },
-    )
+        problem = _eviction_problem(config, loaded.model_config, scheduler)
+    sizes = ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    settings = {"simulate": config.simulate, "speculative": config.speculative}
+    _log.info("engine ready", extra={name: getattr(scheduler, name) for name in sizes} | settings)
     engine = Engine(Scheduler(scheduler, speculation, constraints, tiers, images), runner)
-    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers, media, adapting)
+    return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers, media, adapting, problem)
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
@@ -164,6 +158,14 @@ def rank_settings(config: WorkerConfig) -> RunnerConfig:
     assert config.model is not None
     runner_config, _ = _runner_config(config, read_model_directory(config.model))
     return with_room_for_proposer(config, runner_config)
+
+
+def _eviction_problem(config: WorkerConfig, model: ModelConfig, sizes: SchedulerConfig) -> str | None:
+    from gpu_worker.models.evictable import eviction_problem
+
+    if config.speculative not in ("off", "ngram", "draft"):
+        return f"its drafts are made of what the KV cache holds (HEADRACE_SPECULATIVE is {config.speculative})"
+    return eviction_problem(model, sizes.max_model_len)
 
 
 def _load_model(

@@ -187,6 +187,20 @@ def test_answer_without_a_limit_ends_with_the_context_and_says_so(
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "model_context_window_exceeded")
 
 
+def test_text_with_a_budget_outgrows_the_context_and_says_what_was_forgotten(system: System, client: Client) -> None:
+    context: int = system.client().models.list().data[0].model_dump()["max_model_len"]
+    body = {"max_tokens": 40, "ignore_eos": True, "kv_budget": {"tokens": 128}}
+    answer = client.complete([40] * (context - 6), **body)
+    # Of the 2,081 tokens that were computed, 128 fit, and each eviction makes room for 16.
+    assert (answer["usage"]["completion_tokens"], answer["usage"]["evicted_tokens"]) == (40, 1968)
+    again = client.complete([40] * (context - 6), **body)
+    assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+    assert "evicted_tokens" not in client.complete([40] * 60, **body)["usage"]
+    refused = client.post("/v1/completions", prompt="x", kv_budget={"tokens": 63})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kv_budget")
+    assert "must be 64 to 2048" in refused.json()["error"]["message"]
+
+
 def test_chat_answer_begins_with_the_echoed_message(client: Client) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "def add("}]
     body = {"messages": messages, "max_tokens": 4, "continue_final_message": True, "add_generation_prompt": False}

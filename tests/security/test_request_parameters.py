@@ -26,7 +26,9 @@ MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ELSEWHERE = {"epoch", "version", "deadline", "created", "probation", "messages"}
 NUMBERS = [leaf for leaf in leaves(Request) if isinstance(leaf.type, Number)]
 # What a model does not have is within the bounds of messages, and refused at intake.
-MODELS_OWN = ("dimensions", "media", "allowed_token_ids", "logit_bias", "logprob_token_ids", "stop_token_ids")
+MODELS_OWN = (
+    *("dimensions", "media", "allowed_token_ids", "logit_bias", "logprob_token_ids", "stop_token_ids", "kv_budget"),
+)
 VICTIM = Sampling(max_tokens=300, temperature=0.8, seed=11, ignore_eos=True)
 
 

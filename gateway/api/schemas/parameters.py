@@ -32,6 +32,7 @@ from shared.bounds import (
     RepetitionPenalty,
     TokenId,
 )
+from shared.kv_budget import KvBudget, KvPolicy, NumBudgetTokens
 from shared.sampling import Sampling
 
 UserText = Annotated[str, Meta(max_length=512)]
@@ -50,6 +51,15 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     resumable: Annotated[
         bool | None,
         described("Give events ids, and keep the stream: `GET /v1/streams/{id}` goes on after any event.", True),
+    ] = None
+
+
+class KvBudgetBody(Struct, forbid_unknown_fields=True):
+    """A bound on the memory that a text takes while it is computed."""
+
+    tokens: Annotated[NumBudgetTokens, described("Tokens that are kept at most; rounded down to whole blocks.")]
+    policy: Annotated[
+        KvPolicy | None, described("Which ones are kept: `sinks`, the default, keeps the first and the last ones.")
     ] = None
 
 
@@ -127,6 +137,14 @@ class CommonBody(StructuredOutputFields, kw_only=True, forbid_unknown_fields=Tru
     cache_salt: Annotated[
         CacheSalt | None, described("What is cached is shared only with requests that have the same salt.", "mine")
     ] = None
+    kv_budget: Annotated[
+        KvBudgetBody | None,
+        described(
+            "How many tokens of the text the model keeps; it forgets the others. `usage.evicted_tokens` tells how many "
+            "it had forgotten at the end. See [long contexts](long-contexts.md).",
+            {"tokens": 512},
+        ),
+    ] = None
 
 
 def to_sampling(
@@ -160,6 +178,12 @@ def one_of(body: CommonBody, name: str, other: str) -> Any:
     if same not in (None, value):
         raise invalid_value(other, f"'{other}' and '{name}' mean the same, and differ. Give one of them.")
     return value
+
+
+def to_budget(body: CommonBody) -> KvBudget | None:
+    """Return the wire's budget."""
+    asked = body.kv_budget
+    return None if asked is None else KvBudget(asked.tokens, asked.policy or "sinks")
 
 
 def check_names(body: CommonBody) -> None:

@@ -23,6 +23,7 @@ from gateway.api.schemas.parameters import (
     num_logprobs,
     one_of,
     prompt_logprobs,
+    to_budget,
     to_sampling,
     with_best_of,
 )
@@ -175,6 +176,7 @@ def _generation(
         truncate_prompt_tokens=limit,
         cache_salt=body.cache_salt,
         cache_hints=None if given == (None, None, None) else openai_hints(body),
+        kv_budget=to_budget(body),
         **more,
     )
     return with_best_of(generation, body.best_of)

@@ -49,22 +49,32 @@ class Placed:
     """Where the tokens of a plan are, from which the sources of `FIELDS` work.
 
     Attributes:
-        rows, starts: `[num_seqs]`, of the sequences.
+        rows, starts: `[num_seqs]`, of the sequences: their rows, and where in the cache their first tokens go.
         lengths: `[num_seqs]`, their tokens, drafts included.
         query_starts: `[num_seqs + 1]`, of these.
-        token_rows, places: `[num_tokens]`, the row of each token, and its place in its sequence.
+        token_rows, places: `[num_tokens]`, the row of each token, and its place in the cache: in its sequence, without
+            what was evicted.
         saves: Copies of states to make, with the places of their sequences.
     """
 
     def __init__(
-        self, plan: StepPlan, sequences: Values[BatchSequence], drafts: Values[Draft] | None, *, knows_tokens: bool
+        self,
+        plan: StepPlan,
+        sequences: Values[BatchSequence],
+        drafts: Values[Draft] | None,
+        *,
+        knows_tokens: bool,
+        evicted: Int64s | None = None,
     ) -> None:
+        """Place the tokens of a plan; `evicted` tokens of each row are not in the cache, none of any if None."""
         self.plan = plan
         self.sequences = sequences
         self.drafts = drafts
         self.knows_tokens = knows_tokens
         self.rows: Int64s = np.array(plan.rows, dtype=np.int64)
         self.starts: Int64s = np.array(plan.starts, dtype=np.int64)
+        if evicted is not None:
+            self.starts -= evicted[self.rows]
         self.is_plain = drafts is None and plan.num_tokens == len(plan.rows)
         self.saves = [(place, work.saves) for place, work in plan.states if work.saves] if plan.states else []
         if self.is_plain:
@@ -72,7 +82,7 @@ class Placed:
             self.query_starts: Int32s = np.arange(len(self.rows) + 1, dtype=np.int32)
             self.token_rows, self.places, self.max_query_len = self.rows, self.starts, 1
             self.context_lens: Int32s = (self.starts + 1).astype(np.int32)
-            self.max_context_len = max(plan.starts) + 1
+            self.max_context_len = int(self.starts.max()) + 1 if evicted is not None else max(plan.starts) + 1
             return
         lengths = np.array(self.num_kept, dtype=np.int64)
         if drafts is not None:

@@ -69,9 +69,12 @@ class BatchRows:
 
     Attributes:
         windows: Block tables of the groups of layers that keep the last tokens.
-        prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence.
+        prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence, less those that were evicted: the place
+            in the cache, which may be before its beginning, from which output counts.
+        evicted: `[max_num_seqs + 1]`, tokens of each row's sequence that are not in the cache any more.
         adapters: `[max_num_seqs + 1]`, the slot of each row's adapter; below zero without.
         has_adapters: Whether any row has one.
+        has_evicted: Whether any row's sequence has evicted tokens.
     """
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device, num_windows: int = 0) -> None:
@@ -79,6 +82,8 @@ class BatchRows:
         self._whole = BlockTables(max_num_seqs + 1, width, device)
         self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]
         self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
+        self.evicted: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
+        self.has_evicted = False
         self.adapters: Int32s = np.full(max_num_seqs + 1, -1, dtype=np.int32)
         self.has_adapters = False
 
@@ -113,14 +118,24 @@ class BatchRows:
         if plan.departed and self.has_adapters:
             self.adapters[plan.departed] = -1
         for item in plan.new:
-            self.prompt_lens[item.row] = item.num_prompt_tokens
+            self.prompt_lens[item.row] = item.num_prompt_tokens - item.num_evicted
+            self.evicted[item.row] = item.num_evicted
             self.adapters[item.row] = -1 if item.adapter is None else item.adapter
         if plan.new or (plan.departed and self.has_adapters):
             self.has_adapters = bool((self.adapters >= 0).any())
+        self._evict(plan)
         if plan.blocks:
             for group, tables in enumerate((self._whole, *self.windows)):
                 if written := [item for item in plan.blocks if item.group == group]:
                     tables.write(written, upload)
+
+    def _evict(self, plan: StepPlan) -> None:
+        for eviction in plan.evictions:
+            if (row := eviction.row) is not None:
+                self.prompt_lens[row] += self.evicted[row] - eviction.num_evicted
+                self.evicted[row] = eviction.num_evicted
+        if plan.evictions or (plan.new and (self.has_evicted or any(item.num_evicted for item in plan.new))):
+            self.has_evicted = bool(self.evicted.any())
 
 
 class RowTable:

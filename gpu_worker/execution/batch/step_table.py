@@ -22,7 +22,7 @@ from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.execution.batch.graph_shapes import GraphShape
 from gpu_worker.execution.batch.placed_tokens import Placed
 from gpu_worker.execution.batch.rows import BatchRows
-from gpu_worker.execution.batch.transfers import Int32s, StagedArray, Upload
+from gpu_worker.execution.batch.transfers import Int32s, Int64s, StagedArray, Upload
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.layers.attention_context import AttentionContext, WindowContext
@@ -79,12 +79,14 @@ class Frame(Struct, frozen=True, gc=False):
         tables: Block tables of the layers that keep all tokens.
         has_states: There are recurrent layers.
         has_axes: Positions have several axes, so that those behind an image are not places.
+        evicted: Of each row, tokens that are not in the cache any more; None where no row has any.
     """
 
     tables: Int32s
     block_size: int
     has_states: bool = False
     has_axes: bool = False
+    evicted: Int64s | None = None
 
 
 class Field(Struct, frozen=True):
@@ -163,7 +165,7 @@ def lay_out(
         window_tables: Tables of each group of layers that keeps the last tokens.
         knows_tokens: No step is in flight that samples a token which this one computes.
     """
-    placed = Placed(plan, sequences, drafts, knows_tokens=knows_tokens)
+    placed = Placed(plan, sequences, drafts, knows_tokens=knows_tokens, evicted=frame.evicted)
     arrays = []
     for field in _ALWAYS if drafts is None and not frame.has_states else FIELDS:
         source = field.source(placed, frame)

@@ -18,8 +18,9 @@ from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.disaggregation import KvReady
-from shared.messages import Delta, Finish, Request, Timing, Usage
+from shared.messages import Delta, Finish, Request, Usage
 from shared.nats_connection import connect
+from shared.receipt import Timing
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from tests.gateway.dispatch_bench import FAST_FLEET, FAST_RECOVERY, PATIENT_RECOVERY, Bench, ListSink

@@ -21,7 +21,8 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.stack.config import DEMO_MODEL
 from shared.conversation import ChatMessage, ChatOptions
 from shared.disaggregation import KvReady
-from shared.messages import Delta, Finish, FinishReason, Frame, Request, Timing, Usage, encode
+from shared.messages import Delta, Finish, FinishReason, Frame, Request, Usage, encode
+from shared.receipt import Timing
 from tests.gateway.dispatch_bench import ListSink
 
 

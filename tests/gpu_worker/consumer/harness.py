@@ -18,6 +18,8 @@ from nats.js.errors import NotFoundError
 
 import ops
 from gpu_worker.consumer.golden.watch import GoldenSettings
+from gpu_worker.consumer.request_budget import RequestBudgets
+from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import build_engine
@@ -34,6 +36,8 @@ from shared.subjects import Queue, cancel_subject, frame_subject, request_subjec
 DEMO_MODEL = Path(ops.__file__).parent / "demo_model" / "model"
 TOKENIZER = ModelTokenizer(read_model_directory(DEMO_MODEL))
 TASKS = read_model_tasks(read_model_directory(DEMO_MODEL), TOKENIZER)
+SIZES = SchedulerConfig(block_size=16, num_blocks=400, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=2048)
+BUDGETS = RequestBudgets(SIZES, None)
 
 # Those who have a batch queue.
 TENANTS = ("default", "acme", "mallory", "t")

@@ -23,11 +23,11 @@ from gpu_worker.text.model_directory import read_model_directory
 from shared.grammar import GRAMMAR_PARAM, Grammar
 from shared.messages import Delta, Finish, FinishReason, Request
 from shared.sampling import Sampling
-from tests.gpu_worker.consumer.harness import DEMO_MODEL, TASKS, TOKENIZER
+from tests.gpu_worker.consumer.harness import BUDGETS, DEMO_MODEL, TASKS, TOKENIZER
 
 MESSAGE = QueuedMessage("subject", b"", "ack", 1, 1, 0)
 POOLED = PooledAnswers(TASKS)
-READER = RequestReader("m", read_model_directory(DEMO_MODEL), 2048, TOKENIZER, POOLED)
+READER = RequestReader("m", read_model_directory(DEMO_MODEL), 2048, TOKENIZER, POOLED, BUDGETS)
 PROMPT = "x = é"
 
 GRAMMAR = Grammar(kind="regex", source="a+")

@@ -11,7 +11,8 @@ from gpu_worker.consumer.gpu_monitor import _power
 from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.receipts import ReceiptWriter
-from shared.messages import Finish, Request, Timing, Usage
+from shared.messages import Finish, Request, Usage
+from shared.receipt import Timing
 from shared.worker_metrics import GpuReading
 from tests.gpu_worker.core.sequences import make_sequence
 

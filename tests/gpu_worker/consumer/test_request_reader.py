@@ -10,7 +10,9 @@ import pytest
 
 import ops
 from gpu_worker.consumer.pooled_answers import PooledAnswers
+from gpu_worker.consumer.request_budget import RequestBudgets
 from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.model_tasks import read_model_tasks
@@ -18,10 +20,12 @@ from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
+from shared.kv_budget import KvBudget
 from shared.media import ContentImage, MediaRef
 from shared.messages import Request
 from shared.pooling import Pooling
 from shared.sampling import Sampling
+from tests.gpu_worker.consumer.harness import BUDGETS, SIZES
 
 SIZE = 1000
 
@@ -32,7 +36,8 @@ def reader() -> RequestReader:
     whole = read_model_directory(Path(ops.__file__).parent / "demo_model" / "model")
     directory = dataclasses.replace(whole, vocab_size=SIZE)
     tokenizer = ModelTokenizer(directory)
-    return RequestReader("m", directory, 2048, tokenizer, PooledAnswers(read_model_tasks(directory, tokenizer)))
+    pooled = PooledAnswers(read_model_tasks(directory, tokenizer))
+    return RequestReader("m", directory, 2048, tokenizer, pooled, BUDGETS)
 
 
 def request(**fields: Any) -> Request:
@@ -104,7 +109,7 @@ def test_texts_that_are_embedded_have_no_more_tokens_than_the_model_reads() -> N
     directory = read_model_directory(Path(ops.__file__).parent / "demo_model" / "model")
     tokenizer = ModelTokenizer(directory)
     tasks = dataclasses.replace(read_model_tasks(directory, tokenizer), max_tokens=7)
-    reader = RequestReader("m", directory, 2048, tokenizer, PooledAnswers(tasks))
+    reader = RequestReader("m", directory, 2048, tokenizer, PooledAnswers(tasks), BUDGETS)
     prompt_ids = list(range(20))
 
     def left(limit: int | None, **pooling: Any) -> list[int]:
@@ -186,9 +191,44 @@ def test_tenant_whose_answers_are_marked_gets_none_without_a_key() -> None:
     directory = read_model_directory(Path(ops.__file__).parent / "demo_model" / "model")
     tokenizer = ModelTokenizer(directory)
     pooled = PooledAnswers(read_model_tasks(directory, tokenizer))
-    reader = RequestReader("m", directory, 2048, tokenizer, pooled, watermark_tenants=["acme"])
+    reader = RequestReader("m", directory, 2048, tokenizer, pooled, BUDGETS, watermark_tenants=["acme"])
     reader.prompt(request(text="x"))
     reader.prompt(request(text="x", tenant="acme", sampling=Sampling(watermark="0" * 64)))
     with pytest.raises(BadRequestError, match="'acme' carry a watermark") as caught:
         reader.prompt(request(text="x", tenant="acme"))
     assert caught.value.code == "watermark_required"
+
+
+def test_budget_is_read_in_whole_blocks(reader: RequestReader) -> None:
+    asked = request(token_ids=(1, 2), kv_budget=KvBudget(1000), sampling=Sampling(max_tokens=100_000))
+    reader.prompt(asked)
+    sequence = reader.sequence(asked, "a", [1, 2], [])
+    assert sequence.budget == BlockBudget(num_blocks=62, num_sinks=1, num_evicted=7, block_size=16)
+    # The text may outgrow the context where its length was asked for.
+    assert sequence.max_tokens == 100_000
+    assert reader.sequence(request(token_ids=(1, 2), kv_budget=KvBudget(1000)), "a", [1, 2], []).max_tokens == 2046
+    assert reader.sequence(request(token_ids=(1, 2)), "a", [1, 2], []).budget is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_budget": KvBudget(63)}, r"kv_budget\.tokens is 63, but it must be 64 to 2048 here\."),
+        ({"kv_budget": KvBudget(2064)}, r"kv_budget\.tokens is 2064, but it must be 64 to 2048 here\."),
+        ({"kv_budget": KvBudget(500), "pooling": Pooling(task="embed")}, "because the request generates nothing"),
+    ],
+)
+def test_budget_that_cannot_be_kept_to_is_refused(reader: RequestReader, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message) as caught:
+        reader.prompt(request(text="x", **fields))
+    assert caught.value.param == "kv_budget"
+
+
+def test_model_that_cannot_evict_says_why() -> None:
+    budgets = RequestBudgets(SIZES, "its attention is latent")
+    with pytest.raises(
+        BadRequestError, match="no tokens can be evicted here, because its attention is latent"
+    ) as caught:
+        budgets.read(request(text="x", kv_budget=KvBudget(500)))
+    assert caught.value.code == "unsupported_kv_budget"
+    assert budgets.read(request(text="x")) is None

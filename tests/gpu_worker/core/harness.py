@@ -10,6 +10,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.tiers import KvTiers
+from shared.kv_budget import MAX_BUDGETED_TOKENS
 from shared.messages import FinishReason
 from tests.gpu_worker.core.paged_oracle import Drafter, OracleRunner, OracleStep, reference_tokens
 
@@ -171,7 +172,8 @@ class Harness:
 
     def reference(self, sequence: Sequence) -> tuple[list[int], str]:
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]
-        limit = min(sequence.max_tokens, self.scheduler.config.max_num_tokens - len(prompt))
+        longest = self.scheduler.config.max_num_tokens if sequence.budget is None else MAX_BUDGETED_TOKENS
+        limit = min(sequence.max_tokens, longest - len(prompt))
         return reference_tokens(sequence.salt, prompt, limit, sequence.stop_ids, self.runner.vocab_size)
 
     def assert_reference(self, *sequences: Sequence) -> None:

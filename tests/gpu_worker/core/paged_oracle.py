@@ -10,6 +10,9 @@ It knows sequences from encoded plans alone. Where it is given what the schedule
 Like a device it may run behind: it takes block tables and known tokens when a step is submitted, computes when the
 result is asked for, and takes tokens that were in flight from its own samples.
 
+Beside the KV of a position it keeps the place to which its key is turned. Of a sequence with a budget it reads the
+tokens back that `kept_tokens` says are kept, each turned to its place among them.
+
 Drafts come from a function that is told what would be right and may return anything; their KV is written like that of
 all tokens, and what was right is found by sampling behind each.
 """
@@ -25,8 +28,9 @@ import msgspec
 
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
 from gpu_worker.core.group_tables import WindowTable
-from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan import Eviction, StepPlan
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, ScheduledStep, StepResult
+from tests.gpu_worker.core.kept_tokens import kept_tokens
 
 
 def content(previous: int, token_id: int) -> int:
@@ -87,6 +91,8 @@ class _Work:
     drafts: list[int]
     windows: list[WindowTable]
     slot: int | None
+    num_evicted: int
+    budget: tuple[int, int, int] | None
 
     @property
     def end(self) -> int:
@@ -96,14 +102,18 @@ class _Work:
 class OracleStep:
     """A submitted step, computed when its result is asked for."""
 
-    def __init__(self, runner: "OracleRunner", number: int, work: list[_Work]) -> None:
-        self._runner, self._number, self._work = runner, number, work
+    def __init__(
+        self, runner: "OracleRunner", number: int, work: list[_Work], evictions: list[Eviction] | None = None
+    ) -> None:
+        self._runner, self._number, self._work, self._evictions = runner, number, work, evictions or []
 
     def result(self) -> StepResult:
+        self._runner.evict(self._evictions)
         return StepResult(self._number, self._runner.compute(self._number, self._work))
 
     def lose(self) -> None:
-        """Fail: the device wrote something into the slots, and what it sampled is of no use."""
+        """Fail: the device wrote something into the slots, and what it sampled is of no use. It may have evicted."""
+        self._runner.evict(self._evictions[: self._number % 2])
         for work in self._work:
             work.drafts = []
             work.row.lost_from = min(work.row.lost_from, self._number)
@@ -140,7 +150,9 @@ class OracleRunner:
         self.plans: list[ScheduledStep | StepPlan] = []
         self.names: dict[int, list[str]] = {}
         self.num_computed_tokens = 0
-        self._memory: defaultdict[int, list[int | None]] = defaultdict(lambda: [None] * block_size)
+        self._evicted: dict[int, int] = {}
+        # The KV of a position, and the place to which its key is turned.
+        self._memory: defaultdict[int, list[tuple[int, int] | None]] = defaultdict(lambda: [None] * block_size)
         self._rows: dict[BatchSequence, _Row] = {}
         self._last_computed = 0
 
@@ -164,7 +176,20 @@ class OracleRunner:
         shares = self._sequences.shares(plan)
         self.names[plan.step] = [share.sequence.id for share in shares]
         assert plan.num_tokens == sum(share.num_tokens for share in shares)
-        return OracleStep(self, plan.step, list(map(self._take, shares, scheduled or [None] * len(shares))))
+        self._evicted |= {new.row: new.num_evicted for new in plan.new}
+        self._evicted |= {each.row: each.num_evicted for each in plan.evictions if each.row is not None}
+        work = list(map(self._take, shares, scheduled or [None] * len(shares)))
+        return OracleStep(self, plan.step, work, plan.evictions)
+
+    def evict(self, evictions: list[Eviction]) -> None:
+        """Move blocks, and turn their keys back."""
+        for eviction in evictions:
+            sources, targets, shifts = zip(*eviction.moves, strict=True) if eviction.moves else ((), (), ())
+            assert len(set(sources)) == len(sources)
+            assert len(set(targets)) == len(targets)
+            read = [list(self._memory[block]) for block in sources]
+            for target, shift, kept in zip(targets, shifts, read, strict=True):
+                self._memory[target] = [entry and (entry[0], entry[1] - shift) for entry in kept]
 
     def compute(self, number: int, works: list[_Work]) -> list[SampledTokens]:
         assert number > self._last_computed, "the device computes steps in the order of their submission"
@@ -179,7 +204,7 @@ class OracleRunner:
                 slot = self._slot(work, position)
                 assert slot not in written, f"two tokens of one step share slot {slot}"
                 written.add(slot)
-                self._write(slot, values[position] if values else -1)
+                self._write(work, position, values[position] if values else -1)
                 self._write_windows(work, position, values[position] if values else -1)
         for work, values in zip(works, expected, strict=True):
             self._read_windows(work, values)
@@ -188,7 +213,7 @@ class OracleRunner:
 
     def spoil(self, work: _Work) -> None:
         for position in range(work.item.start, work.end):
-            self._write(self._slot(work, position), -1)
+            self._write(work, position, -1)
             self._write_windows(work, position, -1)
         if work.slot is not None:
             self._states[work.slot] = -1
@@ -232,8 +257,9 @@ class OracleRunner:
             self._states[slot] = values[item.start + num_tokens - 1] if values else -1
         self._states[work.slot] = values[work.end - 1] if values else -1
 
-    def _write(self, slot: int, value: int) -> None:
-        self._memory[slot // self.block_size][slot % self.block_size] = value
+    def _write(self, work: _Work, position: int, value: int) -> None:
+        block, offset = divmod(self._slot(work, position), self.block_size)
+        self._memory[block][offset] = value, position - work.num_evicted
 
     def _take(self, share: Share, planned: ScheduledSequence | None) -> _Work:
         sequence, salt = share.sequence, self._salt
@@ -259,7 +285,11 @@ class OracleRunner:
             for blocks, num_released in zip(sequence.window_tables, released, strict=True)
         ]
         tables = (list(sequence.token_ids), list(sequence.block_table), [], windows)
-        return _Work(share, self._rows[sequence], salt, *tables, sequence.state_slot)
+        num_evicted, budget = self._evicted[sequence.row], None
+        if planned is not None and (live_budget := planned.sequence.budget) is not None:
+            num_sinks, each = live_budget.num_sinks, live_budget.num_evicted
+            budget = (live_budget.num_tokens, num_sinks * self.block_size, each * self.block_size)
+        return _Work(share, self._rows[sequence], salt, *tables, sequence.state_slot, num_evicted, budget)
 
     def _draft(self, work: _Work) -> None:
         count = work.item.num_draft_tokens
@@ -281,16 +311,26 @@ class OracleRunner:
         return row.expected + contents(salt, work.drafts, row.expected[-1])
 
     def _slot(self, work: _Work, position: int) -> int:
-        return work.block_table[position // self.block_size] * self.block_size + position % self.block_size
+        place, offset = divmod(position - work.num_evicted, self.block_size)
+        return work.block_table[place] * self.block_size + offset
 
     def _sample(self, work: _Work, values: list[int]) -> SampledTokens:
         item, end = work.item, work.end
         sequence = item.sequence
         if not values:
             return SampledTokens((0,) if item.samples else ())
-        num_blocks = -(-len(values) // self.block_size)
-        read = list(chain.from_iterable(self._memory[block] for block in work.block_table[:num_blocks]))[: len(values)]
-        assert read == values, f"{sequence.id} reads wrong KV at {item.start}"
+        expected = values
+        if work.budget is not None:
+            kept = kept_tokens(item.start, *work.budget)
+            assert len(kept) == item.start - work.num_evicted + 1, f"{sequence.id} has evicted too much or too little"
+            kept += range(item.start + 1, len(values))
+            assert len(kept) <= work.budget[0], f"{sequence.id} computes tokens for which it should evict first"
+            expected = [values[token] for token in kept]
+        num_blocks = -(-len(expected) // self.block_size)
+        blocks = work.block_table[:num_blocks]
+        read = list(chain.from_iterable(self._memory[block] for block in blocks))[: len(expected)]
+        placed = list(zip(expected, range(len(expected)), strict=True))
+        assert read == placed, f"{sequence.id} reads wrong KV at {item.start}"
         prompt_logprobs = ()
         if sequence.sampling.prompt_logprobs is not None:
             seen = work.token_ids[item.start + 1 : min(end + 1, sequence.num_prompt_tokens)]

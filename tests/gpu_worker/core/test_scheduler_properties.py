@@ -317,7 +317,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Batch work gets no token of a step that has too few for people; what is paused keeps its blocks."""
         given = {item.sequence for item in plan.scheduled}
         people = self._with(SequenceStatus.RUNNING, lane="interactive")
-        if any(sequence.num_computed_tokens < len(sequence.token_ids) for sequence in people):
+        # A budget bounds how many tokens of a prompt a step can take, whatever else it computes.
+        if any(s.num_computed_tokens < len(s.token_ids) for s in people if s.budget is None):
             assert all(sequence.lane == "interactive" for sequence in given)
         is_full = plan.num_tokens == self.scheduler.config.max_num_batched_tokens
         for sequence in self._with(SequenceStatus.RUNNING, lane="batch"):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.constraint import SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.plan import StepPlan
@@ -73,6 +74,8 @@ def record(config: dict[str, Any], state: StateConfig | None, pooled: Sequence |
     engine, coming = Engine(scheduler, runner), list(sequences())
     if pooled is not None:
         coming.insert(3, pooled)
+    if state is None:
+        coming[1].budget = coming[6].budget = BlockBudget(num_blocks=5, num_sinks=1, num_evicted=1, block_size=4)
     while coming or engine.has_work():
         if coming:
             engine.add(coming.pop(0))
@@ -113,6 +116,7 @@ def test_process_that_gets_only_encoded_plans_computes_the_same(kind: str, tmp_p
     plans = [plan for plan, _, _ in recorder.steps]
     assert scheduler.stats.num_preemptions > 0
     assert any(plan.departed for plan in plans)
+    assert state is not None or any(plan.evictions for plan in plans)
     if kind != "simulated":
         assert any(plan.forced for plan in plans)
         assert any(result.num_accepted for _, _, step in recorder.steps for result in step.sampled)

@@ -83,7 +83,7 @@ def entry(leaf: Leaf, value: Any) -> Any:
     """Return the value of a body's field that holds a number in this place."""
     if leaf.path[-1] == "keys":
         return {str(value): 1.0}
-    holder = {"logit_bias": "1", "agent_hints": leaf.path[-1]}.get(leaf.path[0])
+    holder = {"logit_bias": "1", "agent_hints": leaf.path[-1], "kv_budget": "tokens"}.get(leaf.path[0])
     if holder is not None:
         return {holder: value}
     return [value] if len(leaf.path) > 1 else value

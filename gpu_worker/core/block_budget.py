@@ -1,0 +1,58 @@
+"""A request's budget in blocks: how many its sequence holds, and how many leave at once when these are full.
+
+What a token sees is a function of its place in the sequence, of the budget and of the block size: blocks leave just
+before the token is computed for which there is no room, however the tokens were divided into steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import BadRequestError
+from shared.kv_budget import KvBudget
+
+MIN_BLOCKS = 4
+_EVICTED_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBudget:
+    """Blocks of a sequence that evicts.
+
+    Attributes:
+        num_blocks: That it holds at most.
+        num_sinks: The first ones, which stay.
+        num_evicted: That leave at once.
+    """
+
+    num_blocks: int
+    num_sinks: int
+    num_evicted: int
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it keeps at most."""
+        return self.num_blocks * self.block_size
+
+    def num_evicted_tokens(self, num_computed: int) -> int:
+        """Return how many tokens have left when this many are computed."""
+        each = self.num_evicted * self.block_size
+        return -(-max(0, num_computed - self.num_tokens) // each) * each
+
+    def evicted_places(self) -> range:
+        """Return which blocks of a full table leave, by their places: the oldest ones behind the sinks."""
+        return range(self.num_sinks, self.num_sinks + self.num_evicted)
+
+
+def block_budget(budget: KvBudget, block_size: int, max_num_blocks: int) -> BlockBudget:
+    """Return a budget in blocks of `block_size` tokens, of which a sequence may have `max_num_blocks`.
+
+    Raises:
+        BadRequestError: It is smaller than `MIN_BLOCKS` blocks, or larger than the model's context.
+    """
+    num_blocks, least, most = budget.tokens // block_size, MIN_BLOCKS * block_size, max_num_blocks * block_size
+    if num_blocks < MIN_BLOCKS or num_blocks > max_num_blocks:
+        allowed = f"it must be {least} to {most} here" if least <= most else "no budget fits into the context here"
+        raise BadRequestError(f"kv_budget.tokens is {budget.tokens}, but {allowed}.", "kv_budget")
+    return BlockBudget(num_blocks, 1, max(1, num_blocks // _EVICTED_SHARE), block_size)

@@ -1,0 +1,119 @@
+"""Evicts blocks of sequences that have a budget, before their content is overwritten by their next tokens.
+
+A full table loses some blocks. The keys of those that follow turn back by as many positions, so that a token's position
+is its place among the kept tokens. Blocks that nobody else holds or can find turn in place, and those that leave are
+written to again: a sequence that has filled its budget takes no more blocks. What others hold, or could find, they keep
+as it is, and the sequence gets a copy. Nobody finds what a sequence has computed since it began to evict.
+
+Owns the evictions that no plan has told yet, and blocks that steps up to the one that tells them may still read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.plan import Eviction
+from gpu_worker.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Eviction:
+    """One that no plan has told, or whose step has not landed; `replaced` blocks are held until then."""
+
+    sequence: Sequence
+    moves: list[tuple[int, int, int]] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
+
+
+class Evictions:
+    """Writes `Sequence.num_evicted_tokens`, and the tables of sequences that evict."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._untold: dict[Sequence, _Eviction] = {}
+        self._told: deque[tuple[int, _Eviction]] = deque()
+
+    @staticmethod
+    def is_due(sequence: Sequence) -> bool:
+        """Say whether the table of a sequence is full, so that its next token has no room."""
+        num_kept = sequence.num_computed_tokens - sequence.num_evicted_tokens
+        return sequence.budget is not None and num_kept == sequence.budget.num_tokens
+
+    def can_evict(self, sequence: Sequence) -> bool:
+        """Say whether the pool has the copies that the sequence needs of blocks that others hold too."""
+        assert sequence.budget is not None
+        kept = sequence.block_table[sequence.budget.evicted_places().stop :]
+        return sum(self._pool.num_holders(block) > 1 for block in kept) <= self._pool.num_available
+
+    def evict(self, sequence: Sequence, num_spare: int) -> None:
+        """Evict blocks of a sequence that is due, and can evict.
+
+        Args:
+            sequence: Its table is full.
+            num_spare: Free blocks that nobody was promised: so many found blocks may be kept for others.
+        """
+        assert sequence.budget is not None
+        gone, table = sequence.budget.evicted_places(), sequence.block_table
+        planned = _Eviction(sequence)
+        kept: list[int] = []
+        reused: list[int] = []
+        for block in table[gone.start : gone.stop]:
+            if self._is_kept_for_others(block, num_spare - len(planned.replaced)):
+                planned.replaced.append(block)
+            else:
+                reused.append(block)
+        shift = len(gone) * sequence.budget.block_size
+        for source in table[gone.stop :]:
+            target = source
+            if self._is_kept_for_others(source, num_spare - len(planned.replaced)):
+                planned.replaced.append(source)
+                (target,) = self._pool.allocate(1)
+            planned.moves.append((source, target, shift))
+            kept.append(target)
+        sequence.block_table = [*table[: gone.start], *kept, *reused]
+        sequence.num_told_blocks = min(sequence.num_told_blocks, gone.start)
+        sequence.num_evicted_tokens += shift
+        assert sequence not in self._untold, "a sequence has room until its next tokens are planned"
+        self._untold[sequence] = planned
+
+    def take(self, step: int) -> list[Eviction]:
+        """Return what plan number `step` has to tell."""
+        if not self._untold:
+            return []
+        told = list(self._untold.values())
+        self._untold.clear()
+        self._told += [(step, each) for each in told]
+        return [Eviction(each.sequence.row, each.sequence.num_evicted_tokens, each.moves) for each in told]
+
+    def land(self, step: int) -> None:
+        """Let go of blocks that no step behind number `step`, which has landed, reads."""
+        while self._told and self._told[0][0] <= step:
+            self._pool.release(self._told.popleft()[1].replaced)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget what was not told of a sequence that leaves."""
+        if (planned := self._untold.pop(sequence, None)) is not None:
+            self._pool.release(planned.replaced)
+
+    def unlanded(self) -> list[Sequence]:
+        """Return the sequences of which it is not known whether their keys have turned."""
+        return list(dict.fromkeys([*(each.sequence for _, each in self._told), *self._untold]))
+
+    def check_integrity(self, holders: Iterable[Sequence], block_size: int) -> list[int]:
+        """Assert that tables hold what sequences keep; return blocks that are held besides, each as often as it is."""
+        for sequence in holders:
+            num_kept, num_blocks = sequence.num_computed_tokens - sequence.num_evicted_tokens, len(sequence.block_table)
+            assert num_kept <= num_blocks * block_size
+            assert sequence.budget is None or num_blocks <= sequence.budget.num_blocks
+        planned = [*self._untold.values(), *(told for _, told in self._told)]
+        return [block for each in planned for block in each.replaced]
+
+    def _is_kept_for_others(self, block: int, num_spare: int) -> bool:
+        """Say whether a block stays as it is; one that could only be found gives way where blocks are short."""
+        if self._pool.num_holders(block) > 1 or (self._pool.is_findable(block) and num_spare > 0):
+            return True
+        self._pool.unlabel([block])
+        return False

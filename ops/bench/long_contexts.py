@@ -1,0 +1,233 @@
+"""Budgets of KV cache: perplexity and recall beside a cache that keeps everything, and a long text in flat memory.
+
+Run as `python -m ops.bench.long_contexts`; `--plots` writes plots as SVG to `ops/docs/assets`. The engine alone
+computes the demo model, or `--model`, on texts that it never saw (`ops.demo_model.corpus`). Recall is by how much a
+passage is predicted better at the end of a text that has it at some depth too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import resource
+import time
+from collections.abc import Sequence as Values
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_worker.core.block_budget import BlockBudget, block_budget
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.memory.kv_cache import bytes_per_block
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
+from ops.bench.options import bench_parser
+from ops.bench.record import ResultTable
+from ops.bench.stepping import SteppedEngine, engine_of
+from ops.chart import Line, line_chart
+from ops.demo_model.corpus import held_out_documents
+from ops.stack.config import DEMO_MODEL
+from shared.kv_budget import KvBudget
+from shared.sampling import Sampling
+
+ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
+DEPTHS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
+PASSAGE = 48
+_BLOCK_SIZE = 16
+_BATCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A cache: its type of numbers, and the share of a text's tokens that it keeps."""
+
+    dtype: str
+    share: float
+
+    @property
+    def name(self) -> str:
+        """How plots and tables call it."""
+        return f"{'16 bits' if self.dtype == 'auto' else self.dtype}, {self.share:.1%} of the tokens"
+
+
+class Reader:
+    """Owns an engine that reads texts with a cache of one type."""
+
+    def __init__(self, model: Path, dtype: str, length: int) -> None:
+        config = RunnerConfig(
+            model,
+            dtype="float32",
+            kv_cache_dtype=dtype,
+            block_size=_BLOCK_SIZE,
+            num_blocks=_BATCH * (-(-length // _BLOCK_SIZE) + 1),
+            max_num_seqs=_BATCH,
+            num_threads=2,
+        )
+        self.runner = build_runner(config)
+        self._length = length
+        self._engine: SteppedEngine = engine_of(self.runner, max_num_seqs=_BATCH, has_prefix_cache=False)
+
+    def budget(self, share: float) -> BlockBudget | None:
+        """Return the budget that keeps a share of a text's tokens; None where it keeps all."""
+        if share >= 1:
+            return None
+        return block_budget(KvBudget(round(share * self._length)), _BLOCK_SIZE, self.runner.max_model_len)
+
+    def logprobs(self, texts: Values[list[int]], share: float) -> list[list[float]]:
+        """Return the log probabilities of each text's tokens but the first."""
+        found: dict[str, list[float]] = {str(place): [] for place in range(len(texts))}
+        sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        for place, text in enumerate(texts):
+            sequence = Sequence(str(place), list(text), len(text), sampling, max_tokens=1, budget=self.budget(share))
+            self._engine.engine.add(sequence)
+        while self._engine.engine.has_work():
+            for event in self._engine.step():
+                found[event.sequence.id] += [entry.logprob for entry in event.prompt_logprobs]
+        return [found[str(place)] for place in range(len(texts))]
+
+
+def windows(token_ids: list[int], length: int, count: int) -> list[list[int]]:
+    """Return the first pieces of a text."""
+    return [token_ids[first : first + length] for first in range(0, len(token_ids) - length + 1, length)][:count]
+
+
+def _encoded(tokenizer: ModelTokenizer, text: str) -> list[int]:
+    return tokenizer.encode_text(text, add_special_tokens=False)
+
+
+def repeated(token_ids: list[int], length: int, count: int) -> list[tuple[list[int], list[int]]]:
+    """Return passages, each with a text from elsewhere that fills up to `length` tokens with the passage twice."""
+    source, room = random.Random(6), length - 2 * PASSAGE
+    found: list[tuple[list[int], list[int]]] = []
+    while len(found) < count:
+        passage, filler = (source.randrange(len(token_ids) - size) for size in (PASSAGE, room))
+        if filler + room <= passage or passage + PASSAGE <= filler:
+            found.append((token_ids[passage : passage + PASSAGE], token_ids[filler : filler + room]))
+    return found
+
+
+def perplexities(
+    model: Path, texts: Values[list[int]], length: int, table: ResultTable
+) -> dict[Setting, tuple[float, float]]:
+    """Measure every setting; return its bytes for each token of a text, as a share of 16 bits, and its perplexity."""
+    found: dict[Setting, tuple[float, float]] = {}
+    for dtype in ("auto", "int8"):
+        reader = Reader(model, dtype, length)
+        config = reader.runner.model_config
+        # Computed in 32 bits, which stand for 16: the cache of a model served in 16 bits has half of its bytes.
+        whole = bytes_per_block(_BLOCK_SIZE, config, reader.runner.dtype) / 2
+        own = whole if dtype == "auto" else sum(layer.block_bytes for layer in reader.runner.cache.layers)
+        for share in SHARES:
+            setting, started = Setting(dtype, share), time.perf_counter()
+            rows = reader.logprobs(texts, share)
+            mean = -math.fsum(map(math.fsum, rows)) / sum(map(len, rows))
+            found[setting] = share * own / whole, math.exp(mean)
+            exact = found[Setting("auto", 1.0)][1]
+            row = {"measure": "perplexity", "at": setting.name, "value": round(found[setting][1], 3)}
+            more = {"of 16 bits whole": round(found[setting][1] / exact, 4), "bytes": round(found[setting][0], 4)}
+            table.add(row | more, seconds=round(time.perf_counter() - started, 1), length=length, texts=len(texts))
+    return found
+
+
+def recall(reader: Reader, cases: Values[tuple[list[int], list[int]]], table: ResultTable) -> dict[float, list[float]]:
+    """Return for each share the nats a token that a passage at each depth saves where it is repeated at the end."""
+
+    def nats(texts: list[list[int]], share: float) -> float:
+        rows = reader.logprobs(texts, share)
+        return -math.fsum(math.fsum(row[1 - PASSAGE :]) for row in rows) / (len(rows) * (PASSAGE - 1))
+
+    unseen = nats([[*filler, *passage] for passage, filler in cases], 1.0)
+    found: dict[float, list[float]] = {}
+    for share in (1.0, 0.5, 0.25):
+        for depth in DEPTHS:
+            texts = []
+            for passage, filler in cases:
+                place = round(depth * len(filler))
+                texts.append([*filler[:place], *passage, *filler[place:], *passage])
+            found.setdefault(share, []).append(unseen - nats(texts, share))
+            at = f"{share:.0%} of the tokens, depth {depth:.0%}"
+            table.add({"measure": "nats saved by a passage", "at": at, "value": round(found[share][-1], 3)})
+    return found
+
+
+def flat_memory(model: Path, num_tokens: int, budget: int, table: ResultTable) -> None:
+    """Generate a long text with a budget, in an engine that has blocks for no more."""
+    runner = build_runner(
+        RunnerConfig(
+            model,
+            dtype="float32",
+            block_size=_BLOCK_SIZE,
+            num_blocks=2048 // _BLOCK_SIZE,
+            max_num_seqs=1,
+            num_threads=2,
+        )
+    )
+    stepped = engine_of(runner, max_num_seqs=1)
+    own = block_budget(KvBudget(budget), _BLOCK_SIZE, runner.num_blocks)
+    sampling = Sampling(temperature=1.0, seed=1, ignore_eos=True)
+    stepped.engine.add(Sequence("long", [1, 2, 3], 3, sampling, max_tokens=num_tokens, budget=own))
+    most_blocks, first_kb, started, seconds = 0, 0, time.perf_counter(), 0.0
+    for step in range(num_tokens):
+        stepped.step()
+        stats = stepped.engine.stats
+        most_blocks = max(most_blocks, stats.total_blocks - stats.free_blocks)
+        if step == num_tokens // 10:
+            first_kb, seconds = _resident_kb(), time.perf_counter() - started
+    rate = (num_tokens - num_tokens // 10) / (time.perf_counter() - started - seconds)
+    for name, value in (
+        ("blocks held at most", most_blocks),
+        ("resident MB from a tenth on", round((_resident_kb() - first_kb) / 1024, 1)),
+        ("tokens/s of its last nine tenths, of its first", round(rate * seconds / (num_tokens // 10), 3)),
+    ):
+        table.add({"measure": name, "at": f"{num_tokens} tokens, budget {budget}", "value": value})
+
+
+def _resident_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def write_plots(found: dict[Setting, tuple[float, float]], by_depth: dict[float, list[float]]) -> None:
+    """Write both plots beside the documentation."""
+    names = {"auto": "16 bits", "int8": "int8"}
+    lines = [
+        Line(names[dtype], *zip(*sorted(found[Setting(dtype, share)] for share in SHARES), strict=True))
+        for dtype in names
+    ]
+    charts = {
+        "kv-budget-perplexity": line_chart("perplexity", "bytes, as a share of a whole 16-bit cache", lines),
+        "kv-budget-recall": line_chart(
+            "nats a token that a passage saves",
+            "its depth in the text",
+            [Line(f"{share:.0%} kept", DEPTHS, values) for share, values in by_depth.items()],
+        ),
+    }
+    for name, chart in charts.items():
+        (ASSETS / f"{name}.svg").write_text(chart, encoding="utf-8")
+
+
+def main(arguments: Values[str] | None = None) -> None:
+    """Parse the options, and run."""
+    parser = bench_parser("long_contexts", __doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
+    parser.add_argument("--length", type=int, default=2000, help="tokens of a text")
+    parser.add_argument("--texts", type=int, default=24, help="texts whose perplexity is measured")
+    parser.add_argument("--recall-length", type=int, default=800, help="tokens of a text that repeats a passage")
+    parser.add_argument("--passages", type=int, default=8, help="passages at each depth")
+    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of the text in flat memory")
+    parser.add_argument("--plots", action="store_true", help="write the plots of the documentation")
+    options = parser.parse_args(arguments)
+    tokenizer = ModelTokenizer(read_model_directory(options.model))
+    token_ids = [token for text in held_out_documents() for token in _encoded(tokenizer, text)]
+    table = ResultTable("long_contexts", ("measure", "at", "value", "of 16 bits whole", "bytes"))
+    found = perplexities(options.model, windows(token_ids, options.length, options.texts), options.length, table)
+    reader = Reader(options.model, "auto", options.recall_length)
+    by_depth = recall(reader, repeated(token_ids, options.recall_length, options.passages), table)
+    flat_memory(options.model, options.tokens, 512, table)
+    if options.plots:
+        write_plots(found, by_depth)
+
+
+if __name__ == "__main__":
+    main()

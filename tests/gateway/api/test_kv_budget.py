@@ -1,0 +1,97 @@
+"""Budgets of KV cache, from the body to the queue and back in `usage`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.chat_answers import usage_answer
+from gateway.api.model_abilities import check_budget
+from gateway.api.schemas.parsing import parse_chat, parse_completion
+from gateway.api.sequences import wire_requests
+from gateway.api.usage import UsageTotals
+from gateway.cache.prompt_cache import cache_key
+from gateway.cache.recording import as_cached
+from gateway.errors import ApiError
+from gateway.fleet.fleet_load import FleetLoad
+from gateway.generation import Generation
+from shared.features import FEATURES, KV_BUDGET
+from shared.kv_budget import KvBudget
+from shared.messages import Delta, Finish, Request, Usage, decode_request, encode_request
+
+
+def completion(**fields: Any) -> Generation:
+    return parse_completion(json.dumps({"model": "m", "prompt": "x", "temperature": 0, **fields}).encode())
+
+
+def load(features: tuple[str, ...], some: tuple[str, ...] = (), num_workers: int = 2) -> FleetLoad:
+    numbers: dict[str, Any] = {
+        name: 1 for name in FleetLoad.__struct_fields__[:12] if name not in ("model", "num_workers")
+    }
+    load = FleetLoad(model="m", num_workers=num_workers, **numbers, features=frozenset(features))
+    return msgspec.structs.replace(load, some_features=frozenset(some or features))
+
+
+def test_budget_comes_to_the_worker_as_asked() -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}], "kv_budget": {"tokens": 512}}
+    for generation in (completion(kv_budget={"tokens": 512, "policy": "sinks"}), parse_chat(json.dumps(chat).encode())):
+        (request,) = wire_requests(generation, "t", "hr.tok.g", None, "trace")
+        assert request.kv_budget == KvBudget(512)
+        assert decode_request(encode_request(request)) == request
+
+
+def test_workers_of_earlier_versions_refuse_a_budget_and_read_all_else() -> None:
+    # They refuse unknown fields of JSON, and ignore those of msgpack.
+    assert encode_request(Request(id="a", model="m", text="x", kv_budget=KvBudget(512))).startswith(b"{")
+    assert b"kv_budget" not in encode_request(Request(id="a", model="m", text="x"))
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ({"tokens": 0}, "kv_budget.tokens"),
+        ({"tokens": 10**9}, "kv_budget.tokens"),
+        ({"tokens": 512, "policy": "best"}, "kv_budget.policy"),
+        ({"tokens": 512, "sinks": 4}, "kv_budget.sinks"),
+        ({}, "kv_budget.tokens"),
+        (512, "kv_budget"),
+    ],
+)
+def test_wrong_budget_is_a_400_that_names_it(value: object, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(kv_budget=value)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_fleet_that_cannot_evict_is_not_asked_to() -> None:
+    asked = completion(kv_budget={"tokens": 512})
+    check_budget(asked, load((*FEATURES, KV_BUDGET)))
+    check_budget(asked, load((), num_workers=0))
+    check_budget(completion(), load(()))
+    with pytest.raises(ApiError, match="cannot evict tokens") as caught:
+        check_budget(asked, load(FEATURES))
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "kv_budget", "unsupported_kv_budget")
+    with pytest.raises(ApiError, match="being updated") as caught:
+        check_budget(asked, load(FEATURES, (*FEATURES, KV_BUDGET)))
+    assert caught.value.status == 503
+
+
+def test_answers_of_other_budgets_are_not_repeated() -> None:
+    budgets = [None, {"tokens": 512}, {"tokens": 1024}]
+    keys = {cache_key("t", completion(kv_budget=budget), ()) for budget in budgets}
+    assert len(keys) == 3
+
+
+def test_usage_says_that_tokens_were_evicted() -> None:
+    totals = UsageTotals(1)
+    totals.add(0, Usage(10, 90, evicted_tokens=32))
+    assert msgspec.to_builtins(usage_answer(totals))["evicted_tokens"] == 32
+    plain = UsageTotals(1)
+    plain.add(0, Usage(10, 90))
+    assert "evicted_tokens" not in msgspec.to_builtins(usage_answer(plain))
+    repeated = as_cached(Delta("a", 0, 90, finish=Finish("length", Usage(10, 90, evicted_tokens=32))))
+    assert repeated.finish is not None
+    assert repeated.finish.usage == Usage(10, 90, 10, evicted_tokens=32)

@@ -1,0 +1,153 @@
+"""Sequences whose budget of KV cache is smaller than they are: what they see, and what it depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_worker.core.block_budget import BlockBudget, block_budget
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.runner import TorchModelRunner
+from shared.kv_budget import KvBudget
+from shared.sampling import Sampling
+from tests.gpu_worker.execution.dense_eviction import DenseLlama
+from tests.gpu_worker.execution.engine_run import BLOCK, MAX_LEN, VOCAB, make_runner, make_sequence, random_prompt, run
+
+BUDGET = block_budget(KvBudget(40), BLOCK, 40)
+DENSE = (40, BLOCK, BUDGET.num_evicted * BLOCK)
+GREEDY = Sampling(temperature=0.0, max_tokens=90)
+SEEDED = Sampling(temperature=1.0, seed=7, max_tokens=90, presence_penalty=0.3)
+
+
+def budgeted(
+    name: str,
+    prompt: list[int],
+    sampling: Sampling = GREEDY,
+    emitted: tuple[int, ...] = (),
+    budget: BlockBudget = BUDGET,
+) -> Sequence:
+    sequence = make_sequence(name, prompt, sampling, emitted)
+    sequence.budget = budget
+    return sequence
+
+
+@pytest.fixture(scope="module")
+def runner(directory: Path) -> TorchModelRunner:
+    return make_runner(directory)
+
+
+@pytest.fixture(scope="module")
+def dense(tiny: tuple[Path, Any]) -> DenseLlama:
+    return DenseLlama(tiny[1])
+
+
+def all_logprobs(runner: TorchModelRunner, token_ids: list[int], **settings: Any) -> list[float]:
+    """Return the log probability of each token of a prompt but the first."""
+    sequence = budgeted("a", token_ids, Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0))
+    outcome = run(runner, [sequence], **settings)
+    return [entry.logprob for entry in outcome.prompt_logprobs["a"]]
+
+
+def test_tokens_see_what_a_dense_model_sees_that_keeps_the_same_ones(
+    runner: TorchModelRunner, dense: DenseLlama
+) -> None:
+    token_ids = random_prompt(150, seed=1)
+    logits = dense.logits(token_ids, *DENSE)
+    expected = logits.log_softmax(-1)[torch.arange(149), token_ids[1:]]
+    found = torch.tensor(all_logprobs(runner, token_ids))
+    assert (found - expected).abs().max() < 1e-4
+    # Without evictions they are others, from the first token on that misses one.
+    whole = dense.logits(token_ids, 1000, 4, 4).log_softmax(-1)[torch.arange(149), token_ids[1:]]
+    assert (whole - expected)[:40].abs().max() < 1e-5
+    assert (whole - expected)[41:].abs().max() > 0.1
+
+
+def test_the_output_of_a_budget_is_that_of_the_dense_model(runner: TorchModelRunner, dense: DenseLlama) -> None:
+    prompt = random_prompt(30, seed=2)
+    tokens = run(runner, [budgeted("a", prompt)]).tokens["a"]
+    assert len(tokens) == 90
+    logits = dense.logits([*prompt, *tokens[:-1]], *DENSE)[len(prompt) - 1 :]
+    chosen = logits[torch.arange(90), tokens]
+    assert (logits.max(-1).values - chosen).max() < 1e-4
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        {"token_budget": 9, "max_num_seqs": 7, "arrivals_per_step": 1},
+        {"num_blocks": 42, "headroom_tokens": 0},
+        {"enable_prefix_caching": False},
+    ],
+    ids=["chunks-amid-decodes", "preemptions", "no-prefix-cache"],
+)
+def test_what_is_computed_beside_a_sequence_does_not_change_its_tokens(
+    runner: TorchModelRunner, traffic: dict[str, Any], sampling: Sampling
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (3, 39, 40, 41, 70)]
+    alone = [run(runner, [budgeted("a", prompt, sampling)]).tokens["a"] for prompt in prompts]
+    sequences = [budgeted(str(place), prompt, sampling) for place, prompt in enumerate(prompts)]
+    sequences.insert(2, make_sequence("whole", prompts[4], sampling))
+    outcome = run(runner, sequences, **traffic)
+    assert [outcome.tokens[str(place)] for place in range(len(prompts))] == alone
+    assert outcome.tokens["whole"] == run(runner, [make_sequence("whole", prompts[4], sampling)]).tokens["whole"]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("num_emitted", [1, 10, 11, 33, 66, 89])
+def test_another_worker_goes_on_with_the_same_tokens(
+    directory: Path, runner: TorchModelRunner, sampling: Sampling, num_emitted: int
+) -> None:
+    prompt = random_prompt(30, seed=3)
+    tokens = run(runner, [budgeted("a", prompt, sampling)]).tokens["a"]
+    other = make_runner(directory)
+    resumed = budgeted("a", prompt, sampling, tuple(tokens[:num_emitted]))
+    assert run(other, [resumed], token_budget=13, max_num_seqs=4).tokens["a"] == tokens[num_emitted:]
+
+
+def test_a_prefix_that_others_hold_stays_as_it_is(runner: TorchModelRunner) -> None:
+    prompt = random_prompt(38, seed=4)
+    expected = run(runner, [make_sequence("whole", [*prompt, 1], GREEDY)]).tokens["whole"]
+    alone = run(runner, [budgeted("a", [*prompt, 2])]).tokens["a"]
+    sequences = [
+        make_sequence("whole", [*prompt, 1], GREEDY),
+        budgeted("a", [*prompt, 2]),
+        budgeted("b", [*prompt, 2]),
+        make_sequence("late", [*prompt, 1], GREEDY),
+    ]
+    outcome = run(runner, sequences, arrivals_per_step=1)
+    assert outcome.num_prefix_hits > 0
+    assert outcome.tokens["whole"] == outcome.tokens["late"] == expected
+    assert outcome.tokens["a"] == outcome.tokens["b"] == alone
+
+
+def test_a_sequence_is_longer_than_the_context(runner: TorchModelRunner, dense: DenseLlama) -> None:
+    prompt = random_prompt(20, seed=5)
+    sampling = Sampling(temperature=0.0, max_tokens=4 * MAX_LEN)
+    # A fourth of the blocks that one sequence of the context's length takes.
+    outcome = run(runner, [budgeted("a", prompt, sampling)], num_blocks=MAX_LEN // BLOCK // 4)
+    tokens = outcome.tokens["a"]
+    assert len(tokens) == 4 * MAX_LEN
+    assert outcome.num_preemptions == 0
+    logits = dense.logits([*prompt, *tokens[:199]], *DENSE)[len(prompt) - 1 :]
+    assert (logits.max(-1).values - logits[torch.arange(200), tokens[:200]]).max() < 1e-3
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_keys_of_fewer_bits_turn_too(directory: Path, dense: DenseLlama, kv_dtype: str) -> None:
+    narrow = make_runner(directory, kv_cache_dtype=kv_dtype)
+    token_ids = random_prompt(150, seed=6)
+    expected = dense.logits(token_ids, *DENSE).log_softmax(-1)[torch.arange(149), token_ids[1:]]
+    errors = (torch.tensor(all_logprobs(narrow, token_ids)) - expected).abs()
+    # As large behind evictions as before the first one.
+    assert errors[40:].mean() < 2.5 * errors[:40].mean()
+
+
+def test_a_budget_that_is_never_filled_changes_nothing(runner: TorchModelRunner) -> None:
+    prompt, sampling = random_prompt(30, seed=8), Sampling(temperature=0.0, max_tokens=11)
+    with_budget = run(runner, [budgeted("a", prompt, sampling)]).tokens["a"]
+    assert with_budget == run(runner, [make_sequence("a", prompt, sampling)]).tokens["a"]
+    assert max(with_budget) < VOCAB
