@@ -3,7 +3,8 @@
 Hints act on blocks without a holder, in all groups of layers and all tiers. So they never stop a sequence, and what a
 running sequence reads stays. A sequence that ends retains its blocks, or lets those of its conversation go first. One
 whose state supersedes an earlier one lets the earlier blocks go on the device when it starts, because it needs room,
-and everywhere when it has ended, because all its digests are known then.
+and everywhere when it has ended, because all its digests are known then. A conversation may own very many, so that
+between two steps some thousands are spent: where a start finds more, its end has them spent, over several steps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from gpu_worker.core.sessions import Sessions
 from gpu_worker.core.state_slots import StateSlots
 from gpu_worker.core.tiers import KvTiers
 
+MAX_SPENT_A_STEP = 4096
+"""Digests: some milliseconds of the engine's thread."""
+
 
 class BlockHints:
     """A part of `SequenceBlocks`.
@@ -29,6 +33,7 @@ class BlockHints:
         self._pools = pools
         self._states = states
         self._tiers = tiers
+        self._allowance = MAX_SPENT_A_STEP
         self.sessions = Sessions()
 
     def start(self, sequence: Sequence, num_hits: int) -> None:
@@ -36,7 +41,9 @@ class BlockHints:
         digests = sequence.block_digests
         self.sessions.starts_behind(sequence, digests[:num_hits])
         if sequence.hints is not None and sequence.hints.supersedes:
-            self._spend_on_device(self.sessions.outdated(sequence, digests))
+            outdated = self.sessions.spend(sequence, digests, self._allowance)
+            self._allowance -= len(outdated)
+            self._spend_on_device(outdated)
 
     def end(self, sequence: Sequence, num_published: int, now: float) -> None:
         """Act on a sequence that has ended, and has given back its blocks; others can find `num_published` of them."""
@@ -44,14 +51,15 @@ class BlockHints:
         if hints is None:
             return
         if hints.drop or hints.supersedes:
-            outdated = self.sessions.outdated(sequence, () if hints.drop else digests)
-            self._spend(outdated)
-            self.sessions.disown(outdated)
+            self.sessions.end(sequence, () if hints.drop else digests)
+            self._spend_outdated()
         if hints.retain_s and not hints.drop:
             self._retain(sequence, digests, now + hints.retain_s)
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now."""
+        """Retain no longer what was to be retained until now, and spend what the last step left; for each step."""
+        self._allowance = MAX_SPENT_A_STEP
+        self._spend_outdated()
         for pool in self._pools:
             pool.order.expire(now)
         if self._states is not None:
@@ -66,7 +74,9 @@ class BlockHints:
         if self._tiers is not None:
             self._tiers.retain(tenant, weight, digests, until)
 
-    def _spend(self, digests: list[bytes]) -> None:
+    def _spend_outdated(self) -> None:
+        digests = self.sessions.pop_outdated(self._allowance)
+        self._allowance -= len(digests)
         self._spend_on_device(digests)
         if self._tiers is not None and digests:
             self._tiers.spend(digests)

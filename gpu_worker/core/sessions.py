@@ -3,16 +3,20 @@
 A conversation owns the blocks that its sequences were the first to compute, until a sequence of another one, or of
 none, starts behind them or computes them too. A sequence that is dropped and names no conversation is one of its own.
 What was shared once is not owned again, so that a system prompt outlives the first agent that had it. What a
-conversation owned before this process started is not known. The number of digests is bounded: beyond it, the
-tenant with most of them loses its conversation that was not heard of for longest, whose blocks are then evicted like
-all others.
+conversation owned before this process started is not known. The number of digests is bounded, and a tenant has half of
+them at most: beyond that, the tenant with most of them loses digests of its conversation that was not heard of for
+longest, whose blocks are then evicted like all others.
+
+A conversation may own so much that walking it would stop the engine. So no call walks more than its caller names or
+allows, and nothing is told twice: what was spent is spent again only after it was used.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from gpu_worker.core.sequence import Sequence
 
@@ -25,11 +29,32 @@ Key = tuple[bytes, str, str]
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A conversation with the digests that it owns, one or more, the beginning of a prefix before its end."""
+    """A conversation with the digests that it owns, one or more, the beginning of a prefix before its end.
+
+    Attributes:
+        unspent: Those that were computed or used since the device was told to evict them first.
+        spent: The others.
+        is_over: It is no longer a conversation: its digests are to be spent everywhere, and are then of none.
+    """
 
     tenant: str
     key: Key
-    digests: dict[bytes, None] = field(default_factory=dict)
+    unspent: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    spent: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    is_over: bool = False
+
+    def __len__(self) -> int:
+        return len(self.unspent) + len(self.spent)
+
+    def use(self, digest: bytes) -> None:
+        """Take note that an owned digest was used."""
+        if digest in self.spent:
+            del self.spent[digest]
+            self.unspent[digest] = None
+
+    def pop_oldest(self) -> bytes:
+        """Take out a digest, spent ones first."""
+        return (self.spent or self.unspent).popitem(last=False)[0]
 
 
 @dataclass(slots=True)
@@ -43,9 +68,11 @@ class Sessions:
 
     def __init__(self, max_digests: int = MAX_DIGESTS) -> None:
         self._max_digests = max_digests
+        self._num_digests = 0
         self._tenants: dict[str, _Tenant] = {}
         self._owners: dict[bytes, _Session] = {}
         self._shared: OrderedDict[bytes, None] = OrderedDict()
+        self._over: deque[_Session] = deque()
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -57,8 +84,13 @@ class Sessions:
         own = self._find(sequence)
         for digest in digests:
             owner = self._owners.get(digest)
-            if owner is not None and owner is not own:
-                self._disown(owner, digest)
+            if owner is None:
+                continue
+            if owner is own:
+                owner.use(digest)
+                continue
+            self._disown(owner, digest)
+            if not owner.is_over:
                 self._shared[digest] = None
         while len(self._shared) > self._max_digests // 4:
             self._shared.popitem(last=False)
@@ -68,51 +100,100 @@ class Sessions:
         if (key := _key(sequence)) is None:
             return
         session = self._find(sequence) or _Session(sequence.tenant, key)
-        before = len(session.digests)
+        before = len(session)
         for digest in new:
-            if digest not in self._owners and digest not in self._shared:
+            owner = self._owners.get(digest)
+            if owner is session:
+                session.use(digest)
+            elif owner is not None and owner.is_over:
+                self._disown(owner, digest)
+                owner = None
+            if owner is None and digest not in self._shared:
                 self._owners[digest] = session
-                session.digests[digest] = None
-        if not session.digests:
+                session.unspent[digest] = None
+        if not session:
             return
         tenant = self._tenants.setdefault(sequence.tenant, _Tenant())
-        tenant.num_digests += len(session.digests) - before
+        tenant.num_digests += len(session) - before
+        self._num_digests += len(session) - before
         tenant.sessions[key] = session
         tenant.sessions.move_to_end(key)
-        while len(self._owners) > self._max_digests:
-            self._forget_one()
+        self._forget(tenant, tenant.num_digests - self._max_digests // 2)
+        while (excess := self._num_digests - self._max_digests) > 0:
+            self._forget(max(self._tenants.values(), key=lambda each: each.num_digests), excess)
 
-    def outdated(self, sequence: Sequence, current: Iterable[bytes] = ()) -> list[bytes]:
-        """Return what the sequence's conversation owns besides these blocks, in prefix order."""
+    def spend(self, sequence: Sequence, current: Iterable[bytes], limit: int) -> list[bytes]:
+        """Return what the sequence's conversation owns besides these blocks and is not spent; from now on it is.
+
+        Returns:
+            `limit` digests at most, in prefix order.
+        """
         session = self._find(sequence)
-        if session is None:
+        if session is None or not session.unspent or not limit:
             return []
         kept = set(current)
-        return [digest for digest in session.digests if digest not in kept]
+        spent = list(islice((digest for digest in session.unspent if digest not in kept), limit))
+        for digest in spent:
+            del session.unspent[digest]
+            session.spent[digest] = None
+        return spent
 
-    def disown(self, digests: Iterable[bytes]) -> None:
-        """Take note that these blocks are of no conversation any more."""
-        for digest in digests:
-            if (owner := self._owners.get(digest)) is not None:
-                self._disown(owner, digest)
+    def end(self, sequence: Sequence, current: Iterable[bytes] = ()) -> None:
+        """Take note that what the sequence's conversation owns besides these blocks is of no use any more."""
+        session = self._find(sequence)
+        if session is None:
+            return
+        kept = [digest for digest in dict.fromkeys(current) if self._owners.get(digest) is session]
+        for digest in kept:
+            self._disown(session, digest)
+        if session:
+            session.is_over = True
+            self._count_lost(session, len(session))
+            self._over.append(session)
+        self.computed(sequence, kept)
+
+    def pop_outdated(self, limit: int) -> list[bytes]:
+        """Return what is of no use any more, each digest once: it is of no conversation from now on.
+
+        Returns:
+            `limit` digests at most, each conversation's in prefix order but for those that were spent and used again.
+        """
+        outdated: list[bytes] = []
+        while self._over and len(outdated) < limit:
+            if not self._over[0]:
+                self._over.popleft()
+                continue
+            digest = self._over[0].pop_oldest()
+            del self._owners[digest]
+            outdated.append(digest)
+        return outdated
 
     def _find(self, sequence: Sequence) -> _Session | None:
         key, tenant = _key(sequence), self._tenants.get(sequence.tenant)
         return None if key is None or tenant is None else tenant.sessions.get(key)
 
     def _disown(self, owner: _Session, digest: bytes) -> None:
-        tenant = self._tenants[owner.tenant]
         del self._owners[digest]
-        del owner.digests[digest]
-        tenant.num_digests -= 1
-        if not owner.digests:
-            del tenant.sessions[owner.key]
-            if not tenant.sessions:
-                del self._tenants[owner.tenant]
+        (owner.spent if digest in owner.spent else owner.unspent).pop(digest)
+        if not owner.is_over:
+            self._count_lost(owner, 1)
 
-    def _forget_one(self) -> None:
-        tenant = max(self._tenants.values(), key=lambda each: each.num_digests)
-        self.disown(list(next(iter(tenant.sessions.values())).digests))
+    def _forget(self, tenant: _Tenant, count: int) -> None:
+        """Take note that `count` blocks of the tenant, or all, are of no conversation any more."""
+        for _ in range(min(count, tenant.num_digests)):
+            session = next(iter(tenant.sessions.values()))
+            del self._owners[session.pop_oldest()]
+            self._count_lost(session, 1)
+
+    def _count_lost(self, session: _Session, count: int) -> None:
+        """Count digests that a conversation has no more; one that is over, or has none, is not kept."""
+        tenant = self._tenants[session.tenant]
+        tenant.num_digests -= count
+        self._num_digests -= count
+        if session.is_over or not session:
+            del tenant.sessions[session.key]
+            if not tenant.sessions:
+                del self._tenants[session.tenant]
 
 
 def _key(sequence: Sequence) -> Key | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.core.block_hints import BlockHints
+from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.sessions import Sessions
@@ -153,6 +155,82 @@ def test_tiers_are_told_of_the_whole_conversation() -> None:
     assert len(tiers.spent) == 7
 
 
+class Touched(bytes):
+    """A digest that counts how often any of them is looked up."""
+
+    count = 0
+
+    def __hash__(self) -> int:
+        Touched.count += 1
+        return super().__hash__()
+
+
+def test_no_step_pays_for_all_that_a_conversation_owns() -> None:
+    tiers = OracleTiers(1, 0)
+    pool = BlockPool(2000, retained_share=0.5)
+    hints = BlockHints([pool], None, tiers)
+    owner = make_sequence([1], hints=CacheHints(session_id="s"))
+    digests = [Touched(b"%d" % number) for number in range(40_000)]
+    for place, digest in enumerate(digests):
+        hints.sessions.computed(owner, [digest])
+        # What is evicted stays owned.
+        if place < 1000:
+            (block,) = pool.allocate(1)
+            pool.label(block, digest)
+            pool.release([block])
+    newer = [make_sequence([1], hints=CacheHints(session_id="s", supersedes=True)) for _ in range(128)]
+    touched: list[int] = []
+    for act in (lambda each: hints.start(each, 0), lambda each: hints.end(each, 0, 0.0)):
+        Touched.count = 0
+        for sequence in newer:
+            act(sequence)
+        touched.append(Touched.count)
+        hints.expire(0.0)
+    while len(hints.sessions):
+        Touched.count = 0
+        hints.expire(0.0)
+        touched.append(Touched.count)
+    assert max(touched) < 100_000
+    assert sum(touched) < 20 * len(digests)
+    assert tiers.spent == set(digests)
+
+
+def test_what_a_step_leaves_of_a_conversation_goes_in_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_worker.core.block_hints.MAX_SPENT_A_STEP", 2)
+    harness = Harness(num_blocks=24)
+    run(harness, LONG, CacheHints(session_id="s", retain_s=60))
+    run(harness, [6] * 24)
+    run(harness, [*LONG, 9, 9, 9], CacheHints(session_id="s", drop=True))
+    for _ in range(3):
+        run(harness, [8] * 2)
+    evict(harness, 6)
+    assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
+
+
+def test_what_is_used_again_is_spent_again_and_what_another_uses_first_is_not() -> None:
+    sessions = Sessions()
+    own, other = (make_sequence([1], hints=CacheHints(session_id=name)) for name in "st")
+    sessions.computed(own, [b"a", b"b", b"c"])
+    assert sessions.spend(own, [b"a"], 9) == [b"b", b"c"]
+    assert sessions.spend(own, [b"a"], 9) == []
+    sessions.starts_behind(own, [b"a", b"b"])
+    assert sessions.spend(own, [], 9) == [b"a", b"b"]
+    sessions.end(own, [b"a"])
+    sessions.starts_behind(other, [b"b"])
+    sessions.computed(own, [b"d"])
+    assert sessions.pop_outdated(9) == [b"c"]
+    assert sessions.spend(own, [], 9) == [b"a", b"d"]
+
+
+def test_a_tenant_has_half_of_the_digests_at_most_and_keeps_the_newest() -> None:
+    sessions = Sessions(max_digests=10)
+    sequence = make_sequence([1], hints=CacheHints(session_id="s"))
+    names = [b"%d" % number for number in range(20)]
+    for name in names:
+        sessions.computed(sequence, [name])
+    assert sessions.spend(sequence, (), 20) == names[-5:]
+
+
 def test_conversations_are_forgotten_where_there_are_too_many_those_of_the_largest_tenant_first() -> None:
     sessions = Sessions(max_digests=10)
 
@@ -166,6 +244,6 @@ def test_conversations_are_forgotten_where_there_are_too_many_those_of_the_large
         # Nothing is kept of conversations that own nothing.
         sessions.computed(session("empty", str(number)), [])
     assert len(sessions) <= 10
-    assert sessions.outdated(small) == [b"x", b"y"]
-    assert sessions.outdated(session("large", "0")) == []
+    assert sessions.spend(small, (), 10) == [b"x", b"y"]
+    assert sessions.spend(session("large", "0"), (), 10) == []
     assert sessions._tenants.keys() == {"small", "large"}
