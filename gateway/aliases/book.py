@@ -148,11 +148,15 @@ class AliasBook:
         self._counted = {canary: counts for canary, counts in self._counted.items() if canary in canaries}
 
     def find(self, name: str, tenant: str, fleet: Fleet) -> Alias | None:
-        """Return the alias that a tenant's name means, its own before that of all; a served model hides aliases."""
+        """Return the alias that a tenant's name means, its own before that of all.
+
+        A served model hides aliases, and so does an adapter that an operator has named, but not what workers alone call
+        an adapter: a login for one model would take the requests of others.
+        """
         if not self._by_name:
             return None
         alias = self._by_name.get((name, tenant)) or self._by_name.get((name, None))
-        return None if alias is None or is_served(fleet, name, tenant) else alias
+        return None if alias is None or fleet.settles(name, tenant) else alias
 
     def target(self, name: str, tenant: str, fleet: Fleet) -> str:
         """Return the model that a name stands for, without a canary."""

@@ -93,15 +93,20 @@ IsServed = Callable[[str], bool]
 Change = Callable[[AliasTable], AliasTable]
 
 
-def set_alias(table: AliasTable, name: str, model: str, tenant: str | None, is_served: IsServed) -> AliasTable:
+def set_alias(
+    table: AliasTable, name: str, model: str, tenant: str | None, is_served: IsServed, is_hidden: IsServed
+) -> AliasTable:
     """Return the table with an alias for a model, in place of what the alias stood for. A canary of it ends.
+
+    What `is_hidden` finds goes before aliases; what `is_served` finds besides may be made up, and stops only new ones.
 
     Raises:
         ApiError: 400; the names are those of a model, of a chain, or too many. 404; the model is not served.
     """
     _check_names(name=name, model=model, tenant=tenant)
-    if is_served(name):
-        raise _refusal("name", f"{name[:_SHOWN]!r} is a served model: an alias must not hide it.")
+    is_new = table.find(name, tenant) is None and table.find(name, None) is None
+    if is_hidden(name) or (is_new and is_served(name)):
+        raise _refusal("name", f"{name[:_SHOWN]!r} is a served model or adapter: an alias must not hide it.")
     if name == model or any(name in each.targets for each in table.aliases):
         raise _refusal("name", f"{name[:_SHOWN]!r} is what an alias stands for: aliases of aliases are not resolved.")
     _check_target(table, name, model, is_served)

@@ -123,8 +123,9 @@ class AliasRoutes:
     async def _set(self, request: Request) -> Response:
         body = await _body(request, AliasBody)
         with self._audited("alias.set", body):
+            is_served, is_hidden = self._is_served(body.tenant), self._is_hidden(body.tenant)
             await self._store.change(
-                lambda table: set_alias(table, body.name, body.model, body.tenant, self._is_served(body.tenant))
+                lambda table: set_alias(table, body.name, body.model, body.tenant, is_served, is_hidden)
             )
         return await self._list(request)
 
@@ -177,6 +178,9 @@ class AliasRoutes:
     def _is_served(self, tenant: str | None) -> IsServed:
         return partial(is_served, self._fleet, tenant=tenant)
 
+    def _is_hidden(self, tenant: str | None) -> IsServed:
+        return partial(self._fleet.settles, tenant=tenant)
+
     def _shown(self, alias: Alias) -> dict[str, Any]:
         canary, is_served = alias.running, self._is_served(alias.tenant)
         return {
@@ -184,7 +188,7 @@ class AliasRoutes:
             "tenant": alias.tenant,
             "model": alias.model,
             "is_served": is_served(alias.model),
-            "is_hidden": is_served(alias.name),
+            "is_hidden": self._is_hidden(alias.tenant)(alias.name),
             "canary": None if canary is None else {"model": canary.model, "percent": canary.percent},
         }
 

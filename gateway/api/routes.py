@@ -341,7 +341,8 @@ class Routes:
 
     def _names(self, principal: Principal) -> list[str]:
         fleet, tenant = self._services.fleet, principal.tenant
-        return [*fleet.served_models(), *fleet.adapters(tenant), *self._services.aliases.visible(tenant, fleet)]
+        names = (*fleet.served_models(), *fleet.adapters(tenant), *self._services.aliases.visible(tenant, fleet))
+        return list(dict.fromkeys(names))
 
     def _model(self, name: str, principal: Principal) -> ModelAnswer:
         fleet = self._services.fleet

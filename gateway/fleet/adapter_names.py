@@ -1,13 +1,14 @@
 """What the names of adapters mean, as this gateway has read it from NATS. A request looks its name up once.
 
 A tenant's own name goes before one that all tenants share, and that before what workers call their `--lora-modules`.
-Nobody finds another tenant's.
+Nobody finds another tenant's. What workers of several models call their own is the first model's: a login for one model
+must not take over another's requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -80,8 +81,37 @@ class NamedAdapters:
         self._removed.clear()
 
 
+class WorkersNames:
+    """Which model's adapter each name of workers' own is: that of the model whose workers were heard with it first."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, str] = {}
+
+    def model_of(self, name: str) -> str | None:
+        """Return the model that a name belongs to; None if no worker tells it."""
+        return self._models.get(name)
+
+    def note(self, heartbeat: Heartbeat) -> None:
+        """Give the names of a heartbeat that nobody has to its model."""
+        for beat in heartbeat.adapters:
+            self._models.setdefault(beat.name, heartbeat.model)
+
+    def review(self, live: Collection[Heartbeat], known_models: Collection[str]) -> None:
+        """Take each name from a model that is unknown now, or has workers of which none tells it."""
+        heard = {h.model for h in live}
+        told = {(beat.name, h.model) for h in live for beat in h.adapters}
+        self._models = {
+            name: model
+            for name, model in self._models.items()
+            if (name, model) in told or (model in known_models and model not in heard)
+        }
+        for heartbeat in live:
+            self.note(heartbeat)
+
+
 def find_adapter(
     named: NamedAdapters,
+    workers_names: WorkersNames,
     name: str,
     tenant: str | None,
     live: Iterable[Heartbeat],
@@ -97,10 +127,9 @@ def find_adapter(
         own, found = AdapterBeat(name, told.content.digest), takers(told.base)
         is_served = bool(found) and all(ADAPTER_STORE in h.features or own in h.adapters for h in found)
         return FoundAdapter(told.base, own.digest if is_served else None)
-    having = [h for h in live if any(beat.name == name for beat in h.adapters)]
-    if not having or named.is_hidden(name):
+    model = None if named.is_hidden(name) else workers_names.model_of(name)
+    if model is None or not any(h.model == model and any(beat.name == name for beat in h.adapters) for h in live):
         return None
-    model = min(h.model for h in having)
     meanings = [[beat.digest for beat in h.adapters if beat.name == name] for h in takers(model)]
     common = set.intersection(*map(set, meanings)) if meanings else set()
     # While a name changes, workers of the version before tell both contents, the newest last.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.fleet.adapter_names import FoundAdapter, NamedAdapters, find_adapter
+from gateway.fleet.adapter_names import FoundAdapter, NamedAdapters, WorkersNames, find_adapter
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of, unclaimed_of
 from gateway.fleet.hosted_models import HostedModels
@@ -66,6 +66,7 @@ class Fleet:
         self._gateways: dict[str, tuple[GatewayHeartbeat, float]] = {}
         self.services = LastServices()
         self.named_adapters = NamedAdapters()
+        self._workers_names = WorkersNames()
         self.liveness = Liveness(limits, on_dead, on_reconnected)
         self.hosted = HostedModels()
         self.started = time.time()
@@ -105,6 +106,9 @@ class Fleet:
         previous = self.liveness.last_heartbeat(heartbeat.worker)
         self.liveness.note_heartbeat(heartbeat, now)
         self.services.note(heartbeat, now)
+        # Not those of a second process of its name.
+        if self.liveness.last_heartbeat(heartbeat.worker) is heartbeat:
+            self._workers_names.note(heartbeat)
         if previous is None or _trait_fields(previous) != _trait_fields(heartbeat):
             self._changed_models.add(heartbeat.model)
 
@@ -197,7 +201,12 @@ class Fleet:
         """Return the adapter that a tenant means by a name, and its model; None where it is a model's, or unknown."""
         if name in self._known_models:
             return None
-        return find_adapter(self.named_adapters, name, tenant, self.liveness.live(), self._takers_or_last)
+        own = self._workers_names
+        return find_adapter(self.named_adapters, own, name, tenant, self.liveness.live(), self._takers_or_last)
+
+    def settles(self, name: str, tenant: str | None) -> bool:
+        """Whether a name is a model's, or an operator's for an adapter, whatever workers call their own."""
+        return self.knows(name) or self.named_adapters.find(name, tenant) is not None
 
     def _takers_or_last(self, model: str) -> list[Heartbeat]:
         """Return the takers of a model, or what its last worker said if a host is about to serve it again."""
@@ -299,6 +308,7 @@ class Fleet:
             del self._known_models[model]
             self._traits.pop(model, None)
             self._loads.pop(model, None)
+        self._workers_names.review(self.workers(), self._known_models)
 
     def _note_traits(self) -> None:
         """Add up changes. All at once: a login that may send heartbeats can make up workers."""

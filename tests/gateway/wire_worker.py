@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from shared.adapter_calls import AdapterBeats
 from shared.features import IMAGES
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import close, connect
@@ -53,6 +54,7 @@ class WireWorker:
         self.chat_format = ""
         self.sees = False
         self.tasks: tuple[Task, ...] = ("generate", "embed", "score")
+        self.adapters: AdapterBeats = ()
         self.num_prepared = 0
         self._pulled: set[Queue] = set()
         self.num_reconnects = 0
@@ -256,6 +258,7 @@ class WireWorker:
             started=1.0,
             tasks=self.tasks,
             num_reconnects=self.num_reconnects,
+            adapters=self.adapters,
             features=(*(["resumed"] if "resumed" in self.queues else []), *([IMAGES] if self.sees else [])),
         )
 

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 
 from gateway.admission.api_keys import create_key
+from shared.adapter_calls import AdapterBeat
 from shared.messages import Delta, Finish, Request, TokenLogprob, Usage
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
@@ -71,6 +72,13 @@ class Aliases:
         answer = await self.client.get(f"{self._url}/v1/models", headers={"Authorization": f"Bearer {key}"})
         return {model["id"]: model["root"] for model in answer.json()["data"]}
 
+    async def until_listed(self, name: str, *, is_listed: bool = True) -> dict[str, str]:
+        """Wait until a model is listed, or is not any more; return all."""
+        async with asyncio.timeout(30):
+            while (name in (shown := await self.names(API_KEY))) != is_listed:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return shown
+
 
 @pytest.fixture
 async def aliases(gateway: GatewayProcess, nats_url: str) -> AsyncIterator[Aliases]:
@@ -128,6 +136,26 @@ async def test_alias_of_a_tenant_is_that_tenants_alone(aliases: Aliases, keys: d
     assert (await answered(aliases.ask("chat"), aliases.stable, "all")).status_code == 200
     await aliases.done("aliases/remove", name="chat", tenant="chat")
     assert (await answered(aliases.ask("chat", keys["chat"]), aliases.stable, "all")).status_code == 200
+
+
+async def test_worker_that_calls_an_adapter_like_an_alias_gets_none_of_its_requests(
+    aliases: Aliases, gateway: GatewayProcess, nats_url: str
+) -> None:
+    async with known_worker(nats_url, gateway) as liar:
+        own = f"own-{liar.model}"
+        liar.adapters = (AdapterBeat("chat", "0" * 64), AdapterBeat(own, "0" * 64))
+        shown = await aliases.until_listed(own)
+        assert shown["chat"] == aliases.stable.model
+        assert (await answered(aliases.ask("chat"), aliases.stable, "mine")).json()["choices"][0]["text"] == "mine"
+        changed = await aliases.done("aliases", name="chat", model=aliases.canary.model)
+        assert [(each["name"], each["is_hidden"]) for each in changed["aliases"]] == [("chat", False)]
+        assert (await answered(aliases.ask("chat"), aliases.canary, "mine")).status_code == 200
+        refused = await aliases.order("aliases", {"name": own, "model": aliases.stable.model})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+        assert liar.requests.empty()
+        # The next alias `chat` is a new one.
+        liar.adapters = ()
+        await aliases.until_listed(own, is_listed=False)
 
 
 async def test_alias_whose_model_is_not_served_any_more_says_so(aliases: Aliases) -> None:

@@ -25,13 +25,18 @@ from gateway.batches.line import PARSERS
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.generation import Generation
+from shared.adapter_calls import AdapterBeat
+from shared.adapter_names import NamedAdapter
+from shared.adapter_store import AdapterContent
 from shared.messages import Delta, TokenLogprob
+from tests.gateway.fleet.test_fleet import Watched
 
 MODELS = {"one", "two", "three"}
 FLEET = cast(
     "Fleet",
     SimpleNamespace(
         knows=MODELS.__contains__,
+        settles=lambda name, tenant: name in MODELS,
         find_adapter=lambda name, tenant: None,
         num_workers=lambda model: int(model in MODELS),
     ),
@@ -39,7 +44,7 @@ FLEET = cast(
 
 
 def table(tenant: str | None = None) -> AliasTable:
-    return set_alias(AliasTable(), "chat", "one", tenant, MODELS.__contains__)
+    return set_alias(AliasTable(), "chat", "one", tenant, MODELS.__contains__, MODELS.__contains__)
 
 
 def with_canary(percent: float = 25.0, before: AliasTable | None = None, **rules: Any) -> AliasTable:
@@ -70,18 +75,43 @@ def asked(text: str = "hi") -> Generation:
 )
 def test_alias_that_hides_chains_or_leads_nowhere_is_refused(name: str, model: str, status: int, told: str) -> None:
     with pytest.raises(ApiError, match=told) as refused:
-        set_alias(table(), name, model, None, MODELS.__contains__)
+        set_alias(table(), name, model, None, MODELS.__contains__, MODELS.__contains__)
     assert refused.value.status == status
 
 
 def test_own_alias_of_a_tenant_comes_before_that_of_all_and_a_model_hides_both() -> None:
-    both = set_alias(table(), "chat", "two", "acme", MODELS.__contains__)
+    both = set_alias(table(), "chat", "two", "acme", MODELS.__contains__, MODELS.__contains__)
     aliases = book(both)
     assert (aliases.target("chat", "acme", FLEET), aliases.target("chat", "other", FLEET)) == ("two", "one")
     assert aliases.visible("acme", FLEET) == {"chat": "two"}
-    hidden = cast("Fleet", SimpleNamespace(knows=lambda name: True, find_adapter=lambda name, tenant: None))
+    hidden = cast("Fleet", SimpleNamespace(settles=lambda name, tenant: True))
     assert aliases.target("chat", "acme", hidden) == "chat"
     assert book(remove_alias(both, "chat", "acme")).target("chat", "acme", FLEET) == "one"
+
+
+def test_operators_words_hide_an_alias_and_those_of_workers_alone_do_not() -> None:
+    watched = Watched()
+    watched.hear(worker="w", model="one")
+    watched.hear(worker="liar", model="blue", adapters=(AdapterBeat("chat", "1" * 64),))
+    fleet, aliases = watched.fleet, book(table())
+    assert aliases.settled(asked(), "t", fleet).model == "one"
+    assert aliases.visible("t", fleet) == {"chat": "one"}
+    content = AdapterContent("2" * 64, 8)
+    fleet.named_adapters.note(NamedAdapter("chat", "t", "one", content))
+    assert [aliases.target("chat", tenant, fleet) for tenant in ("t", "other")] == ["chat", "one"]
+    watched.hear(worker="w2", model="chat")
+    assert aliases.target("chat", "other", fleet) == "chat"
+
+
+def test_name_that_only_workers_give_stops_a_new_alias_and_no_change_of_one() -> None:
+    told, hidden = {"one", "two", "chat", "new"}.__contains__, MODELS.__contains__
+    changed = set_alias(table(), "chat", "two", None, told, hidden)
+    assert [(each.name, each.model) for each in changed.aliases] == [("chat", "two")]
+    with pytest.raises(ApiError, match="'new' is a served model or adapter: an alias must not hide it"):
+        set_alias(table(), "new", "two", None, told, hidden)
+    # An alias of another tenant is none of these.
+    with pytest.raises(ApiError, match="must not hide it"):
+        set_alias(table("acme"), "chat", "two", "other", told, hidden)
 
 
 def test_share_grows_and_conversations_that_the_canary_has_stay() -> None:
@@ -121,7 +151,9 @@ def test_promoted_canary_is_the_model_and_a_rolled_back_one_is_not() -> None:
 def test_canary_without_workers_gets_no_requests() -> None:
     empty = cast(
         "Fleet",
-        SimpleNamespace(knows=MODELS.__contains__, find_adapter=lambda name, tenant: None, num_workers=lambda model: 0),
+        SimpleNamespace(
+            settles=lambda name, tenant: False, find_adapter=lambda name, tenant: None, num_workers=lambda model: 0
+        ),
     )
     generation, probe = book(with_canary(100.0)).split(asked(), "t", empty, b"{}")
     assert (generation.model, generation.name) == ("one", "chat")
@@ -192,7 +224,7 @@ def test_alias_that_hides_what_was_a_model_makes_its_kept_answers_old() -> None:
 def test_only_so_many_canaries_run_at_once() -> None:
     of = AliasTable()
     for number in range(MAX_RUNNING + 1):
-        of = set_alias(of, f"alias-{number}", "one", None, MODELS.__contains__)
+        of = set_alias(of, f"alias-{number}", "one", None, MODELS.__contains__, MODELS.__contains__)
     for number in range(MAX_RUNNING):
         of = start_canary(of, f"alias-{number}", None, "two", 1.0, Rules(), 0.0, MODELS.__contains__)
     with pytest.raises(ApiError, match="32 canaries run"):

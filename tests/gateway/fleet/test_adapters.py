@@ -84,6 +84,39 @@ def test_name_of_a_model_is_the_model() -> None:
     assert with_adapter(_asked("other"), watched.fleet).served_model == "other"
 
 
+def test_name_stays_with_the_model_that_had_it_first() -> None:
+    one, other = (AdapterBeat("a", ONE),), (AdapterBeat("a", OTHER),)
+    watched = _watched(one)
+    for model in ("blue", "z"):
+        watched.hear(worker=f"liar-{model}", model=model, adapters=other)
+    assert watched.fleet.find_adapter("a") == FoundAdapter("m", ONE)
+    assert watched.fleet.adapters() == {"a": "m"}
+
+    # Its only worker is away for a while: nobody else gets the name.
+    watched.run(30, worker="liar-blue", model="blue", running=0, adapters=other)
+    assert watched.fleet.models() == ["blue"]
+    assert watched.fleet.find_adapter("a") is None
+    watched.hear(worker="w0", adapters=one)
+    assert watched.fleet.find_adapter("a") == FoundAdapter("m", ONE)
+
+
+def test_name_that_its_model_gives_up_is_another_models() -> None:
+    one, other = (AdapterBeat("a", ONE),), (AdapterBeat("a", OTHER),)
+    watched = _watched(one)
+    for _ in range(20):
+        watched.hear(worker="next", model="blue", adapters=other)
+        watched.run(0.1, worker="w0")
+    assert watched.fleet.find_adapter("a") == FoundAdapter("blue", OTHER)
+
+
+def test_second_process_of_a_workers_name_claims_no_name() -> None:
+    watched = _watched(())
+    watched.hear(worker="w0", model="blue", started=9.0, adapters=(AdapterBeat("a", OTHER),))
+    watched.hear(worker="w1", adapters=(AdapterBeat("a", ONE),))
+    watched.hear(worker="w0", adapters=(AdapterBeat("a", ONE),))
+    assert watched.fleet.find_adapter("a") == FoundAdapter("m", ONE)
+
+
 def test_generation_is_answered_by_its_model_with_the_content_of_this_moment() -> None:
     watched = _watched((AdapterBeat("a", ONE),))
     generation = with_adapter(_asked("a"), watched.fleet)
