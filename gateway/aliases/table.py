@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from shared.subjects import check_name
 MAX_ALIASES = 1000
 MAX_RUNNING = 32
 """Canaries that run at once: each gateway reads what every other one counts of them, once a second."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # What is shown of a name in errors.
 _SHOWN = 128
 
@@ -104,6 +106,8 @@ def set_alias(
         ApiError: 400; the names are those of a model, of a chain, or too many. 404; the model is not served.
     """
     _check_names(name=name, model=model, tenant=tenant)
+    if _CONTROL.search(tenant or ""):
+        raise _refusal("tenant", "'tenant' must not contain control characters.")
     is_new = table.find(name, tenant) is None and table.find(name, None) is None
     if is_hidden(name) or (is_new and is_served(name)):
         raise _refusal("name", f"{name[:_SHOWN]!r} is a served model or adapter: an alias must not hide it.")

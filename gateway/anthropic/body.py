@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from gateway.api.schemas.cache_fields import AgentHints
+from gateway.api.schemas.cache_fields import AgentHints, CacheControlBody
 from gateway.api.schemas.checks import ModelName
 from gateway.api.schemas.names import described
 from gateway.api.schemas.sampling_fields import StopText
@@ -22,7 +22,7 @@ from shared.bounds import (
 )
 
 CacheControl = Annotated[
-    Raw | UnsetType,
+    CacheControlBody | None,
     described(
         "Evict the cached prompt last: for five minutes, or an hour with `ttl: 1h`, as far as the tenant's share of "
         "the cache goes. The longest of a body holds for all of it.",
@@ -93,7 +93,7 @@ class BlockBody(Struct, kw_only=True, forbid_unknown_fields=True):
         described("The title of a document or of a result of a search, put before its text."),
     ] = None
     context: Annotated[str | None, described("What a document is about, put before its text.")] = None
-    cache_control: CacheControl = UNSET
+    cache_control: CacheControl = None
 
 
 Blocks = Annotated[list[BlockBody], Meta(max_length=MAX_MESSAGES)]
@@ -118,7 +118,7 @@ class ToolBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input_schema: Parameters | None = None
     strict: bool | None = None
 
-    cache_control: CacheControl = UNSET
+    cache_control: CacheControl = None
 
     # Read by Anthropic's servers, and without meaning here: tools run at the client.
     defer_loading: bool | None = None
@@ -250,7 +250,7 @@ class MessagesBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     output_config: Annotated[
         OutputBody | None, described("What is asked of the answer as a whole.", {"format": _FORMAT})
     ] = None
-    cache_control: CacheControl = UNSET
+    cache_control: CacheControl = None
     agent_hints: AgentHints = None
     output_format: Annotated[FormatBody | None, described("The same as `format` in `output_config`.", _FORMAT)] = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway.anthropic.body import CountTokensBody, MessagesBody, PromptBody
 from gateway.anthropic.conversation import chat_messages
@@ -86,7 +86,7 @@ def _retain_s(body: MessagesBody) -> float:
         blocks += message.content if isinstance(message.content, list) else ()
     controls = [body.cache_control, *(tool.cache_control for tool in body.tools or ())]
     controls += [block.cache_control for block in blocks]
-    return max([ttl_s(control) for control in controls if control is not UNSET], default=0.0)
+    return max([ttl_s(control) for control in controls], default=0.0)
 
 
 def _prompt(body: PromptBody, tools: str | None) -> Prompt:

@@ -375,14 +375,15 @@ class Dispatcher:
 
     async def _send_heartbeat(self) -> None:
         unclaimed, tokens = self._flights.unclaimed()
+        unclaimed_of, now = self._flights.unclaimed_of(), asyncio.get_running_loop().time()
         heartbeat = GatewayHeartbeat(
             gateway=self.name,
             unclaimed=unclaimed,
             unclaimed_tokens=tokens,
             started=self.fleet.started,
             awaited=self._flights.awaited(),
-            unclaimed_of=self._flights.unclaimed_of(),
+            unclaimed_of=unclaimed_of,
             features=GATEWAY_FEATURES,
-            services=self.fleet.services.of_silent(asyncio.get_running_loop().time()),
+            services=self.fleet.services.of_silent(now, unclaimed_of, self.fleet.models()),
         )
         await self._nats.publish(gateway_subject(self.name), encode(heartbeat))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 _SWEEP_MINIMUM = 64
 
@@ -95,12 +95,14 @@ class Retention:
             tenant: Whose they are.
             weight: The tenant's, from now on.
             digests: In prefix order; the first ones are retained first.
-            until: A later deadline replaces an earlier one, never the other way round.
+            until: A later deadline replaces an earlier one, never the other way round. Rounded up to a whole second,
+                so that choices of one request, which end one after the other, do not each move all digests.
             cost: Units of each content.
 
         Returns:
             Contents that are no longer retained, the ends of prefixes first.
         """
+        until = float(ceil(until))
         owner = self._tenants.setdefault(tenant, _Tenant(tenant))
         owner.weight = weight
         grant, room = _Grant(owner, until, cost), _Room(owner, self._competing(owner), self._capacity)

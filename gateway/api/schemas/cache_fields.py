@@ -9,16 +9,22 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Struct
 
-from gateway.api.schemas.checks import given, require_text
+from gateway.api.schemas.checks import require_text
 from gateway.api.schemas.names import described
 from gateway.api.schemas.sampling_fields import SamplingFields
 from shared.cache_hints import MAX_SESSION_CHARACTERS, CacheHints, RetainSeconds, SessionId
 
 _RETENTIONS = MappingProxyType({"in_memory": 300.0, "in-memory": 300.0, "24h": 86_400.0})
 _TTLS = MappingProxyType({"5m": 300.0, "1h": 3600.0})
+
+
+class CacheControlBody(Struct, kw_only=True):
+    """The end of a prefix to keep. Other names in it, such as `scope` of Claude Code, change nothing."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
 
 
 class AgentHintsBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,11 +102,6 @@ def cache_hints(hints: AgentHintsBody | None, retain_s: float, key: str = "") ->
     return None if found == CacheHints() else found
 
 
-def ttl_s(control: Raw | UnsetType) -> float:
-    """Return for how many seconds Anthropic's `cache_control` asks; it may hold other things, too."""
-    raw = given(control)
-    value = None if raw is None else msgspec.json.decode(raw)
-    if not isinstance(value, dict):
-        return 0.0
-    ttl = value.get("ttl")
-    return _TTLS.get(ttl, _TTLS["5m"]) if isinstance(ttl, str) else _TTLS["5m"]
+def ttl_s(control: CacheControlBody | None) -> float:
+    """Return for how many seconds a `cache_control` asks."""
+    return 0.0 if control is None else _TTLS[control.ttl or "5m"]

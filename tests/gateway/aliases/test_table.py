@@ -79,6 +79,13 @@ def test_alias_that_hides_chains_or_leads_nowhere_is_refused(name: str, model: s
     assert refused.value.status == status
 
 
+def test_alias_of_a_tenant_whose_name_holds_a_control_character_is_refused() -> None:
+    with pytest.raises(ApiError, match="'tenant' must not contain control characters") as refused:
+        table("nobody\n")
+    assert (refused.value.status, refused.value.param) == (400, "tenant")
+    assert table("caf\u00e9\u00a0bar").aliases[0].tenant == "caf\u00e9\u00a0bar"
+
+
 def test_own_alias_of_a_tenant_comes_before_that_of_all_and_a_model_hides_both() -> None:
     both = set_alias(table(), "chat", "two", "acme", MODELS.__contains__, MODELS.__contains__)
     aliases = book(both)

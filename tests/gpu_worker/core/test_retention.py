@@ -92,6 +92,16 @@ def test_a_later_deadline_replaces_an_earlier_one_only() -> None:
     assert retention.expire(20.0) == names("a", 0)
 
 
+def test_choices_that_end_within_a_second_move_nothing_anew() -> None:
+    retention = Retention(4)
+    retention.retain("a", 1.0, names("a", 0, 1), 10.2)
+    first = retention._grants[b"a0"]
+    for later in (10.3, 10.9, 11.0):
+        retention.retain("a", 1.0, names("a", 0, 1, 2), later)
+    assert retention._grants[b"a0"] is first
+    assert (retention.expire(10.99), retention.expire(11.0)) == ([], names("a", 1, 0, 2))
+
+
 def test_a_million_renewals_leave_no_trace() -> None:
     retention = Retention(4)
     for number in range(5_000):

@@ -64,7 +64,7 @@ def test_the_names_of_openai_and_the_extension_become_hints(
         ({"cache_control": EPHEMERAL}, 300.0),
         ({"cache_control": {**EPHEMERAL, "ttl": "1h"}}, 3600.0),
         # Of Claude Code, which also sends what is known to Anthropic alone.
-        ({"cache_control": {**EPHEMERAL, "scope": "global", "ttl": ["1h"]}}, 300.0),
+        ({"cache_control": {**EPHEMERAL, "scope": "global", "ttl": None}}, 300.0),
         ({"system": [{"type": "text", "text": "a", "cache_control": {**EPHEMERAL, "ttl": "1h"}}]}, 3600.0),
         ({"tools": [{"name": "f", "input_schema": {}, "cache_control": EPHEMERAL}]}, 300.0),
         ({"content": [{"type": "text", "text": "a", "cache_control": EPHEMERAL}], "cache_control": None}, 300.0),
@@ -77,6 +77,32 @@ def test_the_longest_time_to_live_of_a_message_s_breakpoints_holds(body: dict[st
 
 def test_a_message_without_breakpoints_has_no_hints() -> None:
     assert message(system=[{"type": "text", "text": "a", "cache_control": None}]).cache_hints is None
+
+
+@pytest.mark.parametrize(
+    ("control", "param", "allowed"),
+    [
+        ({**EPHEMERAL, "ttl": "2h"}, "cache_control.ttl", "must be one of 5m, 1h"),
+        ({**EPHEMERAL, "ttl": 5}, "cache_control.ttl", "expected str"),
+        ({"type": "x"}, "cache_control.type", "must be one of ephemeral"),
+        ({"ttl": "1h"}, "cache_control.type", "Missing"),
+        (5, "cache_control", "expected object"),
+        ([], "cache_control", "expected object"),
+    ],
+)
+def test_a_breakpoint_that_says_something_else_is_refused_by_name(control: Any, param: str, allowed: str) -> None:
+    block, tool = {"type": "text", "text": "a"}, {"name": "f", "input_schema": {}}
+    places: list[tuple[str, dict[str, Any]]] = [
+        ("", {"cache_control": control}),
+        ("system.[0].", {"system": [{**block, "cache_control": control}]}),
+        ("messages.[0].content.[0].", {"content": [{**block, "cache_control": control}]}),
+        ("tools.[0].", {"tools": [{**tool, "cache_control": control}]}),
+    ]
+    for place, fields in places:
+        with pytest.raises(ApiError) as caught:
+            message(**fields)
+        assert (caught.value.param, caught.value.status) == (place + param, 400)
+        assert allowed in caught.value.message
 
 
 @pytest.mark.parametrize("ask", [chat, response, message])
