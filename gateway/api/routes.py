@@ -347,7 +347,8 @@ class Routes:
     def _model(self, name: str, principal: Principal) -> ModelAnswer:
         fleet = self._services.fleet
         target = self._services.aliases.target(name, principal.tenant, fleet)
-        parent = fleet.adapters(principal.tenant).get(target)
+        adapter = fleet.find_adapter(target, principal.tenant)
+        parent = None if adapter is None or adapter.digest is None else adapter.model
         load = fleet.load(parent or target)
         max_model_len = load.max_model_len or None if load is not None else None
         sees = _sees(load) if self._services.config.max_images else False

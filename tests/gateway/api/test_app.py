@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import httpx2
 import msgspec
@@ -39,6 +40,7 @@ from gateway.http1.handlers import AsgiHandler
 from gateway.media.fetch import AllowedHosts, ImageFetcher
 from gateway.media.intake import ImageIntake, ImageLimits
 from gateway.metrics import GatewayMetrics
+from shared.adapter_calls import AdapterBeat
 from shared.conversation import ChatOptions
 from shared.features import IMAGES
 from shared.hosted_models import HostBeat, HostedModel
@@ -183,6 +185,19 @@ async def test_models_are_those_of_live_workers_that_the_key_may_use(
         assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["other"]
         assert_error(await client.get("/v1/models/org/demo"), 404, "model_not_found")
         assert_error(await client.post("/tokenize", json={"model": "org/demo", "prompt": "x"}), 404, "model_not_found")
+
+
+async def test_many_adapters_are_listed_with_their_model_by_looking_at_all_once(
+    http: httpx2.AsyncClient, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = tuple(AdapterBeat(f"a{number}", "1" * 64) for number in range(20))
+    beat = msgspec.structs.replace(heartbeat("base"), worker="b", adapters=adapters)
+    fleet.note_heartbeat(beat, time.monotonic())
+    adapters_of = Mock(side_effect=fleet.adapters)
+    monkeypatch.setattr(fleet, "adapters", adapters_of)
+    listed = (await http.get("/v1/models")).json()["data"]
+    assert {model["id"] for model in listed if model["parent"] == "base"} == {each.name for each in adapters}
+    assert adapters_of.call_count == 1
 
 
 async def test_a_model_says_whether_it_reads_images(
