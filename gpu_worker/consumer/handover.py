@@ -160,7 +160,7 @@ class KvHandover:
         self.num_handed_over += bool(token)
         self._lane.hand_over(held, KvReady(request.id, request.epoch, self._worker, token, sequence.num_cached_tokens))
 
-    async def fetch(self, held: HeldRequest) -> None:
+    async def fetch(self, held: HeldRequest, num_prompt_tokens: int) -> None:
         """Open the lease of a request that was handed over to this worker."""
         ready = held.request.ready
         if (
@@ -173,8 +173,9 @@ class KvHandover:
         if address is None or self._loop is None:
             return
         peers, openers = self._transfer.peers, self._transfer.openers
+        num_tokens = num_prompt_tokens + len(held.request.emitted)
         is_open = await self._loop.run_in_executor(
-            openers, peers.open, address, ready.lease, ready.request, held.request.epoch
+            openers, peers.open, address, ready.lease, ready.request, held.request.epoch, num_tokens
         )
         if is_open and not self._held.is_current(held):
             self._close(held)

@@ -65,10 +65,10 @@ class Intake:
         held: HeldRequests,
         capacity: PullCapacity,
         images: RequestImages | None = None,
-        fetch: Callable[[HeldRequest], Awaitable[None]] | None = None,
+        fetch: Callable[[HeldRequest, int], Awaitable[None]] | None = None,
         adapters: RequestAdapters | None = None,
     ) -> None:
-        """Admit to the engine; `fetch` finds the KV of requests whose prompt another worker has computed."""
+        """Admit to the engine; `fetch` finds KV that another worker has computed, of a prompt of so many tokens."""
         self._images = images
         self._fetch = fetch
         self._adapters = adapters
@@ -137,7 +137,7 @@ class Intake:
                 images = await self._images.prepared(held.request, is_wanted)
             constraint = await self._constraints.constraint(held.request, is_wanted, in_reasoning=held.in_reasoning)
             if self._fetch is not None:
-                await self._fetch(held)
+                await self._fetch(held, len(prompt_ids))
             if self._held.is_current(held):
                 self._admit(held, lane, prompt_ids, prediction_ids, constraint, spans, images)
         except Exception as error:

@@ -167,7 +167,7 @@ class Worker:
     def _most_claimed(self) -> float:
         return math.inf if self._handover is None else self._handover.roles.most_claimed
 
-    def _fetch(self) -> Callable[[HeldRequest], Awaitable[None]] | None:
+    def _fetch(self) -> Callable[[HeldRequest, int], Awaitable[None]] | None:
         return None if self._handover is None else self._handover.fetch
 
     def _reader(

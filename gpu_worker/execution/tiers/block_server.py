@@ -18,6 +18,7 @@ import msgspec
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.leases import Lease, Leases
 from gpu_worker.execution.tiers.peer_wire import (
+    FRAME_S,
     ITEM,
     MAX_REQUEST_BYTES,
     VERSION,
@@ -33,6 +34,9 @@ from shared.log_limit import LogLimit
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
+"""Where these are taken, a new one gets the place of the oldest that has not opened a lease."""
+_BACKLOG = 1024
+"""More that are not accepted yet would be dropped, and be tried again only after a second."""
 OPEN_S = 2.0
 """A connection that has not opened a lease after so long is closed."""
 FILL_S = 0.5
@@ -56,7 +60,7 @@ class BlockServer:
         host, port = split_address(address)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError("HEADRACE_KV_ADDRESS", f"{address} cannot be listened on: {error.strerror}") from None
         shown = f"[{host}]" if ":" in host else host
@@ -64,6 +68,9 @@ class BlockServer:
         self._leases = leases
         self._maker = maker
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        # Those that have opened no lease yet, the oldest first.
+        self._strangers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
         self._log_limit = LogLimit(_log)
         threading.Thread(target=self._accept, name="kv-server", daemon=True).start()
 
@@ -83,14 +90,32 @@ class BlockServer:
                 # Of one connection, or no file is left: others may come.
                 time.sleep(0.05)
                 continue
-            if not self._places.acquire(blocking=False):
+            if not self._places.acquire(blocking=False) and not self._take_place():
                 connection.close()
                 continue
+            with self._lock:
+                self._strangers[connection] = None
             try:
                 threading.Thread(target=self._serve, args=(connection,), name="kv-serve", daemon=True).start()
             except RuntimeError:
-                connection.close()
-                self._places.release()
+                self._end(connection)
+
+    def _take_place(self) -> bool:
+        """Cut off the oldest connection without a lease; return whether its place was got."""
+        with self._lock:
+            oldest = next(iter(self._strangers), None)
+            if oldest is None:
+                return False
+            del self._strangers[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        return self._places.acquire(timeout=FRAME_S)
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(connection, None)
+            connection.close()
+        self._places.release()
 
     def _serve(self, connection: socket.socket) -> None:
         lease = None
@@ -113,8 +138,7 @@ class BlockServer:
         finally:
             if lease is not None:
                 self._leases.end(lease, was_read=was_read)
-            connection.close()
-            self._places.release()
+            self._end(connection)
 
     def _open(self, connection: socket.socket) -> Lease | None:
         kind, body = receive_frame(connection, MAX_REQUEST_BYTES, OPEN_S)
@@ -124,6 +148,11 @@ class BlockServer:
             opening = msgspec.msgpack.decode(body, type=Opening)
         except msgspec.MsgspecError as error:
             raise PeerError(f"a frame OPEN is not one: {error}") from None
+        with self._lock:
+            # A lease that is opened on a connection that was cut off would be lost.
+            if connection not in self._strangers:
+                raise PeerError("the connection was cut off for another")
+            del self._strangers[connection]
         if opening.version != VERSION:
             return None
         return self._leases.open(opening.lease, opening.request, opening.epoch, connection)

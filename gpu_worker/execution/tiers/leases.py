@@ -1,7 +1,9 @@
 """Contents of the host's memory that other workers may fetch: each lease is of one request, and names what it is of.
 
 Leases hold rows, which are not reused meanwhile, up to half of them. A lease ends when it was read, when the connection
-that reads it ends, when its request is cancelled, or when its time is over. Any thread may call it.
+that reads it ends, when its request is cancelled, or when its time is over. Requests are taken in the order in which
+they were handed over: where a new lease needs room, those that nobody has read give way once later ones were opened.
+Any thread may call it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Values
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +20,8 @@ from dataclasses import dataclass, field
 from gpu_worker.execution.tiers.host_tier import HeldRow, HostTier
 
 _SHARE = 0.5
+GIVE_WAY_S = 10.0
+"""No lease gives way before. While none is opened, as few as a new one needs give way once in so long a time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +30,7 @@ class Lease:
 
     Attributes:
         rows: What is held, by group and digest.
-        ends_at: Monotonic seconds.
+        granted_at, ends_at: Monotonic seconds.
         reader: The connection on which it is read; only one ever reads it.
     """
 
@@ -35,6 +40,7 @@ class Lease:
     salt: bytes
     rows: dict[tuple[int, bytes], HeldRow]
     num_bytes: int
+    granted_at: float
     ends_at: float
     reader: socket.socket | None = None
     has_ended: bool = False
@@ -57,10 +63,14 @@ class Leases:
 
     host: HostTier
     lease_s: float
+    clock: Callable[[], float] = time.monotonic
     counts: LeaseCounts = field(default_factory=LeaseCounts)
     _by_token: dict[str, Lease] = field(default_factory=dict)
     _ended: threading.Condition = field(default_factory=threading.Condition)
     _num_bytes: int = 0
+    # When one was opened or gave way, and when the latest that was opened had been granted.
+    _moved_at: float = float("-inf")
+    _latest_opened: float = float("-inf")
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -77,7 +87,21 @@ class Leases:
 
     def has_room(self, num_bytes: int) -> bool:
         """Say whether so many bytes more may be held."""
-        return self._num_bytes + num_bytes <= self.max_bytes
+        with self._ended:
+            return self._in_the_way(num_bytes) is not None
+
+    def _in_the_way(self, num_bytes: int) -> list[Lease] | None:
+        """Return the leases that give way so that so many bytes may be held; None where there is no room."""
+        now, found = self.clock(), list[Lease]()
+        num_missing = self._num_bytes + num_bytes - self.max_bytes
+        nothing_moves = now > self._moved_at + GIVE_WAY_S
+        for lease in self._by_token.values():
+            if num_missing <= 0 or now <= lease.granted_at + GIVE_WAY_S:
+                break
+            if lease.reader is None and (nothing_moves or lease.granted_at < self._latest_opened):
+                found.append(lease)
+                num_missing -= lease.num_bytes
+        return None if num_missing > 0 else found
 
     def grant(self, request: str, epoch: int, salt: bytes, digests: Values[bytes]) -> Lease | None:
         """Lease what is in the host's memory of these digests, in all groups; None where that is nothing, or too much.
@@ -86,25 +110,34 @@ class Leases:
         """
         rows = self.host.hold(digests)
         num_bytes = self.host.num_bytes_of(rows)
-        lease = Lease(secrets.token_hex(16), request, epoch, salt, rows, num_bytes, time.monotonic() + self.lease_s)
+        now = self.clock()
+        lease = Lease(secrets.token_hex(16), request, epoch, salt, rows, num_bytes, now, now + self.lease_s)
         with self._ended:
-            if rows and self.has_room(num_bytes):
+            old = self._in_the_way(num_bytes) if rows else None
+            if old is not None:
                 self._by_token[lease.token] = lease
                 self._num_bytes += num_bytes
                 self.counts.granted += 1
-                return lease
-        self.host.let_go(rows)
-        return None
+            if old:
+                self._moved_at = now
+        if old is None:
+            self.host.let_go(rows)
+            return None
+        for each in old:
+            self.end(each)
+        return lease
 
     def open(self, token: str, request: str, epoch: int, reader: socket.socket) -> Lease | None:
         """Return the lease of an attempt, which nobody has opened before; `reader` is closed when it ends."""
         with self._ended:
             lease = self._by_token.get(token)
             is_right = lease is not None and (lease.request, lease.epoch) == (request, epoch)
-            if lease is None or not is_right or lease.reader is not None or time.monotonic() > lease.ends_at:
+            if lease is None or not is_right or lease.reader is not None or self.clock() > lease.ends_at:
                 self.counts.refused += 1
                 return None
             lease.reader = reader
+            self._moved_at = self.clock()
+            self._latest_opened = max(self._latest_opened, lease.granted_at)
             return lease
 
     def end(self, lease: Lease, *, was_read: bool = False) -> None:

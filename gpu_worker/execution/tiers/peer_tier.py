@@ -20,7 +20,6 @@ from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.peer_wire import (
     FRAME_S,
     ITEM,
-    MAX_CONTENTS_BYTES,
     VERSION,
     Kind,
     Opening,
@@ -105,10 +104,10 @@ class PeerTier:
         num_failed: Leases that could not be opened, and connections that broke.
     """
 
-    def __init__(self, rows: list[int]) -> None:
-        """Read contents of `rows[group]` bytes."""
+    def __init__(self, rows: list[int], block_tokens: int) -> None:
+        """Read contents of `rows[group]` bytes, each of at least `block_tokens` tokens."""
         self.maker: Maker | None = None
-        self._rows = rows
+        self._rows, self._block_tokens = rows, block_tokens
         self._sessions: dict[str, PeerSession] = {}
         self._distrusted: dict[str, float] = {}
         self._log_limit, self._lock = LogLimit(_log), threading.Lock()
@@ -117,13 +116,14 @@ class PeerTier:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, address: str, lease: str, request: str, epoch: int) -> bool:
-        """Open a lease for an attempt of a request; return whether there is something to fetch."""
+    def open(self, address: str, lease: str, request: str, epoch: int, num_tokens: int) -> bool:
+        """Open a lease for an attempt of a request of so many tokens; return whether there is something to fetch."""
         now = time.monotonic()
         if self.maker is None or len(self._sessions) >= MAX_SESSIONS or self._distrusted.get(address, 0.0) > now:
             return False
         try:
-            session = _open(address, encode(Opening(VERSION, lease, request, epoch)))
+            most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
+            session = _open(address, encode(Opening(VERSION, lease, request, epoch)), most_contents)
         except OSError as error:
             self._failed(address, error)
             if not isinstance(error, PeerError):
@@ -192,12 +192,12 @@ class PeerTier:
             )
 
 
-def _open(address: str, opening: bytes) -> PeerSession:
+def _open(address: str, opening: bytes, most_contents: int) -> PeerSession:
     connection = socket.create_connection(split_address(address), timeout=CONNECT_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         send_frame(connection, Kind.OPEN, opening)
-        kind, body = receive_frame(connection, MAX_CONTENTS_BYTES)
+        kind, body = receive_frame(connection, most_contents * ITEM.size)
         if kind is not Kind.CONTENTS or len(body) % ITEM.size:
             raise PeerError("the lease is not known there, or over")
         return PeerSession(connection, frozenset(ITEM.iter_unpack(body)), address)

@@ -23,7 +23,6 @@ FRAME_S = 1.0
 MOST_FRAME_S = 10.0
 """The same of a long one whose bytes keep coming."""
 MAX_REQUEST_BYTES = 512
-MAX_CONTENTS_BYTES = 64 << 20
 DIGEST_BYTES = 32
 ITEM = Struct("<H32s")
 """A content's name: group and chain digest."""

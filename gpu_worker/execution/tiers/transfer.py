@@ -44,7 +44,7 @@ class Transfer:
             ConfigError: The address cannot be used.
         """
         self.leases = Leases(host, lease_s)
-        self.peers = PeerTier([group.row_bytes for group in groups])
+        self.peers = PeerTier([group.row_bytes for group in groups], block_tokens)
         self.server = BlockServer(address, self.leases, lambda: self.peers.maker)
         self.openers = ThreadPoolExecutor(NUM_OPENERS, "kv-open")
         self.block_bytes, self.block_tokens = groups[0].row_bytes, block_tokens

@@ -17,7 +17,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
-from gpu_worker.execution.tiers.leases import Lease
+from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Opening, receive_frame, send_frame
 from gpu_worker.execution.tiers.transfer import Transfer
@@ -71,7 +71,7 @@ class Pair:
         return lease
 
     def open(self, lease: Lease, epoch: int = 1) -> bool:
-        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", epoch)
+        return self.fetching.peers.open(self.giving.server.address, lease.token, "r", epoch, len(PROMPT))
 
     def go_on(self, begun: Answer, sampling: Sampling = GREEDY, prompt: list[int] = PROMPT) -> tuple[Answer, Sequence]:
         """Go on where the other worker has stopped; return the whole answer."""
@@ -166,13 +166,13 @@ def test_a_lease_is_opened_once_in_time_by_the_attempt_that_it_is_for(pair: Pair
     peers, address = pair.fetching.peers, pair.giving.server.address
     if what == "twice":
         assert pair.open(lease)
-        assert not peers.open(address, lease.token, "r", 1)
+        assert not peers.open(address, lease.token, "r", 1, 61)
         assert len(peers) == 1, "the first reader keeps it"
         return
     if what == "over":
         pair.giving.leases.sweep(lease.ends_at + 1)
     token = "0" * 32 if what == "token" else lease.token
-    assert not peers.open(address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1)
+    assert not peers.open(address, token, "q" if what == "request" else "r", 2 if what == "epoch" else 1, 61)
     answer, resumed = pair.go_on(begun)
     assert (answer, resumed.num_cached_tokens) == (expected, 0)
 
@@ -250,6 +250,43 @@ def test_leased_rows_are_not_reused_and_leases_are_bounded(make_pair: Callable[.
     assert all(leases.host.has(*name) for name in lease.rows)
 
 
+def test_leases_that_nobody_reads_give_way_to_new_ones(pair: Pair) -> None:
+    _, gone = pair.begin()
+    now = 0.0
+    leases = Leases(pair.giving.leases.host, 60.0, clock=lambda: now)
+    most = leases.max_bytes // pair.grant(gone).num_bytes
+
+    def grant(name: str) -> Lease | None:
+        return leases.grant(name, 1, gone.salt, gone.block_digests)
+
+    lost = [grant(f"lost {number}") for number in range(most)]
+    size = leases.num_bytes // most
+    now = GIVE_WAY_S
+    assert not leases.has_room(size)
+    assert grant("early") is None
+    now += 1
+    assert leases.has_room(size)
+    first = grant("first")
+    assert first is not None
+    assert lost[0] is not None
+    assert lost[0].has_ended
+    assert len(leases) == most
+    # Who decodes may only be behind: until one is opened, no other gives way so soon.
+    now += 1
+    assert not leases.has_room(size)
+    reader, other = socket.socketpair()
+    with reader, other:
+        assert leases.open(first.token, "first", 1, reader) is first
+        # It was the latest, so the others were passed over.
+        now += GIVE_WAY_S / 2
+        later = [grant(f"later {number}") for number in range(most - 1)]
+        assert all(later)
+        assert grant("one more") is None, "one is read, and the others are new"
+        assert not first.has_ended
+        leases.close()
+    assert leases.num_bytes == 0
+
+
 Act = Callable[[socket.socket], None]
 
 
@@ -315,7 +352,7 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
 
     with lying(act) as address:
         started = time.monotonic()
-        pair.fetching.peers.open(address, "0" * 32, "r", 1)
+        pair.fetching.peers.open(address, "0" * 32, "r", 1, 61)
         answer, resumed = pair.go_on(begun)
         is_over.set()
         pair.fetching.peers.close("r")
@@ -386,6 +423,24 @@ def test_strangers_are_not_waited_for_and_keep_nobody_out(
             each.close()
 
 
+def test_strangers_give_their_places_to_workers_and_readers_keep_theirs(
+    make_pair: Callable[..., Pair], expected: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(block_server, "OPEN_S", 60.0)
+    pair = make_pair()
+    begun, gone = pair.begin()
+    address = split_address(pair.giving.server.address)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(6)]
+        assert pair.open(pair.grant(gone))
+        strangers += [stack.enter_context(socket.create_connection(address, timeout=10)) for _ in range(6)]
+        # The oldest were cut off.
+        assert [each.recv(64) for each in strangers[:9]] == [b""] * 9
+        answer, resumed = pair.go_on(begun)
+    assert (answer, resumed.num_cached_tokens) == (expected, 60)
+
+
 MAKER = Maker(WEIGHTS, (b"a" * 32, b"b" * 32))
 ROW_BYTES = 300
 
@@ -426,11 +481,11 @@ def count_loaded(count: int) -> tuple[int, int]:
         with contextlib.suppress(OSError):
             receive_frame(connection, 64, 5)
 
-    peers, num_loaded = PeerTier([ROW_BYTES, ROW_BYTES]), 0
+    peers, num_loaded = PeerTier([ROW_BYTES, ROW_BYTES], 4), 0
     peers.maker = MAKER
     with lying(act) as address:
         for number in range(count):
-            assert peers.open(address, "0" * 32, str(number), 1)
+            assert peers.open(address, "0" * 32, str(number), 1, 4)
             num_loaded += peers.read(0, digest, SALT) is not None
             peers.close(str(number))
     return num_loaded, peers.num_refused
@@ -438,6 +493,32 @@ def count_loaded(count: int) -> tuple[int, int]:
 
 def test_nothing_wrong_is_loaded() -> None:
     assert count_loaded(300) == (0, 300)
+
+
+@pytest.mark.parametrize(("num_contents", "is_open"), [(32, True), (33, False), (1 << 20, False)])
+def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
+    num_contents: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_wire, "FRAME_S", 30.0)
+    hangs_up = threading.Event()
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        num_bytes = num_contents * ITEM.size
+        connection.sendall(peer_wire._HEAD.pack(1 + num_bytes, Kind.CONTENTS) + bytes(min(num_bytes, 4096)))
+        with contextlib.suppress(OSError):
+            receive_frame(connection, 64, 60)
+        hangs_up.set()
+
+    peers = PeerTier([ROW_BYTES, ROW_BYTES], 4)
+    peers.maker = MAKER
+    with lying(act) as address:
+        started = time.monotonic()
+        # Two groups of 16 blocks.
+        assert peers.open(address, "0" * 32, "r", 1, 61) is is_open
+        assert is_open or time.monotonic() - started < 20, "it waits for the rest"
+        peers.close("r")
+        assert hangs_up.wait(10)
 
 
 @pytest.mark.slow
@@ -454,10 +535,10 @@ def test_a_right_content_is_loaded_from_the_same_server() -> None:
         receive_frame(connection, 64, 5)
         send_frame(connection, Kind.BLOCK, MAKER.header(0, bytes(32), SALT, memoryview(content)) + content)
 
-    peers = PeerTier([ROW_BYTES])
+    peers = PeerTier([ROW_BYTES], 4)
     peers.maker = MAKER
     with lying(act) as address:
-        assert peers.open(address, "0" * 32, "r", 1)
+        assert peers.open(address, "0" * 32, "r", 1, 61)
         read = peers.read(0, bytes(32), SALT)
         peers.close("r")
     assert read is not None
@@ -466,17 +547,17 @@ def test_a_right_content_is_loaded_from_the_same_server() -> None:
 
 
 def test_a_worker_that_did_not_answer_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = PeerTier([ROW_BYTES])
+    peers = PeerTier([ROW_BYTES], 4)
     peers.maker = MAKER
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    assert not peers.open(address, "0" * 32, "r", 1)
+    assert not peers.open(address, "0" * 32, "r", 1, 61)
 
     def fail(*arguments: object, **settings: object) -> None:
         pytest.fail("it is asked again")
 
     monkeypatch.setattr(peer_tier, "_open", fail)
-    assert not peers.open(address, "0" * 32, "r", 1)
+    assert not peers.open(address, "0" * 32, "r", 1, 61)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "", ":7000", "a:b", "h:70000", "*"])
