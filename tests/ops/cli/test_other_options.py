@@ -92,4 +92,4 @@ def test_the_most_like_name_is_told_first() -> None:
     assert nearest("--max-conc", _options(*keys.commands.values())) == ["--max-concurrent"]
     # Not like it as a whole, but one of its words.
     assert nearest("--blocks", _options(up))[0] == "--num-blocks"
-    assert nearest("--kv", _options(up))[:2] == ["--kv-cache-bytes", "--kv-cache-dtype"]
+    assert nearest("--kv", _options(up))[:2] == ["--kv-address", "--kv-cache-bytes"]

@@ -26,6 +26,7 @@ STREAMS = {
     "HR_STREAMS",
     "HR_MEDIA",
     "HR_ALIASES",
+    "HR_ADAPTERS",
 }
 
 
