@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -101,9 +101,9 @@ class AnswerCounts:
         if logprob is not None:
             row.logprobs[bisect_left(LOGPROB_BOUNDS, -logprob)] += 1
 
-    def documents(self) -> Iterator[DayCounts]:
+    def documents(self) -> list[DayCounts]:
         """Return what was counted, by day."""
-        return (DayCounts(FORMAT, day, list(rows.values())) for day, rows in self._days.items())
+        return [DayCounts(FORMAT, day, list(rows.values())) for day, rows in self._days.items()]
 
     def forget_days_before(self, day: str) -> None:
         """Let go of earlier days, which are stored."""

@@ -82,6 +82,7 @@ class DriftWatch(Collector):
         self._findings: list[Finding] = []
         self._made_at = float("-inf")
         self._is_making = asyncio.Lock()
+        self._is_storing = asyncio.Lock()
         self._log_limit = LogLimit(_log)
 
     async def watch_forever(self) -> None:
@@ -96,6 +97,10 @@ class DriftWatch(Collector):
 
     async def store(self) -> None:
         """Store what was counted since the last time; what NATS does not take is stored the next time."""
+        async with self._is_storing:
+            await self._store()
+
+    async def _store(self) -> None:
         try:
             for document in self._counts.documents():
                 data = msgspec.msgpack.encode(document)

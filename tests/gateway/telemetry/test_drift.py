@@ -21,7 +21,7 @@ def answers(number: int, seed: int, *, worker: str = "w", revision: str = "r", s
         length = int(rng.lognormvariate(5, 1) * shorter)
         logprob = -rng.gammavariate(4, 0.1)
         counts.add(("m", worker, revision), min(length, 400), "stop" if length < 400 else "length", logprob)
-    return list(next(counts.documents()).rows)
+    return list(counts.documents()[0].rows)
 
 
 def against_fleet(findings: list[Finding]) -> dict[str, str]:

@@ -93,7 +93,7 @@ async def test_yesterday_is_compared_and_days_before_are_deleted(
         gateway.now += DAY_S
     gateway.now -= DAY_S
     assert await gateway.numbers() == {("a", "yesterday"): (60, 60)}
-    assert len(list(gateway.counts.documents())) == 1
+    assert len(gateway.counts.documents()) == 1
     monkeypatch.setattr(drift_watch, "INTERVAL_S", 0.01)
     watching = asyncio.create_task(gateway.watch.watch_forever())
     await until(lambda: bool(gateway.watch._swept))
@@ -110,3 +110,23 @@ def test_rows_of_a_day_are_bounded() -> None:
     data = msgspec.msgpack.encode(document)
     assert len(msgspec.msgpack.decode(data, type=DayCounts).rows) == 512
     assert len(data) < MAX_DOCUMENT_BYTES
+
+
+async def test_day_that_begins_while_counts_are_stored_loses_none(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(js, "gw-1")
+    gateway.answered("a", 60, 10)
+    publish = js.publish
+
+    async def publish_at_midnight(subject: str, payload: bytes) -> Any:
+        gateway.now = 31 * DAY_S
+        gateway.answered("a", 1, 10)
+        return await publish(subject, payload)
+
+    monkeypatch.setattr(js, "publish", publish_at_midnight)
+    await asyncio.gather(gateway.watch.store(), gateway.watch.store())
+    monkeypatch.setattr(js, "publish", publish)
+    await gateway.watch.store()
+    rows = [row for ago in (30, 31) for row in await gateway.watch._read(drift_watch.day_of(ago * DAY_S))]
+    assert sum(sum(row.lengths) for row in rows) >= 61
