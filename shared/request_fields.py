@@ -16,7 +16,9 @@ from msgspec import Struct
 
 from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
+from shared.disaggregation import KvReady
 from shared.grammar import Grammar
+from shared.kv_budget import KvBudget
 from shared.media import ContentImage, MediaRef
 from shared.pooling import Pooling
 from shared.sampling import Sampling
@@ -33,6 +35,8 @@ _OBJECTS: Mapping[str, type[Struct]] = MappingProxyType(
         "media": MediaRef,
         "pooling": Pooling,
         "cache_hints": CacheHints,
+        "kv_budget": KvBudget,
+        "ready": KvReady,
     }
 )
 # What other interfaces call it: OpenAI's completions, and the lines of its Batch API.

@@ -443,11 +443,11 @@ def test_bytes_are_bounded_and_what_was_used_stays(tmp_path: Path) -> None:
         wait_for(lambda digest=digest: files.has(0, digest))  # type: ignore[misc]
         if number:
             assert files.read(0, digests[0], SALT) is not None
-    wait_for(lambda: len(list(tmp_path.rglob("*.kv"))) == 10)
+    wait_for(lambda: files.num_evicted == 20)
+    assert len(list(tmp_path.rglob("*.kv"))) == 10
     assert files.has(0, digests[0])
     assert files.has(0, digests[-1])
     assert not files.has(0, digests[1])
-    assert files.num_evicted == 20
     assert files.reading(0, 0).used_bytes == 10 * size
 
 

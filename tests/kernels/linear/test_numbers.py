@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -51,7 +53,8 @@ def test_groups_on_a_cpu_multiply_as_the_reference(number: Number, group_size: i
     form = groups(number, group_size)
     linear = LinearFactory(lambda: 0).make(form)
     assert isinstance(linear, OperationLinear)
-    assert isinstance(linear.packed, QuantizedPanels)
+    assert isinstance(linear.multiply, partial)
+    assert isinstance(linear.multiply.keywords["packed"], QuantizedPanels)
     for rows in (1, 5, 20):
         x = torch.randn(rows, 192, generator=torch.Generator().manual_seed(rows)).to(dtype)
         expected = form_linear_reference(x.float(), form)
