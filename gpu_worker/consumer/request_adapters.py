@@ -2,8 +2,9 @@
 
 A request keeps its adapter in memory for as long as it is held. Where all slots are in use a request waits for one:
 after `PATIENCE_S` an adapter is picked that gets no new requests until its slot is free, so busy adapters cannot keep
-others out for ever; batch requests give way to people at once. Reading and packing are done in threads; the engine's
-own thread only places what is ready, between two steps.
+others out for ever. Batch requests give way to people at once: those that run are given back, and those that wait
+load nothing while a person waits. Reading and packing are done in threads; the engine's own thread only places what is
+ready, between two steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0
 MAX_WAITING = 32
-"""Requests that wait here for adapters at once; others are left to other workers for a moment."""
+"""People's requests that wait here for adapters at once; others are left to other workers for a moment."""
 UNAVAILABLE_S = 2.0
 """For how long a batch request is kept whose adapter cannot be had."""
 _CONCURRENT_LOADS = 4
@@ -79,7 +80,9 @@ class RequestAdapters:
         self._held = held
         held.on_removed.append(self._note_removed)
         self._tasks = BackgroundTasks()
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        # Requests that wait for an adapter, and which; those that have one are found by `HeldRequest.adapter`.
+        self._wanted: dict[HeldRequest, str] = {}
+        self._loading: dict[str, asyncio.Task[bool]] = {}
         self._loads = asyncio.Semaphore(_CONCURRENT_LOADS)
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -88,15 +91,15 @@ class RequestAdapters:
         self._refused: OrderedDict[str, str] = OrderedDict()
 
     def _note_removed(self, held: HeldRequest) -> None:
-        if held.adapter is not None:
+        if self._wanted.pop(held, None) is not None or held.adapter is not None:
             self._changed.set()
 
     def is_crowded(self, request: Request) -> bool:
-        """Whether a request has to wait for its adapter behind too many others."""
+        """Whether a person's request has to wait for its adapter behind those of too many others."""
         digest = request.adapter
         if digest is None or not self._loading or self._is_usable(digest):
             return False
-        return sum(held.adapter is not None and held.sequence is None for held in self._held) >= MAX_WAITING
+        return sum(map(_is_for_person, self._wanted)) >= MAX_WAITING
 
     def use(self, held: HeldRequest) -> bool:
         """Keep a request's adapter for it if it is resident; return whether it is."""
@@ -127,12 +130,17 @@ class RequestAdapters:
         if not self._held.is_current(held):
             return
         held.request = structs.replace(held.request, adapter=digest)
-        held.adapter = digest
-        while self._held.is_current(held) and not self.use(held):
-            if digest == self._leaving:
-                await self._change()
-            else:
-                await self._load(digest)
+        self._wanted[held] = digest
+        self._changed.set()
+        try:
+            while self._held.is_current(held) and not self.use(held):
+                if digest == self._leaving or self._gives_way(digest):
+                    await self._change()
+                else:
+                    await self._load(digest)
+        finally:
+            self._wanted.pop(held, None)
+            self._changed.set()
 
     async def check(self, digest: str) -> None:
         """Read an adapter as a request would have it; it stays where there is room.
@@ -141,8 +149,8 @@ class RequestAdapters:
             BadRequestError: It cannot be served.
             AdapterStoreError: As `prepare`.
         """
-        if self.slots.slot(digest) is None:
-            await self._load(digest)
+        while self.slots.slot(digest) is None and not await self._load(digest):
+            await self._change()
 
     async def _digest(self, request: Request) -> str:
         asked = request.adapter
@@ -162,8 +170,16 @@ class RequestAdapters:
     def _is_usable(self, digest: str) -> bool:
         return digest != self._leaving and self.slots.slot(digest) is not None
 
-    async def _load(self, digest: str) -> None:
-        """Load an adapter, once for all that wait for it."""
+    def _gives_way(self, digest: str) -> bool:
+        """Whether only batch requests wait for an adapter while a person waits for another one."""
+        for_people = self._wanted_by_people()
+        return bool(for_people) and digest not in for_people and digest in self._wanted.values()
+
+    def _wanted_by_people(self) -> set[str]:
+        return {digest for held, digest in self._wanted.items() if _is_for_person(held)}
+
+    async def _load(self, digest: str) -> bool:
+        """Load an adapter, once for all that wait for it; return whether it was read, be there room for it or not."""
         if (reason := self._refused.get(digest)) is not None:
             raise BadRequestError(reason, "model", "adapter_refused")
         task = self._loading.get(digest)
@@ -171,10 +187,12 @@ class RequestAdapters:
             task = self._loading[digest] = self._tasks.spawn(self._load_now(digest), f"adapter {digest[:12]}")
             task.add_done_callback(lambda _: self._loading.pop(digest, None))
         # Whoever waits may be cancelled; the others still want it.
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
-    async def _load_now(self, digest: str) -> None:
+    async def _load_now(self, digest: str) -> bool:
         async with self._loads:
+            if self._gives_way(digest):
+                return False
             started = time.monotonic()
             try:
                 adapter = await self._read(digest)
@@ -197,6 +215,7 @@ class RequestAdapters:
                         raise
                     self.slots.add(digest, slot)
                     _log.info("adapter %s loaded in %.3f s: rank %d", digest[:12], took_s, adapter.max_rank)
+        return True
 
     async def _read(self, digest: str) -> PackedAdapter:
         # Torch is there where adapters can be.
@@ -211,28 +230,33 @@ class RequestAdapters:
         return adapter
 
     async def _free_slot(self, digest: str, num_bytes: int) -> int | None:
-        """Return a slot as soon as there is room; None once no request wants it any more."""
+        """Return a slot as soon as there is room; None once no request wants it, or it gives way to a person's."""
         asked_at = time.monotonic()
         try:
-            while True:
-                slot = self.slots.take(num_bytes, {held.adapter for held in self._held if held.adapter is not None})
-                waiting = [held for held in self._held if held.adapter == digest]
-                if slot is not None or not waiting:
+            while not self._gives_way(digest):
+                # Others that wait for what is resident are about to use it, unless it is leaving.
+                waiting = set(self._wanted.values()) - {self._leaving}
+                used = waiting | {held.adapter for held in self._held if held.adapter is not None}
+                slot = self.slots.take(num_bytes, used)
+                if slot is not None or digest not in waiting:
                     return slot
-                if not self._make_way(any(held.request.lane == "interactive" for held in waiting)):
+                if not self._make_way(digest):
                     if self._leaving is None and time.monotonic() - asked_at >= PATIENCE_S:
                         self._leaving = self.slots.residents[0]
                     await self._change()
+            return None
         finally:
             self._leaving = None
             self._changed.set()
 
-    def _make_way(self, is_for_person: bool) -> bool:
+    def _make_way(self, digest: str) -> bool:
         """Give back the batch requests of an adapter that no person uses; return whether there is one."""
-        if not is_for_person or self.give_back is None:
+        for_people = self._wanted_by_people()
+        if digest not in for_people or self.give_back is None:
             return False
-        people = {held.adapter for held in self._held if held.request.lane == "interactive" or held.is_background}
-        victim = next((digest for digest in self.slots.residents if digest not in people), None)
+        kept = (for_people - {self._leaving}) | {held.adapter for held in self._held if _is_for_person(held)}
+        victims = {held.adapter for held in self._held} - kept
+        victim = next((resident for resident in self.slots.residents if resident in victims), None)
         users = [held for held in self._held if held.adapter == victim and victim is not None]
         for held in users:
             self.give_back(held)
@@ -268,3 +292,7 @@ class RequestAdapters:
     async def close(self) -> None:
         """Let go of the store."""
         await self._store.close()
+
+
+def _is_for_person(held: HeldRequest) -> bool:
+    return held.request.lane == "interactive" or held.is_background

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpu_worker.adapters.slots import AdapterSlots
+from gpu_worker.consumer import request_adapters
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.request_adapters import RequestAdapters
 from gpu_worker.layers.adapters import AdapterTargets
@@ -21,6 +22,7 @@ from shared.messages import Request
 from shared.objects.directory import DirectoryStore
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import write_adapter
+from tests.waiting import until
 
 _MODULE = "model.layers.0.mlp.down_proj"
 
@@ -161,4 +163,51 @@ async def test_batch_request_gives_way_to_a_person(tmp_path: Path) -> None:
     await bench.prepare(job)
     await bench.prepare(person)
     assert (given_back, bench.slots.residents) == ([job], (person.adapter,))
+    await bench.adapters.close()
+
+
+async def test_steady_flow_on_one_adapter_does_not_keep_another_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_adapters, "PATIENCE_S", 0.05)
+    bench = Bench(tmp_path)
+    busy, other = await bench.put(1), await bench.put(2)
+    running = bench.hold(busy)
+    await bench.prepare(running)
+    placed = bench.hold(other)
+    waiting = asyncio.create_task(bench.prepare(placed))
+    await until(lambda: not bench.adapters.use(bench.hold(busy)))  # it leaves
+    late = bench.hold(busy)
+    after = asyncio.create_task(bench.prepare(late))
+    await asyncio.sleep(0)
+    for held in list(bench.held):
+        if held.adapter == busy:
+            bench.held.remove(held)
+    await waiting
+    assert bench.slots.residents == (other,)
+    bench.held.remove(placed)
+    await after
+    assert bench.slots.residents == (busy,)
+    await bench.adapters.close()
+
+
+async def test_batch_requests_that_wait_keep_no_person_waiting(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.adapters.give_back = bench.held.remove
+    await bench.prepare(bench.hold(await bench.put(1), lane="batch"))
+    jobs = [bench.hold(await bench.put(seed), lane="batch") for seed in range(2, 8)]
+    waiting = [asyncio.create_task(bench.prepare(job)) for job in jobs]
+    await asyncio.wait(waiting, timeout=0.2)
+    person = bench.hold(await bench.put(8))
+    await bench.prepare(person)
+    assert bench.slots.residents == (person.adapter,)
+    assert not any(task.done() for task in waiting)
+    bench.held.remove(person)
+    async with asyncio.timeout(20):
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            waiting = [task for task in waiting if task not in done]
+            for job in jobs:
+                if job.adapter is not None and bench.held.is_current(job):
+                    bench.held.remove(job)
     await bench.adapters.close()
