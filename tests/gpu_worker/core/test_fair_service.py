@@ -97,7 +97,7 @@ def test_clients_that_always_wait_are_served_alike_by_weight(
 @given(seed=st.integers(0, 1000), num_others=st.integers(1, 3))
 @settings(max_examples=8, deadline=None)
 def test_first_token_beside_a_thousand_long_prompts_comes_within_a_few_steps(seed: int, num_others: int) -> None:
-    """A tenant waits until the others have had as much as its last request, which takes them a step or two."""
+    """A tenant waits until each of the others has had as much as its last request: 9 + 2 x 4 tokens, of 12 a step."""
     harness, chance = Harness(max_num_seqs=SLOTS, max_num_batched_tokens=BUDGET, headroom_tokens=4), random.Random(seed)
     for each in range(1000):
         harness.add(make_sequence(200, max_tokens=4, tenant=f"greedy-{each % num_others}"))
@@ -110,7 +110,7 @@ def test_first_token_beside_a_thousand_long_prompts_comes_within_a_few_steps(see
         while not harness.output[light.id]:
             harness.step()
             num_steps += 1
-        assert num_steps <= 4
+        assert num_steps <= 4 + num_others * (BUDGET - SLOTS + 2 * 4) / BUDGET
         while light.status is not SequenceStatus.FINISHED:
             harness.step()
 
