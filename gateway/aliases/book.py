@@ -99,7 +99,7 @@ class ArmProbe:
 
 
 class LogprobTap:
-    """Reads the log probabilities on their way to a sink; `hides` takes them out, as nobody asked for them."""
+    """Reads the log probabilities on their way to a sink; `hides` removes those that the client did not ask for."""
 
     __slots__ = ("_hides", "_probe", "_sink")
 

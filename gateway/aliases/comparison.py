@@ -114,7 +114,7 @@ class BothArms(Struct):
 
 
 def look_of(num_requests: int, rules: Rules) -> int | None:
-    """Return the number of the look that is due after so many requests of the canary; None before the first."""
+    """Return which comparison is due at this number of canary requests; None before the first."""
     if num_requests < rules.min_requests:
         return None
     return math.floor(math.log(num_requests / rules.min_requests) / math.log(LOOK_GROWTH) + 1e-9)

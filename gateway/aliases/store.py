@@ -81,7 +81,7 @@ class AliasStore:
     async def start(self) -> None:
         """Hear of changes from now on, and read the table if NATS has it."""
         await self._nats.subscribe(ALIAS_CHANGED, cb=self._hear)
-        # What is wrong is told by `watch_forever`, which tries again.
+        # `watch_forever` logs the error and tries again.
         with suppress(*_FAILURES, *UNDECODABLE):
             await self._read()
 

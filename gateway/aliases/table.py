@@ -157,7 +157,7 @@ def start_canary(
 
 
 def set_percent(table: AliasTable, name: str, tenant: str | None, percent: float) -> AliasTable:
-    """Return the table with another share for a canary; who has it keeps it as the share grows. 404 without one."""
+    """Return the table with another share for a canary; as it grows, its clients stay with it. 404 without one."""
     alias, canary = _running(table, name, tenant)
     changed = msgspec.structs.replace(canary, percent=percent)
     return _replaced(table, alias, msgspec.structs.replace(alias, canary=changed))

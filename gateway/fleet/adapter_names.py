@@ -92,7 +92,7 @@ class WorkersNames:
         return self._models.get(name)
 
     def note(self, heartbeat: Heartbeat) -> None:
-        """Give the names of a heartbeat that nobody has to its model."""
+        """Give unclaimed names of a heartbeat to its model."""
         for beat in heartbeat.adapters:
             self._models.setdefault(beat.name, heartbeat.model)
 

@@ -45,7 +45,7 @@ class LastServices:
         Args:
             now: The time.
             asked: Models of which requests wait; they and those of the last minute come before others.
-            served: Models that live workers serve. Of a model that is in neither nothing is told.
+            served: Models that live workers serve. Models in neither are left out.
         """
         self._told = {place: told for place, told in self._told.items() if now - told[1] < MEMORY_S}
         silent: dict[str, list[Services]] = {}

@@ -65,6 +65,10 @@ def document() -> Json:
     types = list(dict.fromkeys([*described, *_bodies_and_answers()]))
     references, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schemas = dict(zip(types, references, strict=True))
+    for component in components.values():
+        if "description" in component:
+            # msgspec before 0.23 leaves the indentation of a docstring.
+            component["description"] = inspect.cleandoc(component["description"])
     _describe_parameters(schemas, components)
     paths: dict[str, Json] = {}
     for operation in OPERATIONS:

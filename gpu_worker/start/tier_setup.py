@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from functools import partial
-from hashlib import sha256
+import threading
+from collections.abc import Callable
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
 from gpu_worker.layers.free_memory import free_host_bytes
+from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.start.config import WorkerConfig
 from shared.errors import ConfigError
 
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
     from gpu_worker.execution.tiers.file_format import Maker
-import hashlib
-
-from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     host = HostTier(groups, config.kv_host_bytes or STAGING_BYTES, config.kv_retained_share)
     files = transfer = None
     assert config.model is not None
-    make_maker = partial(_maker, Path(config.model), groups, _arithmetic(runner))
+    make_maker = made_once(partial(_maker, Path(config.model), groups, _arithmetic(runner)))
     if config.role is not None:
         transfer = Transfer(groups, runner.block_size, host, config.kv_address, config.kv_lease_s, make_maker)
     if config.kv_disk_path is not None:
@@ -99,11 +99,24 @@ def _asked_by(config: WorkerConfig) -> tuple[str, object] | None:
     return None if config.role is None else ("HEADRACE_ROLE", config.role)
 
 
+def made_once(make: Callable[[], Maker]) -> Callable[[], Maker]:
+    """Return a function for several threads, of which one makes what all get: it reads all weights."""
+    making, made = threading.Lock(), cache(make)
+
+    def get() -> Maker:
+        with making:
+            return made()
+
+    return get
+
+
 def _maker(model: Path, groups: list[BlockBytes], arithmetic: str) -> Maker:
     """Name what computes contents: the weights, and how bits come about and lie."""
     from gpu_worker.execution.tiers.file_format import Maker
 
-    layouts = tuple(sha256(f"{arithmetic}; {group.layout}; {group.row_bytes}".encode()).digest() for group in groups)
+    layouts = tuple(
+        hashlib.sha256(f"{arithmetic}; {group.layout}; {group.row_bytes}".encode()).digest() for group in groups
+    )
     return Maker(weights_digest(model), layouts)
 
 

@@ -35,7 +35,7 @@ class AgentHintsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     retain_s: Annotated[
         RetainSeconds | None,
-        described("Evict what was computed for this request last for so many seconds once it has ended.", 90.0),
+        described("Evict the blocks of this request last, for this many seconds after it has ended.", 90.0),
     ] = None
     supersedes: Annotated[
         bool | None,

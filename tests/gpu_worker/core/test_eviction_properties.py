@@ -15,7 +15,7 @@ from gpu_worker.core.step import ScheduledStep
 from tests.gpu_worker.core.harness import BLOCK
 from tests.gpu_worker.core.paged_oracle import reference_tokens
 from tests.gpu_worker.core.sequences import EOS, make_sequence
-from tests.gpu_worker.core.test_scheduler_properties import VOCAB_SIZE, SchedulerMachine, lanes, prompts
+from tests.gpu_worker.core.test_scheduler_properties import POOL, VOCAB_SIZE, SchedulerMachine, lanes, prompts
 
 budgets = st.sampled_from(
     [
@@ -28,6 +28,11 @@ budgets = st.sampled_from(
 
 
 class EvictingMachine(SchedulerMachine):
+    # What a sequence has forgotten was computed for it, too: four with the least budget (three blocks and one that
+    # fills) share the pool, and each has 34 + 90 tokens at most.
+    max_input = 34 + 90
+    max_running = POOL // 3 * (34 + 90)
+
     @rule(
         prompt=prompts,
         budget=budgets,

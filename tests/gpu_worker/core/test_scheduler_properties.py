@@ -99,6 +99,9 @@ SIZES: dict[str, st.SearchStrategy[Any]] = {
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    # Most tokens of one input, and of all that run together.
+    max_input = max_running = POOL * BLOCK
+
     @initialize(
         sizes=st.fixed_dictionaries(
             {
@@ -286,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         people = self._waiting_people()
         self.service.waits([] if any(sequence.priority for sequence in people) else people)
         # No batch sequence takes anything from people, and none has more input than the pool holds.
-        assert self.service.largest <= bound(POOL * BLOCK, POOL * BLOCK)
+        assert self.service.largest <= bound(self.max_input, self.max_running)
 
     def _waiting_people(self) -> list[Sequence]:
         return self._with(SequenceStatus.WAITING, SequenceStatus.PREEMPTED, lane="interactive")

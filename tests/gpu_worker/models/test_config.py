@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.errors import CheckpointError
+from gpu_worker.models.evictable import eviction_problem
 from gpu_worker.models.registry import _INSTEAD, FAMILIES, read_model_config
+from gpu_worker.models.support_page import sample_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -243,3 +245,24 @@ def test_granite_without_recurrent_layers_needs_no_sizes_of_them(tmp_path: Path)
     assert not read(tmp_path, {**micro, "layer_types": types}).has_states
     with pytest.raises(CheckpointError, match="field 'mamba_d_state' is missing"):
         read(tmp_path, {**micro, "layer_types": ["mamba", *types[1:]], "mamba_n_heads": 2, "mamba_d_head": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "problem"),
+    [
+        ("LlamaForCausalLM", None),
+        ("GptOssForCausalLM", "sliding windows"),
+        ("Qwen3NextForCausalLM", "recurrent"),
+        ("DeepseekV3ForCausalLM", "latent"),
+        ("GPT2LMHeadModel", "learned"),
+        ("BertModel", "both directions"),
+    ],
+)
+def test_models_that_can_forget_tokens_are_those_of_one_rotated_cache(architecture: str, problem: str | None) -> None:
+    found = eviction_problem(sample_config(architecture), 4096)
+    assert found is None if problem is None else problem in (found or "")
+
+
+def test_rotations_that_depend_on_the_length_forget_no_tokens(tmp_path: Path) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert "dynamic" in (eviction_problem(read(tmp_path, {**LLAMA, "rope_parameters": dynamic}), 4096) or "")

@@ -123,11 +123,11 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attend(
         query: Any, keys: Any, values: Any, tables: Any, starts: Any, lens: Any, most: int, _: int, scale: float,
-        window: Any, soft_cap: Any, scales: Any, masks: Any, sinks: Any, chunk_size: Any,
+        window: Any, soft_cap: Any, scales: Any, sinks: Any, chunk_size: Any,
     ) -> torch.Tensor:  # fmt: skip
         assert sinks is None
         assert chunk_size is None
-        batch = attention.PagedAttentionBatch(query, keys, values, tables, starts, lens, scales, masks)
+        batch = attention.PagedAttentionBatch(query, keys, values, tables, starts, lens, scales)
         return attention.paged_attention_triton(batch, most, scale, window, soft_cap, GPU).zero_()
 
     # The parts of an allocation for each tile of each row begin anywhere.
@@ -138,8 +138,8 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "paged_attention": attend,
         "apply_penalties": sampling.apply_penalties_triton,
         "count_tokens": sampling.count_tokens_triton,
-        "sample_tokens": lambda *args, may_truncate: sampling.sample_tokens_triton(
-            *args, may_truncate, one_tile
+        "sample_tokens": lambda *args, may_truncate, marks: sampling.sample_tokens_triton(
+            *args, may_truncate, one_tile, marks
         ).zero_(),
     }
     launch_mixtures_and_states(monkeypatch)
@@ -196,7 +196,7 @@ def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor],
     for module in ("gpu_packed.pack", "gpu_scaled.matrix"):
         monkeypatch.setattr(f"kernels.linear.{module}.has_kernels", lambda _: True)
     monkeypatch.setattr("kernels.linear.gpu_scaled.matrix.has_float8", lambda _: True)
-    for module in ("linear.gpu_packed", "linear.gpu_scaled", "rms_norm"):
+    for module in ("linear.gpu_packed", "linear.gpu_scaled"):
         monkeypatch.setattr(f"kernels.{module}.dispatch.gpu_of", lambda _: GPU)
     for module, name in (
         (triton_product, "packed_linear_triton"),

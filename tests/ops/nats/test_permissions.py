@@ -55,6 +55,7 @@ JOBS = {
             "hr.alias",
             "hr.canary.c.g",
             "$JS.API.STREAM.MSG.GET.HR_ALIASES",
+            "$JS.API.STREAM.CREATE.HR_ALIASES",
             # The log of resumable streams, and calls to those that generate them.
             "hr.stream.t.s.w.0",
             "hr.fence.w",
