@@ -93,12 +93,17 @@ async def kill_now_and_then(served: Served, begun: asyncio.Semaphore) -> None:
 
 
 async def test_texts_stay_the_same_when_workers_are_killed(served: Served) -> None:
+    num_moved = 0.0
     async with served.system.async_client(timeout=120.0) as client:
         undisturbed = await served.texts(client, asyncio.Semaphore(0))
-        begun = asyncio.Semaphore(0)
-        disturbed, _ = await asyncio.gather(served.texts(client, begun), kill_now_and_then(served, begun))
-    assert disturbed == undisturbed
-    assert served.system.gauge("headrace_redispatches_total") >= served.least_moved
-    for index, text in enumerate(disturbed):
+        for _ in range(5):  # A worker that is killed between two texts moves none.
+            begun = asyncio.Semaphore(0)
+            disturbed, _ = await asyncio.gather(served.texts(client, begun), kill_now_and_then(served, begun))
+            assert disturbed == undisturbed
+            num_moved = await asyncio.to_thread(served.system.gauge, "headrace_redispatches_total")
+            if num_moved >= served.least_moved:
+                break
+    assert num_moved >= served.least_moved
+    for index, text in enumerate(undisturbed):
         if served.outputs[index % len(served.outputs)].get("guided_json") is SHORT_LIST:
             jsonschema.validate(json.loads(text), SHORT_LIST)
