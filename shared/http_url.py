@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 
 def is_http_url(url: str) -> bool:
-    """Say whether a text begins with http:// or https:// and names a host, and a port that can be connected to."""
+    """Return whether a text begins with http:// or https:// and names a host, and a port that can be connected to."""
     try:
         place = urlsplit(url)
         return place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0

@@ -164,12 +164,12 @@ def _login(url: str, user: str | None, password: str | None) -> dict[str, str | 
 
 
 def has_jetstream(client: Client) -> bool:
-    """Say whether the server that a client is connected to runs JetStream."""
+    """Return whether the server that a client is connected to runs JetStream."""
     return bool(client._server_info.get("jetstream", False))
 
 
 def is_clustered(client: Client) -> bool:
-    """Say whether the server that a client is connected to has others beside it."""
+    """Return whether the server that a client is connected to has others beside it."""
     return bool(client._server_info.get("cluster"))
 
 

@@ -51,17 +51,17 @@ class ConnectionErrors:
             await self._on_error(error)
 
     def lacks_permission(self) -> bool:
-        """Say whether the server has refused something that this login may not do."""
+        """Return whether the server has refused something that this login may not do."""
         return any("permissions violation" in str(failure).lower() for failure in self.failures)
 
 
 def is_refusal(error: Exception) -> bool:
-    """Say whether trying again is of no use: the server refuses us, or we refuse the server."""
+    """Return whether trying again is of no use: the server refuses us, or we refuse the server."""
     return _is_unauthorized(error) or isinstance(error, ClearTextError | ssl.SSLError)
 
 
 def _is_reported_elsewhere(error: Exception) -> bool:
-    """Say whether it is that a stream may not be made or read: whoever needs it says what is to be done."""
+    """Return whether it is that a stream may not be made or read: whoever needs it says what is to be done."""
     text = str(error).lower()
     return any(
         f'permissions violation for publish to "$js.api.stream.{call}.' in text for call in ("create", "msg.get")

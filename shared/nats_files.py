@@ -40,7 +40,7 @@ class NatsFiles:
 
 
 def is_tls_required(url: str, files: NatsFiles) -> bool:
-    """Say whether a connection may only be made with TLS."""
+    """Return whether a connection may only be made with TLS."""
     has_scheme = any(part.strip().startswith("tls://") for part in url.split(","))
     certificates = (files.nats_ca_file, files.nats_cert_file, files.nats_key_file)
     return has_scheme or any(file is not None for file in certificates)

@@ -42,7 +42,7 @@ def login_in(url: str) -> tuple[str, str] | None:
 
 
 def _is_place(part: str) -> bool:
-    """Say whether a part is a host, with nothing behind its port: that would be the rest of an unquoted password."""
+    """Return whether a part is a host, with nothing behind its port: that would be the rest of an unquoted password."""
     try:
         place = _split(part)
         _ = place.port

@@ -321,7 +321,7 @@ def reply_prefix(tenant: str) -> str:
 
 
 def is_batch_reply(subject: str, tenant: str) -> bool:
-    """Say whether a batch job of this tenant may have its result sent to this subject."""
+    """Return whether a batch job of this tenant may have its result sent to this subject."""
     prefix = reply_prefix(tenant)
     return subject.startswith(prefix) and _REPLY_SUFFIX.fullmatch(subject, len(prefix)) is not None
 

@@ -264,7 +264,7 @@ def check_auth_settings(*, asks_for_key: bool, host: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address or name is this machine alone."""
+    """Return whether an address or name is this machine alone."""
     try:
         return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
@@ -272,7 +272,7 @@ def is_loopback(host: str) -> bool:
 
 
 def may_be_web_page(headers: Headers) -> bool:
-    """Say whether a browser may have sent this request for a page of another site: such a page reaches loopback too.
+    """Return whether a browser may have sent this request for a page of another site: such a page reaches loopback too.
 
     A page names its origin where it may not simply read; a page whose name resolves to this machine (DNS rebinding)
     sends its own name as the host.

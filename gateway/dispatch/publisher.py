@@ -40,7 +40,7 @@ class Takers(Protocol):
         """Count the live workers that know the queue of what goes first, and all live ones."""
 
     def takes(self, model: str, queue: Queue) -> bool:
-        """Say whether a worker takes from a queue at present."""
+        """Return whether a worker takes from a queue at present."""
 
 
 class Publisher:

@@ -248,7 +248,7 @@ class Fleet:
         return any(sees_empty_queue(h) and h.running < h.max_num_seqs for h in takers)
 
     def takes(self, model: str, queue: Queue) -> bool:
-        """Say whether a worker of a model takes from a queue at present."""
+        """Return whether a worker of a model takes from a queue at present."""
         return any(takes(h, queue) for h in self._takers(model))
 
     def has_room_elsewhere(self, model: str, worker: str, num_tokens: int) -> bool:

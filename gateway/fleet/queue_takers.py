@@ -10,12 +10,12 @@ from shared.subjects import Queue
 
 
 def takes(heartbeat: Heartbeat, queue: Queue) -> bool:
-    """Say whether a worker takes from a queue at present."""
+    """Return whether a worker takes from a queue at present."""
     return queue in (PROMPT_QUEUES if heartbeat.roles is None else heartbeat.roles.takes)
 
 
 def sees_empty_queue(heartbeat: Heartbeat) -> bool:
-    """Say whether nothing waits in a worker, nor in the queues from which it takes."""
+    """Return whether nothing waits in a worker, nor in the queues from which it takes."""
     return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
 
 

@@ -50,7 +50,7 @@ NO_PROGRESS = BatchProgress(b"", 0, "", 0)
 
 
 def is_due(held: HeldRequest, now: float) -> bool:
-    """Say whether a request that is followed, or has lost a worker, is to be recorded again; `now` is monotonic."""
+    """Return whether a request that is followed, or has lost a worker, is to be recorded again; `now` is monotonic."""
     num_new = held.num_output_tokens - held.num_recorded_tokens
     is_at_risk = held.was_lost and num_new >= _LOST_TOKENS
     if num_new <= 0 or not (held.request.is_followed or is_at_risk):
@@ -71,11 +71,11 @@ class ProgressRecords:
         self._paid_until: dict[str, float] = {}
 
     def has_room(self, tenant: str) -> bool:
-        """Say whether a periodic record of a tenant is within its rate."""
+        """Return whether a periodic record of a tenant is within its rate."""
         return self._paid_until.get(tenant, 0.0) <= time.monotonic() + _BURST_S
 
     async def save(self, held: HeldRequest) -> bool:
-        """Record what a request has; say whether that is stored."""
+        """Record what a request has; return whether that is stored."""
         request, message = held.request, held.message
         token_ids = list(request.emitted)
         if held.sequence is not None:

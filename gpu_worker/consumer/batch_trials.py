@@ -60,7 +60,7 @@ class BatchTrials:
         self.add(held)
 
     def note_output(self, held: HeldRequest, num_tokens: int) -> bool:
-        """Take note that a suspect has produced tokens; say whether it has just shown that it is harmless."""
+        """Take note that a suspect has produced tokens; return whether it has just shown that it is harmless."""
         held.probation = max(0, held.probation - num_tokens)
         if held is self._tried and not held.probation:
             self._tried = None

@@ -57,7 +57,7 @@ class GatewayWatch:
             self._knowing.discard(name)
 
     def knows_ready(self, reply: str) -> bool:
-        """Say whether the gateway that gets its frames on this subject knows of requests whose prompt is computed."""
+        """Return whether the gateway behind this frame subject understands requests whose prompt is computed."""
         return reply.removeprefix(_REPLY_PREFIX) in self._knowing
 
     def note_heartbeat(self, subject: str, now: float) -> None:
@@ -83,7 +83,7 @@ class GatewayWatch:
         self._silences = {name: silence_s for name, silence_s in silences.items() if silence_s > SILENCE_S}
 
     def is_silent(self, reply: str) -> bool:
-        """Say whether the gateway that gets its frames on this subject has been silent for too long."""
+        """Return whether the gateway that gets its frames on this subject has been silent for too long."""
         return reply.removeprefix(_REPLY_PREFIX) in self._silences
 
     def is_given_up(self, reply: str) -> bool:
@@ -109,6 +109,6 @@ class Cancellations:
             self._by_id.popitem(last=False)
 
     def covers(self, request_id: str, epoch: int, now: float) -> bool:
-        """Say whether this attempt of a request is cancelled."""
+        """Return whether this attempt of a request is cancelled."""
         known = self._by_id.get(request_id)
         return known is not None and known[1] >= now - MEMORY_S and (known[0] is None or epoch <= known[0])

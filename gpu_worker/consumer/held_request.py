@@ -195,7 +195,7 @@ class HeldRequests:
         return slots, sum([min(blocks, num_blocks * share) for _, blocks in self._of_tenants.values()])
 
     def is_current(self, held: HeldRequest) -> bool:
-        """Say whether a request is still held: it may have been cancelled or replaced while something was awaited."""
+        """Return whether a request is still held: an `await` may have let it be cancelled or replaced."""
         return self._by_key.get(held.key) is held
 
     def add(self, held: HeldRequest) -> None:

@@ -35,7 +35,7 @@ class Lane(Protocol):
     """What intake tells a lane about a request."""
 
     async def announce(self, held: HeldRequest) -> bool:
-        """Make it known that a request on probation begins, before this worker can die of it; say whether it may."""
+        """Make it known that a request on probation begins, before this worker can die of it; return whether it may."""
 
     def admitted(self, held: HeldRequest) -> None:
         """The engine has it."""

@@ -288,7 +288,7 @@ class InteractiveLane:
         return False
 
     def _is_useless(self, request: Request, reply: str, message: QueuedMessage) -> bool:
-        """Say whether an attempt is cancelled, expired, or of a silent gateway; if so, answer its message."""
+        """Return whether an attempt is cancelled, expired, or of a silent gateway; if so, answer its message."""
         if self._cancellations.covers(request.id, request.epoch, time.monotonic()):
             self.outbox.answer(message)
             return True
@@ -302,7 +302,7 @@ class InteractiveLane:
         return True
 
     def _is_known(self, request: Request, message: QueuedMessage) -> bool:
-        """Say whether this or a newer attempt is held already; an older one makes way."""
+        """Return whether this or a newer attempt is held already; an older one makes way."""
         current = self._held.get(request.id)
         if current is None:
             return False

@@ -70,7 +70,7 @@ class ResultStore:
 
     @property
     def is_blocked(self) -> bool:
-        """Say whether a result could not be written at the last attempt."""
+        """Return whether a result could not be written at the last attempt."""
         return self._num_refused > 0
 
     def put(
@@ -83,7 +83,7 @@ class ResultStore:
         self._tasks.spawn(self._store(key, storing), f"result {key}")
 
     def has(self, key: str, message: QueuedMessage) -> bool:
-        """Say whether a delivery is of a request whose result is being written; it is answered in its place then."""
+        """Return whether a delivery is of a request whose result is being written; it is answered in its place then."""
         storing = self._storing.get(key)
         if storing is None or storing.message.stream_seq != message.stream_seq:
             return False
@@ -136,7 +136,7 @@ class ResultStore:
                 del self._storing[key]
 
     async def _attempt(self, storing: _Storing, *, is_repeated: bool) -> bool:
-        """Write the result if there is none; say whether there is one now."""
+        """Write the result if there is none; return whether there is one now."""
         request = storing.request
         try:
             if storing.letter is not None:

@@ -94,7 +94,7 @@ class Roles:
         return (*PROMPT_QUEUES, "ready") if heard_at and now - heard_at < READY_MEMORY_S else PROMPT_QUEUES
 
     def hands_over(self, now: float) -> bool:
-        """Say whether another worker goes on with what is begun here."""
+        """Return whether another worker goes on with what is begun here."""
         if self.role != "prefill" or not self.maker:
             return False
         return any("ready" in news.takes and news.maker == self.maker for news in self._live(now))

@@ -52,7 +52,7 @@ class StepRelay:
 
 
 def _begins_answers(outcome: StepOutcome) -> bool:
-    """Say whether it has a first token, and little else."""
+    """Return whether it has a first token, and little else."""
     events = outcome.events
     return len(events) <= MAX_FIRST_EVENTS and any(
         event.num_tokens_before == 0 and event.token_ids and event.finish is None for event in events

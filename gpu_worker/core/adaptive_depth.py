@@ -93,7 +93,7 @@ class AdaptiveDepth:
 
     @property
     def is_backing_off(self) -> bool:
-        """Say whether the next step drafts nothing."""
+        """Return whether the next step drafts nothing."""
         return self._num_backing_off > 0
 
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:

@@ -123,7 +123,7 @@ class Admission:
         return ordered
 
     def make_room(self, sequence: Sequence) -> Room:
-        """Preempt others for a waiting sequence if need be, and say whether it can start."""
+        """Preempt others for a waiting sequence if need be, and return whether it can start."""
         if self.fits(sequence):
             return Room.YES
         victims = self._victims(sequence) or self._victims_of_others(sequence)
@@ -136,7 +136,7 @@ class Admission:
         return Room.NO
 
     def fits(self, sequence: Sequence) -> bool:
-        """Say whether a waiting sequence can start beside those that run."""
+        """Return whether a waiting sequence can start beside those that run."""
         num_running = len(self._live.running)
         if num_running == 0 and not self._live.in_flight and not self._live.num_restoring:
             return True

@@ -35,12 +35,12 @@ class BatchAllowance:
 
     @property
     def is_spent(self) -> bool:
-        """Say whether no further sequence may be in the step."""
+        """Return whether no further sequence may be in the step."""
         return not self._is_first_free and self._seconds < self._sequence_s
 
     @property
     def has_room(self) -> bool:
-        """Say whether a prompt may begin."""
+        """Return whether a prompt may begin."""
         return self._is_first_free or self._seconds >= self._sequence_s + (self._min_chunk_tokens - 1) * self._token_s
 
     def take_decodes(self, num_wanted: int) -> int:
@@ -70,7 +70,7 @@ class BatchAllowance:
         return count
 
     def take_whole(self, num_tokens: int) -> bool:
-        """Say whether the step may hold a whole prompt of one more sequence, and take its time if it may."""
+        """Return whether the step may hold a whole prompt of one more sequence, and take its time if it may."""
         seconds = self._sequence_s + (num_tokens - 1) * self._token_s
         if seconds > self._seconds and not self._is_first_free:
             return False

@@ -53,7 +53,7 @@ class BlockPool:
         return len(self._blank)
 
     def is_in_use(self, block: int) -> bool:
-        """Say whether a sequence holds the block."""
+        """Return whether a sequence holds the block."""
         return self._ref_counts[block] > 0
 
     def num_holders(self, block: int) -> int:
@@ -61,7 +61,7 @@ class BlockPool:
         return self._ref_counts[block]
 
     def is_findable(self, block: int) -> bool:
-        """Say whether the block can be found by its content."""
+        """Return whether the block can be found by its content."""
         return self._digests[block] is not None
 
     def allocate(self, count: int) -> list[int]:

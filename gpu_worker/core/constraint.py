@@ -15,15 +15,15 @@ class OutputConstraint(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Say why it cannot go on, which ends its sequence; None while it can."""
+        """Return why it cannot go on, which ends its sequence; None while it can."""
 
     @property
     def is_at_fault(self) -> bool:
-        """Say whether the `error` is that of what the client asked for, rather than of this worker."""
+        """Return whether the `error` is that of what the client asked for, rather than of this worker."""
 
     @property
     def is_complete(self) -> bool:
-        """Say whether nothing more may follow the output."""
+        """Return whether nothing more may follow the output."""
 
     def advance(self, token_id: int) -> bool:
         """Advance by the output's next token; return False if it is not allowed there, or if there is an `error`."""
@@ -42,7 +42,7 @@ class OutputConstraint(Protocol):
         """
 
     def allows(self, drafts: tuple[int, ...]) -> bool:
-        """Say whether these tokens may follow the output."""
+        """Return whether these tokens may follow the output."""
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that follow the output, as far as there is no choice."""

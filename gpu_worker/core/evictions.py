@@ -38,12 +38,12 @@ class Evictions:
 
     @staticmethod
     def is_due(sequence: Sequence) -> bool:
-        """Say whether the table of a sequence is full, so that its next token has no room."""
+        """Return whether the table of a sequence is full, so that its next token has no room."""
         num_kept = sequence.num_computed_tokens - sequence.num_evicted_tokens
         return sequence.budget is not None and num_kept == sequence.budget.num_tokens
 
     def can_evict(self, sequence: Sequence) -> bool:
-        """Say whether the pool has the copies that the sequence needs of blocks that others hold too."""
+        """Return whether the pool has the copies that the sequence needs of blocks that others hold too."""
         assert sequence.budget is not None
         kept = sequence.block_table[sequence.budget.evicted_places().stop :]
         return sum(self._pool.num_holders(block) > 1 for block in kept) <= self._pool.num_available
@@ -112,7 +112,7 @@ class Evictions:
         return [block for each in planned for block in each.replaced]
 
     def _is_kept_for_others(self, block: int, num_spare: int) -> bool:
-        """Say whether a block stays as it is; one that could only be found gives way where blocks are short."""
+        """Return whether a block stays as it is; one that could only be found gives way where blocks are short."""
         if self._pool.num_holders(block) > 1 or (self._pool.is_findable(block) and num_spare > 0):
             return True
         self._pool.unlabel([block])

@@ -200,7 +200,7 @@ class LiveSequences:
                 del self.num_of_tenants[sequence.tenant]
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Say whether a step in flight may name the sequence: one that samples for it, or computes a chunk of it."""
+        """Return whether a step in flight may name the sequence: one that samples for it, or computes a chunk of it."""
         if not self.in_flight:
             return False
         return sequence.num_pending_tokens > 0 or sequence.last_chunk_step > self.num_landed

@@ -176,7 +176,7 @@ class Planner:
         return _BatchWork(decodes, chunks, allowance.is_throttled)
 
     def _room_for_trial(self, tried: list[Sequence]) -> Room:
-        """Say whether a batch sequence on trial runs, or can start, after preempting others for it if need be."""
+        """Return whether a batch sequence on trial runs, or can start, after preempting others for it if need be."""
         first = self._live.waiting["batch"].peek()
         room = Room.NO
         if first is not None and first.is_on_trial and not self._live.waiting["interactive"]:
@@ -311,7 +311,7 @@ class Planner:
         is_changing: bool,
         is_throttled: bool,
     ) -> tuple[bool, bool]:
-        """Let decodes verify forced tokens and drafts; say whether any are forced, and whether others may come."""
+        """Let decodes verify forced tokens and drafts; return whether any are forced, and whether others may come."""
         num_forced = 0
         if self._running.num_needing_last_token and not self._live.in_flight:
             num_forced = self._drafts.add_forced(scheduled, num_decodes, left, is_throttled=is_throttled)

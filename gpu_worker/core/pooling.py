@@ -29,5 +29,5 @@ class PoolingPlan(Struct, frozen=True, gc=False):
 
     @property
     def needs_all_tokens(self) -> bool:
-        """Say whether the hidden vectors of a known prefix count too, so that it has to be computed again."""
+        """Return whether the hidden vectors of a known prefix count too, so that it has to be computed again."""
         return self.rows != "last" or self.is_whole

@@ -40,11 +40,11 @@ class _Restore:
     num_ended: int = 0
 
     def is_stuck(self, now: float) -> bool:
-        """Say whether nothing has arrived for too long."""
+        """Return whether nothing has arrived for too long."""
         return now - self.progressed_at > STALL_S
 
     def is_over(self, now: float) -> bool:
-        """Say whether there is nothing more to wait for."""
+        """Return whether there is nothing more to wait for."""
         return self.num_ended == len(self.wanted) or now > self.ends_at or self.is_stuck(now)
 
 
@@ -83,7 +83,7 @@ class Restores:
         return sum(sequence.num_tokens for sequence in self._by_sequence)
 
     def has_news(self, now: float) -> bool:
-        """Say whether `land` has something to do."""
+        """Return whether `land` has something to do."""
         return any(each.load.num_ended > each.num_ended or each.is_over(now) for each in self._by_sequence.values())
 
     def begin(self, sequence: Sequence, now: float) -> bool:
@@ -167,7 +167,7 @@ class Restores:
                 found.append(block)
 
     def _has_room(self, extent: _Extent) -> bool:
-        """Say whether the pools have the blocks, apart from those that were promised to others."""
+        """Return whether the pools have the blocks, apart from those that were promised to others."""
         for group, pool in self._pools.items():
             num_taken = sum(not pool.is_in_use(block) for block in extent.found[group])
             promised = self._blocks.num_promised(group)

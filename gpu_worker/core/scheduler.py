@@ -143,11 +143,11 @@ class Scheduler:
         return self._blocks.pool.num_blank
 
     def is_cached(self, digest: bytes) -> bool:
-        """Say whether the prefix cache has a block of this digest."""
+        """Return whether the prefix cache has a block of this digest."""
         return self._blocks.pool.find(digest) is not None
 
     def is_saturated_by(self, step: ScheduledStep) -> bool:
-        """Say whether no more sequences could have run in a step; batch work that was throttled does not count."""
+        """Return whether no more sequences could have run in a step; batch work that was throttled does not count."""
         if len(step.scheduled) >= self.config.max_num_seqs or self._waiting["interactive"]:
             return True
         return bool(self._waiting["batch"]) and not step.is_throttled
@@ -158,7 +158,7 @@ class Scheduler:
         return self._live.ordered
 
     def has_work(self) -> bool:
-        """Say whether there is something to compute, to land or to report."""
+        """Return whether there is something to compute, to land or to report."""
         return bool(self._live or self._events or self._in_flight)
 
     def pause_s(self, now: float) -> float:

@@ -178,12 +178,12 @@ class Sequence:
 
     @property
     def is_on_trial(self) -> bool:
-        """Say whether it has still to show that it does not end the worker."""
+        """Return whether it has still to show that it does not end the worker."""
         return len(self.token_ids) < self.trial_end
 
     @property
     def wants_token(self) -> bool:
-        """Say whether another token may be sampled, beyond those being sampled.
+        """Return whether another token may be sampled, beyond those being sampled.
 
         False from the start when only the prompt's log probabilities or a vector of it are wanted.
         """
@@ -191,7 +191,7 @@ class Sequence:
 
     @property
     def reports_prompt(self) -> bool:
-        """Say whether computing the prompt gives an answer even where no token is wanted."""
+        """Return whether computing the prompt gives an answer even where no token is wanted."""
         return self.pooling is not None or self.sampling.prompt_logprobs is not None
 
     def num_evicted_at(self, num_output_tokens: int) -> int:
@@ -201,11 +201,11 @@ class Sequence:
 
     @property
     def needs_one_step(self) -> bool:
-        """Say whether all its tokens have to be computed in one step."""
+        """Return whether all its tokens have to be computed in one step."""
         return self.pooling is not None and self.pooling.is_whole
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Say whether every token of the prompt has to be computed, those of a known prefix included."""
+        """Return whether every token of the prompt has to be computed, those of a known prefix included."""
         needs_vectors = self.pooling is not None and self.pooling.needs_all_tokens
         return needs_vectors or self.sampling.prompt_logprobs is not None

@@ -91,11 +91,11 @@ class SequenceBlocks:
         return shortages
 
     def fits(self, sequence: Sequence) -> bool:
-        """Say whether a waiting sequence can be admitted beside those that run."""
+        """Return whether a waiting sequence can be admitted beside those that run."""
         return max(self.shortages(sequence)) <= 0
 
     def would_fit_without(self, sequence: Sequence, victims: Values[Sequence]) -> bool:
-        """Say whether a waiting sequence may fit when these running ones have given back all that they hold."""
+        """Return whether a waiting sequence may fit when these running ones have given back all that they hold."""
         shortages = self.shortages(sequence)
         counted = [sum(map(self.num_counted, victims)), *self.windows.num_counted(victims)]
         if self.states is not None:
@@ -332,7 +332,7 @@ class SequenceBlocks:
             assert all(sequence.state_slot is not None for sequence in holders)
 
     def can_match(self, sequence: Sequence) -> bool:
-        """Say whether the sequence may start behind a known prefix."""
+        """Return whether the sequence may start behind a known prefix."""
         return self._cache is not None and not sequence.needs_whole_prompt
 
     def most_hits(self, sequence: Sequence) -> int:

@@ -24,10 +24,10 @@ class DraftPolicy(Protocol):
 
     @property
     def is_backing_off(self) -> bool:
-        """Say whether the next step drafts nothing for certain, nor did the last one: it may be planned behind that."""
+        """Return whether neither the last nor the next step drafts, so that steps may overlap."""
 
     def may_draft(self, num_sequences: int, *, is_changing: bool) -> bool:
-        """Say whether `depths` is to be asked in this step; called once a step.
+        """Return whether `depths` is to be asked in this step; called once a step.
 
         Args:
             num_sequences: That it decodes; none is no reason to ask.
@@ -61,7 +61,7 @@ class Speculation:
 
     @property
     def may_draft(self) -> bool:
-        """Say whether the next step may draft, or the last one did: one cannot be planned behind the other."""
+        """Return whether the next step may draft, or the last one did: one cannot be planned behind the other."""
         return not self.policy.is_backing_off
 
     def record(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:

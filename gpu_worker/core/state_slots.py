@@ -113,7 +113,7 @@ class StateSlots:
         return num_blocks
 
     def has(self, digest: bytes) -> bool:
-        """Say whether there is a checkpoint behind the prefix of this digest."""
+        """Return whether there is a checkpoint behind the prefix of this digest."""
         return digest in self._found
 
     def hold(self, num_blocks: int) -> int:
@@ -337,7 +337,7 @@ class StateSlots:
             self._heap = sorted(entry for entry in self._heap if self._is_current(entry))
 
     def _is_current(self, entry: tuple[float, int, _Checkpoint]) -> bool:
-        """Say whether an entry of the heap is the last one of a checkpoint that can be found."""
+        """Return whether an entry of the heap is the last one of a checkpoint that can be found."""
         _, number, checkpoint = entry
         return self._found.get(checkpoint.digest) is checkpoint and number == checkpoint.entry
 

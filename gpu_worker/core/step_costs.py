@@ -42,7 +42,7 @@ class StepCosts:
 
     @property
     def is_known(self) -> bool:
-        """Say whether the cost of a step without drafts is known."""
+        """Return whether the cost of a step without drafts is known."""
         return self._costs[0] is not None
 
     @property

@@ -51,7 +51,7 @@ class StepTimeModel:
 
     @property
     def is_known(self) -> bool:
-        """Say whether a step has been measured."""
+        """Return whether a step has been measured."""
         return bool(self._costs_s)
 
     @property
@@ -77,7 +77,7 @@ class StepTimeModel:
 
     @property
     def is_sure_of_batch(self) -> bool:
-        """Say whether steps have told what batch sequences and their prompts take."""
+        """Return whether steps have told what batch sequences and their prompts take."""
         return max(self._covariance[2][2], self._covariance[3][3]) <= _SURE_OF_BATCH**2
 
     @property

@@ -42,10 +42,10 @@ class KvTiers(Protocol):
     prefill_rate: float
 
     def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is likely to be there (`lookup`). It may be gone when it is loaded."""
+        """Return whether the content is likely to be there (`lookup`). It may be gone when it is loaded."""
 
     def pays(self, wanted: Iterable[tuple[int, bytes]], num_tokens: int) -> bool:
-        """Say whether loading these contents is likely to take less time than computing `num_tokens` tokens."""
+        """Return whether loading these contents is likely to take less time than computing `num_tokens` tokens."""
 
     def load(self, salt: bytes, wanted: list[Wanted]) -> Load:
         """Begin to bring contents of sequences with this salt to the device."""

@@ -121,7 +121,7 @@ class WindowBlocks:
         self._num_promised += _promised(table) - promised
 
     def is_near_end(self, table: WindowTable, place: int) -> bool:
-        """Say whether a block lies in the window before a shared end."""
+        """Return whether a block lies in the window before a shared end."""
         # The first comparison is for speed: all ends are in the prompt, and most places are behind it.
         return place < table.last_shared_end and any(end - self.most_blocks <= place < end for end in table.shared_ends)
 
@@ -218,7 +218,7 @@ class WindowGroups:
         )
 
     def can_grow(self, sequences: Values[Sequence]) -> bool:
-        """Say whether the pools have what these sequences lack for their next tokens."""
+        """Return whether the pools have what these sequences lack for their next tokens."""
         for number, group in enumerate(self._groups):
             missing = [group.num_missing(s.window_tables[number], s.num_computed_tokens + 1) for s in sequences]
             if sum(missing) > group.pool.num_available:

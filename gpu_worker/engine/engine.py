@@ -171,11 +171,11 @@ class Engine:
         return self._scheduler.num_blank_blocks
 
     def is_cached(self, digest: bytes) -> bool:
-        """Say whether the prefix cache has a block of this digest. Any thread may ask."""
+        """Return whether the prefix cache has a block of this digest. Any thread may ask."""
         return self._scheduler.is_cached(digest)
 
     def has_work(self) -> bool:
-        """Say whether there is something to compute, to land or to report."""
+        """Return whether there is something to compute, to land or to report."""
         return self._scheduler.has_work()
 
     @property
@@ -321,7 +321,7 @@ class Engine:
 
 
 def _is_all_invalid(step: ScheduledStep, result: StepResult) -> bool:
-    """Say whether all results are errors: then the runner may be at fault rather than the sequences."""
+    """Return whether all results are errors: then the runner may be at fault rather than the sequences."""
     has_error = False
     for item, sampled in zip(step.scheduled, result.sampled, strict=True):
         if sampled.error is None:

@@ -37,7 +37,7 @@ _HEAD_NORMS = (HeadNorm.NONE, HeadNorm.HEADS, HeadNorm.UNWEIGHTED)
 
 
 def can_pack(traits: LayerTraits) -> bool:
-    """Say whether the fused kernels compute such a layer: rotated attention, and a gated block with SiLU or experts."""
+    """Return whether the fused kernels support a layer: rotated attention, and a gated SiLU block or experts."""
     mixer, feed_forward = traits.mixer, traits.feed_forward
     if not (isinstance(mixer, AttentionShape) and _is_plain_but_for(_ATTENTION_FIELDS, mixer)):
         return False

@@ -77,7 +77,7 @@ class VirtualTiers:
         self._host = EvictionOrder(Retention(sizes.host_blocks * retained_share))
 
     def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is there, and take note that it is used."""
+        """Return whether the content is there, and take note that it is used."""
         if digest in self._host:
             self._host.touch(digest)
             return True

@@ -16,7 +16,7 @@ _ATTEMPTS = 200
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Say whether a server could listen on the port now."""
+    """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

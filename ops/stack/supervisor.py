@@ -222,7 +222,7 @@ class Supervisor:
             self._write_ready_files()
 
     def _ended(self, child: Child, exit_: Exit) -> bool:
-        """Take note of an end; say whether the child is to be started again."""
+        """Take note of an end; return whether the child is to be started again."""
         if self.model is not None:
             self._write_ready_files()
         elif child.spec.role != "redis" and (exit_.returncode == EXIT_BAD_SETTINGS or child.exits >= _MAX_EARLY_EXITS):

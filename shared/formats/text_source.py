@@ -138,7 +138,7 @@ class TextSource:
         return sought.at(self.text, self.at)
 
     def accept_spaced(self, text: str) -> Reading[bool]:
-        """Read a text in which white space may be other or absent, and say whether it came next."""
+        """Read a text in which white space may be other or absent, and return whether it came next."""
         words = text.split()
         if text[:1].isspace():
             yield from self.skip_space()

@@ -89,7 +89,7 @@ def _with_divisor(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _joins_numbers(schema: dict[str, Any]) -> bool:
-    """Say whether a schema's own numbers are combined with those of another."""
+    """Return whether a schema's own numbers are combined with those of another."""
     has_own = any(name in schema for name in ("multipleOf", *_RANGE[:4]))
     return "allOf" in schema or (has_own and any(name in schema for name in ("$ref", "anyOf", "oneOf")))
 

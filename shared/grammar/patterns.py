@@ -57,7 +57,7 @@ _DEFINED = frozenset(
 
 
 def is_note(name: str) -> bool:
-    """Say whether a format says nothing that a validator holds a text to."""
+    """Return whether a format says nothing that a validator holds a text to."""
     return name not in _DEFINED
 
 

@@ -89,7 +89,7 @@ def worker_names(system: System) -> set[str]:
 
 
 def is_read(system: System, others: set[str]) -> bool:
-    """Say whether a worker other than these knows what is on the disk."""
+    """Return whether a worker other than these knows what is on the disk."""
     lines = [line for line in system.metrics().splitlines() if line.startswith("headrace_worker_kv_tier_used_bytes{")]
     own = [line for line in lines if 'tier="disk"' in line and not any(name in line for name in others)]
     return any(float(line.rsplit(" ", 1)[1]) > 0 for line in own)

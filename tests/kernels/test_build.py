@@ -109,7 +109,7 @@ def test_build_that_fails_leaves_no_compiler_running(
 
 
 def has_ended(pid: int) -> bool:
-    """Say whether a process ends long before its minute is over; whose child it was may not have asked how."""
+    """Return whether a process ends long before its minute is over; whose child it was may not have asked how."""
     for _ in range(1000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -144,7 +144,7 @@ async def test_clients_that_send_their_heads_slowly_are_cut_off(gateway: Gateway
 
 
 async def is_cut_off(client: RawClient, piece: bytes) -> bool:
-    """Send another piece, and say whether the gateway has closed the connection."""
+    """Send another piece, and return whether the gateway has closed the connection."""
     try:
         client.writer.write(piece)
         await client.writer.drain()

@@ -96,7 +96,7 @@ class AssembledStep:
 
     @property
     def is_decode(self) -> bool:
-        """Say whether each sequence computes its last token and drafts, and samples behind all of these."""
+        """Return whether each sequence computes its last token and drafts, and samples behind all of these."""
         num_drafts = 0 if self.drafts is None else sum(map(len, self.drafts))
         return self._do_all_sample and len(self.layout.token_ids) == len(self.samples) + num_drafts
 

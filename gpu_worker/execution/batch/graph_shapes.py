@@ -51,7 +51,7 @@ class GraphShape:
     has_logits: bool
 
     def holds(self, num_tokens: int, num_seqs: int, query_len: int) -> bool:
-        """Say whether a step fits, padded."""
+        """Return whether a step fits, padded."""
         return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and query_len <= self.query_len
 
 

@@ -82,7 +82,7 @@ class ComputedStep:
         return iter([ComputedTokens(item.sequence, item.start, tokens, vector) for item, tokens, vector in columns])
 
     def continues(self, before: ComputedStep) -> bool:
-        """Say whether both are decodes of the same sequences, and this one computed the next token of each."""
+        """Return whether both are decodes of the same sequences, and this one computed the next token of each."""
         if not (self.is_whole_decode and before.is_whole_decode) or len(self.shares) != len(before.shares):
             return False
         pairs = zip(self.shares, before.shares, strict=True)
@@ -119,7 +119,7 @@ class KeptSteps:
 
     @property
     def is_full(self) -> bool:
-        """Say whether the proposer should be shown them even if it is not asked."""
+        """Return whether the proposer should be shown them even if it is not asked."""
         return self._num_tokens > MAX_KEPT_TOKENS
 
     def add(self, step: ComputedStep) -> None:

@@ -53,7 +53,7 @@ class Proposer(Protocol):
 
     @property
     def wants_hidden(self) -> bool:
-        """Say whether `observe` is to be called."""
+        """Return whether `observe` is to be called."""
 
     def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
         """Return a draft a request; an empty one where nothing can be said."""

@@ -27,7 +27,7 @@ class Copy(Protocol):
     """Rows on their way to the host."""
 
     def is_done(self) -> bool:
-        """Say whether they are there."""
+        """Return whether they are there."""
 
     def wait(self) -> None:
         """Wait until they are."""

@@ -174,7 +174,7 @@ class _Member:
         _tell(self._answers, Ready(command.epoch))
 
     def _was_lost(self) -> bool:
-        """Say whether another rank is at fault for what failed, which may be known a little later."""
+        """Return whether another rank is at fault for what failed, which may be known a little later."""
         deadline = time.monotonic() + 5 * TICK_S
         while not self._board.has_ended and time.monotonic() < deadline:
             time.sleep(TICK_S / 4)

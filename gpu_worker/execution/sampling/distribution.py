@@ -35,7 +35,7 @@ class Distributions:
         self._parameters = SamplingParameters(*(table.values for table in tables))
 
     def is_truncated_by(self, sampling: Sampling) -> bool:
-        """Say whether a request's tokens are drawn from a part of their distribution."""
+        """Return whether a request's tokens are drawn from a part of their distribution."""
         return not _is_greedy(sampling) and (sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
 
     def assign(self, rows: Values[int], newcomers: Values[BatchSequence], upload: Upload) -> None:

@@ -35,7 +35,7 @@ class Feature(Protocol):
     """One thing that requests may ask of the sampler, for all rows of the batch."""
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """Say whether a request needs it."""
+        """Return whether a request needs it."""
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:
         """Keep what the sequence asks for, which has been given `row`; called when `is_asked_by` says so."""

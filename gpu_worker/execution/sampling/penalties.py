@@ -51,7 +51,7 @@ class Penalties:
         self._num_counted = np.zeros(num_rows, dtype=np.int64)
 
     def is_asked_by(self, sampling: Sampling) -> bool:
-        """Say whether any of the three penalties does something."""
+        """Return whether any of the three penalties does something."""
         return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
     def assign(self, row: int, sequence: BatchSequence, upload: Upload) -> None:

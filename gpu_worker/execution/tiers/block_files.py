@@ -84,7 +84,7 @@ class BlockFiles:
             threading.Thread(target=self._write_all, name=f"kv-write-{number}", daemon=True).start()
 
     def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is likely to be there, and can be read now."""
+        """Return whether the content is likely to be there, and can be read now."""
         if not self.is_ready.is_set() or time.monotonic() < self._suspended_until:
             return False
         return digest not in self._forgetting and self._maker.key(group, digest) in self._index

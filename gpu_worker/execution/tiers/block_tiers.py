@@ -108,7 +108,7 @@ class BlockTiers:
         return tuple(readings)
 
     def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is likely to be there."""
+        """Return whether the content is likely to be there."""
         if not self._groups[group].row_bytes:
             return True
         return (

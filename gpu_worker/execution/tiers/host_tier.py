@@ -106,7 +106,7 @@ class HostTier:
         return sum(len(order.retention) * group.row_bytes for order, group in pairs)
 
     def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is there, and make it the most recently used."""
+        """Return whether the content is there, and make it the most recently used."""
         with self._lock:
             entries = self._entries[group]
             entry = entries.get(digest)
@@ -116,7 +116,7 @@ class HostTier:
             return entry.is_filled
 
     def knows(self, group: int, digest: bytes) -> bool:
-        """Say whether the content is there, or on its way."""
+        """Return whether the content is there, or on its way."""
         return digest in self._entries[group]
 
     def keep(self, group: int, contents: Values[tuple[int, bytes, bytes]]) -> Batch | None:
@@ -201,7 +201,7 @@ class HostTier:
         return sum(self._groups[group].row_bytes for group, _ in held)
 
     def is_current(self, group: int, digest: bytes, row: Bytes) -> bool:
-        """Say whether a content that is pinned has not been forgotten."""
+        """Return whether a content that is pinned has not been forgotten."""
         entry = self._entries[group].get(digest)
         return entry is not None and self._rows[group][entry.row].ctypes.data == row.ctypes.data
 

@@ -86,7 +86,7 @@ class Leases:
         return int(self.host.num_bytes * _SHARE)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Say whether so many bytes more may be held."""
+        """Return whether so many bytes more may be held."""
         with self._ended:
             return self._in_the_way(num_bytes) is not None
 

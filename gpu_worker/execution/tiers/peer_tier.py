@@ -145,7 +145,7 @@ class PeerTier:
             session.close(is_done=is_done)
 
     def has(self, group: int, digest: bytes) -> bool:
-        """Say whether the content can be fetched."""
+        """Return whether the content can be fetched."""
         return self._find(group, digest) is not None
 
     def read(self, group: int, digest: bytes, salt: bytes) -> Bytes | None:

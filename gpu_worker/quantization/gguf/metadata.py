@@ -109,7 +109,7 @@ class Metadata:
         return value.tobytes()
 
     def is_other_than(self, name: str, number: float) -> bool:
-        """Say whether a field is there and holds anything but this number."""
+        """Return whether a field is there and holds anything but this number."""
         value = self._fields.get(name, number)
         return not isinstance(value, int | float) or value != number
 

@@ -37,7 +37,7 @@ class EagleConfig:
 
 
 def is_third(file: JsonFile) -> bool:
-    """Say whether a configuration is that of an EAGLE-3 layer."""
+    """Return whether a configuration is that of an EAGLE-3 layer."""
     kinds = (*file.texts("architectures"), file.text("speculators_model_type", ""))
     return "draft_vocab_size" in file.names() or any("eagle3" in kind.lower() for kind in kinds)
 

@@ -42,7 +42,7 @@ class PendingEntries:
 
     @property
     def has_prompt(self) -> bool:
-        """Say whether the first vector belongs to the prompt."""
+        """Return whether the first vector belongs to the prompt."""
         return self.count > 0 and self.start < self.shifted.num_prompt_tokens
 
     def clear(self) -> None:

@@ -41,7 +41,7 @@ def value(chance: random.Random, depth: int = 0) -> Any:
 
 
 def check(body: dict[str, Any]) -> bool:
-    """Say whether a body is accepted; whatever is refused otherwise than by a 400 counts as a failure."""
+    """Return whether a body is accepted; whatever is refused otherwise than by a 400 counts as a failure."""
     try:
         request = parse_body(json.dumps(body).encode())
         draft = to_generation(request, [], own_items(request), ()).draft

@@ -258,7 +258,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.harness.in_flight
 
     def _submitted(self) -> bool:
-        """Submit a step, and say whether there may be another one behind it."""
+        """Submit a step, and return whether there may be another one behind it."""
         self.harness.now += 1.0
         waiting = [s for s in self.sequences if s.status is SequenceStatus.WAITING]
         is_idle = not self.harness.in_flight

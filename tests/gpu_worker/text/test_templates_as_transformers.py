@@ -121,7 +121,7 @@ def ours(template: ChatTemplate, messages: list[Message], tools: list[Any] | Non
 
 
 def shows_parts_ill(prompt: str, messages: list[Message]) -> bool:
-    """Say whether a template that knows no lists has written one as it is, or lost a text: ours are joined then."""
+    """Return whether a template that knows no lists has written one as it is, or lost a text: ours are joined then."""
     lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     texts = [part["text"].strip() for content in lists for part in content]
     is_written = any(form in prompt for form in ("'type': 'text'", '"type": "text"'))

@@ -122,7 +122,7 @@ class RandomWeights:
         return torch.ones(size, dtype=self._dtype, device=self._device)
 
     def has(self, name: str) -> bool:
-        """Say whether experts are stacked, and in which form."""
+        """Return whether experts are stacked, and in which form."""
         stored = _BLOCKS if self._config.quantization is not None else ""
         return self._stacks_experts and name.endswith((f".experts.gate_up_proj{stored}", f".experts.down_proj{stored}"))
 

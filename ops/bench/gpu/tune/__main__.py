@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tune(name: str, device: torch.device, timer: Timer, deadline: float) -> bool:
-    """Decide the entries of a table for the generation of a device, as far as time reaches; say whether all were."""
+    """Decide the entries of a table for the generation of a device, as far as time reaches; return whether all were."""
     chosen: dict[int, Entry] = {}
     generation = gpu_of(device).generation
     for tuning in TABLES[name]:
