@@ -195,7 +195,7 @@ class Generation(Struct, frozen=True):
         left_out: Sampling parameters that the client did not name and the model may have defaults for.
         ranking: Which of the sequences are told; None for all.
         is_resumable: Its stream is logged: a client that has lost it goes on with any gateway.
-        details: Further output; None for none.
+        details: Further output; None if only the text is wanted.
         add_special_tokens: As in `Request`.
         truncate_prompt_tokens: As in `Request`.
         cache_hints: As in `Request`.

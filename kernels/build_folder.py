@@ -54,7 +54,7 @@ def _is_locked(handle: int) -> bool:
 
 @contextmanager
 def workplace(directory: Path) -> Iterator[Path]:
-    """Make a folder to compile in, and remove it in the end; while it is locked, nobody else removes it."""
+    """Make a folder to compile in, and remove it in the end; while it is locked, no other process removes it."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=_PREFIX) as name, lock(Path(name)):
         yield Path(name)
 

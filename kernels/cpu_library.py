@@ -102,7 +102,7 @@ class CpuLibrary:
 
 
 def compile_cpu_library(progress: Progress) -> None:
-    """Compile the kernels where that is allowed and was not done before; `cpu_library` tells of a failure."""
+    """Compile the kernels where that is allowed and was not done before; `cpu_library` raises if it failed."""
     if kernels_allowed(os.environ):
         with contextlib.suppress(KernelBuildError):
             build_library(cache_dir(os.environ), progress)

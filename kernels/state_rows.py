@@ -30,7 +30,7 @@ class StateRows:
     """The sequences of a step, as kernels with a state take them.
 
     Tokens of all sequences are laid end to end. A sequence whose tokens are its first ones begins with a state of
-    zeros, whatever its slot holds: nobody has to clear slots. Sequences of padding have a context of no tokens; their
+    zeros, whatever its slot holds: slots need not be cleared. Sequences of padding have a context of no tokens; their
     slots are not written, and their rows of a result mean nothing.
 
     Attributes:

@@ -37,7 +37,7 @@ def pack_residents(digests: Iterable[str]) -> ResidentAdapters:
 
 
 def is_resident(digest: str, residents: ResidentAdapters) -> bool:
-    """Whether an adapter is among those that a heartbeat tells of."""
+    """Return whether a heartbeat lists this adapter."""
     wanted, starts = bytes.fromhex(digest), range(0, len(residents), _DIGEST_BYTES)
     return any(residents[start : start + _DIGEST_BYTES] == wanted for start in starts)
 

@@ -37,7 +37,7 @@ class DeadAttempt(Struct, frozen=True, array_like=True):
     """One attempt that failed.
 
     Attributes:
-        worker: Who held the request; empty when nobody did.
+        worker: The worker that held the request; empty if none did.
         epoch: Attempt number.
         time: Unix seconds at which the attempt was given up.
         error: Why.

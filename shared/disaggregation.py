@@ -17,7 +17,7 @@ ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
 
 def as_role(name: str | None) -> Role | None:
-    """Return the role of a name; None for none."""
+    """Return the role with this name; None if there is no such role."""
     return next((role for role in ROLES if role == name), None)
 
 

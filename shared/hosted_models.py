@@ -1,4 +1,4 @@
-"""Models on hosts, on the wire: what each host tells of its models, and an operator's orders about them.
+"""Models on hosts, on the wire: what each host reports of its models, and an operator's orders about them.
 
 A host starts and stops the workers of its models (`ops.stack.hosting`). Gateways learn from its messages which models
 exist although no worker serves them at the moment.

@@ -22,7 +22,7 @@ GIF: Mime = "image/gif"
 # Of EXIF within a JPEG or PNG: a segment has at most as many.
 _MAX_EXIF_BYTES = 1 << 16
 _MAX_SEGMENTS = 4096
-# A GIF of 32 MB has about so many, if they are full.
+# A GIF of 32 MB has about this many, if they are full.
 _MAX_GIF_BLOCKS = 1 << 17
 _NO_FILL = re.compile(rb"[^\xff]")
 _ORIENTATION = 0x0112

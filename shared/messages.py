@@ -69,7 +69,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         epoch: Attempt number. Deltas of an older epoch are ignored by the receiver: this is the fence, not the ack.
         tenant: Owner; salts the prefix cache and names the batch result subject.
         priority: Larger runs earlier within a lane.
-        deadline: Unix seconds after which nobody waits for the answer any more.
+        deadline: Unix seconds after which the client no longer waits.
         reply: Subject for frames (`hr.tok.<gateway>`). A batch request may name a subject of its tenant,
             `hr.reply.<tenant>.<...>`, that gets its result too.
         emitted: Tokens that an earlier attempt has already delivered; generation continues after them.

@@ -91,7 +91,7 @@ async def connect(
         user: Account user, unless the URL has one.
         password: Its password.
         files: Credentials, which win over user and password, and certificates.
-        on_error: Told of errors nobody waits for, such as a slow subscription that lost messages; None logs them.
+        on_error: Called with errors outside of calls, such as a slow subscription that lost messages; None logs them.
         on_disconnect: Called when the connection is lost; published messages are buffered from then on.
         on_reconnect: Called when it is back and all subscriptions are restored.
         on_close: Called when the connection is over for good: closed by us, or by a server that no longer accepts us.
@@ -130,7 +130,7 @@ async def connect(
         kind = NatsRefusedError if any(map(is_refusal, errors.failures)) else DependencyError
         raise kind(failure_message(url, errors.failures, timeout_s)) from None
     except (asyncio.CancelledError, WrongRoleError):
-        # A client that nobody has would stay connected, and connect again for ever.
+        # An abandoned client would stay connected, and reconnect for ever.
         await close(client)
         raise
     errors.was_connected = True
@@ -214,7 +214,7 @@ async def _check_version(client: Client) -> None:
 
 
 async def close(client: Client) -> None:
-    """Close a connection, to the end however often we are cancelled meanwhile: nobody else would close its socket."""
+    """Close a connection completely, however often we are cancelled meanwhile, or its socket would leak."""
     closing = asyncio.ensure_future(client.close())
     is_cancelled = False
     while not closing.done():

@@ -57,7 +57,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         top_k: Keep the k most likely tokens; 0 keeps all.
         min_p: Drop tokens less likely than `min_p` times the most likely one.
         seed: Key of the counter-based random numbers. A sender that leaves it out gets 0.
-        min_tokens: The text does not end before it has so many tokens, unless nothing but its end is allowed.
+        min_tokens: The text does not end before it has this many tokens, unless only its end is allowed.
         stop: Strings that end the text. They are looked for behind the first `min_tokens` tokens.
         include_stop_str_in_output: The stop string is part of the text.
         logit_bias: Token id to added logit.

@@ -33,7 +33,7 @@ hr.drain.<worker>                   an operator drains or cordons a worker, or g
 hr.adapter.<worker>                 a gateway has a worker load an adapter
 hr.name.<tenant>.<name>             what the name of an adapter means, `_` for all tenants (stream `HR_ADAPTERS`)
 hr.gateway.<gateway>                gateway heartbeats
-hr.host.<host>                      what a host tells of its models
+hr.host.<host>                      what a host reports of its models
 hr.model.<host>                     a gateway has a host load, replace, unload, wake or put to sleep a model
 hr.timeline.<gateway>               what one gateway process keeps of requests, for another
 hr.cancel.<model>                   cancellations
@@ -186,7 +186,7 @@ def gateway_subject(gateway: str) -> str:
 
 
 def host_subject(host: str) -> str:
-    """Subject on which one host tells of its models."""
+    """Subject on which one host reports its models."""
     return f"hr.host.{encode_name(host)}"
 
 
@@ -306,7 +306,7 @@ def journal_subject(writer: str, slot: int | None = None) -> str:
 
 
 def fence_subject(writer: str) -> str:
-    """Subject that a gateway writes with each round of pieces, while nobody has taken its streams over."""
+    """Subject that a gateway writes with each round of pieces, until its streams have been taken over."""
     return f"hr.fence.{encode_name(writer)}"
 
 

@@ -73,7 +73,7 @@ def configure_logging(level: str, log_format: str = "text", **fields: str) -> No
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # What torch tells of itself helps nobody who runs a server.
+    # torch's own log lines do not help an operator.
     logging.getLogger("torch").setLevel(max(logging.WARNING, root.level))
 
 

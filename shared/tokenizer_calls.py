@@ -17,7 +17,7 @@ class TokenizeCall(Struct, frozen=True, kw_only=True, tag="tokenize"):
 
     Attributes:
         tenant: Who asks; tenants take turns.
-        deadline: Unix seconds after which nobody waits for the answer.
+        deadline: Unix seconds after which the caller no longer waits.
         media: With `messages`: the images that they show, by index. Only their sizes are looked at.
     """
 

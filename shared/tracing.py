@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENDPOINT_HELP = "Where traces go by OTLP over HTTP, as http://host:4318; none if not given. Needs `headrace[tracing]`."
 RATIO_HELP = "Share of requests that are traced, of those whose client has not decided it."
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
-# A collector that is away holds nobody up, and what it does not take is dropped.
+# An unreachable collector delays no request; spans that it does not take are dropped.
 _EXPORT_TIMEOUT_S = 5
 _MAX_QUEUED_SPANS = 4096
 

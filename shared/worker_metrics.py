@@ -34,7 +34,7 @@ class HistogramCounts(Struct, frozen=True, array_like=True):
 
 
 class GpuReading(Struct, frozen=True, array_like=True):
-    """What NVML tells of one GPU; None where the device cannot tell.
+    """NVML readings of one GPU; None where the device has no such reading.
 
     Attributes:
         name: Its UUID.

@@ -294,7 +294,7 @@ def is_context_full(finish: Finish, max_tokens: int | None) -> bool:
 
     Args:
         finish: Its end.
-        max_tokens: The client's limit; None for none but the context.
+        max_tokens: The client's limit; None if only the context limits it.
     """
     if finish.reason != "length" or finish.usage is None:
         return False

@@ -60,7 +60,7 @@ class ChoiceDetails:
         answer: ChatCompletion | ChatCompletionChunk | Completion,
         choice: ChatChoice | ChatChunkChoice | CompletionChoice,
     ) -> None:
-        """Write new details into an answer and its choice; chat tells of the prompt beside the choices."""
+        """Write new details into an answer and its choice; chat reports prompt details beside the choices."""
         if self._wanted.token_ids:
             choice.token_ids, self._token_ids = self._token_ids, []
         holder: Any = answer if self._kind == "chat" else choice

@@ -45,7 +45,7 @@ class Port:
         dialects: How errors are told at a path; below it too, if not in OpenAI's form. Elsewhere they are told as the
             client's headers say, and in OpenAI's form where they say nothing. Paths here have their route's spelling.
         paths: The routes' spellings of paths; None takes them as they come.
-        cross_origin: Which web pages may read answers; None for none.
+        cross_origin: Which web pages may read answers; None allows no other origin.
         observer: Tells of generations that have ended.
     """
 

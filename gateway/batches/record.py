@@ -91,7 +91,7 @@ class BatchRecord(Struct, kw_only=True, omit_defaults=True):
         times: Unix seconds at which each status began.
         store: Identity of the store with its files: gateways that have another one leave it alone.
         total, completed, failed: Lines.
-        owner: The gateway that drives it; empty for nobody.
+        owner: The gateway that drives it; empty if none does.
         epoch: Its number among the drivers.
         saves: How often the record was written by a driver, by which it knows its own writes.
         num_sent: Jobs of the lines up to this number may be in the queue.

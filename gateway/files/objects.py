@@ -88,7 +88,7 @@ OPERATIONS = (
 
 
 def ordered_hex(now: float | None = None) -> str:
-    """Return 32 hexadecimal digits, which nobody guesses and which sort by time."""
+    """Return 32 unguessable hexadecimal digits that sort by time."""
     milliseconds = int((time.time() if now is None else now) * 1000)
     return f"{milliseconds & (1 << 48) - 1:012x}{secrets.token_hex(10)}"
 

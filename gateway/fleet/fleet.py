@@ -51,7 +51,7 @@ class Fleet:
         on_dead: Callable[[Death], None] = lambda death: None,
         on_reconnected: Callable[[str], None] = lambda worker: None,
     ) -> None:
-        """Start empty. `own` tells of this gateway's requests; for the others see `Liveness`."""
+        """Start empty. `own` is the load of this gateway's requests; for the other arguments see `Liveness`."""
         self._gateway = gateway
         self._own = own
         # When each model last had a worker.
@@ -120,7 +120,7 @@ class Fleet:
             self._gateways[heartbeat.gateway] = (heartbeat, now)
 
     def note_host_beat(self, beat: HostBeat, now: float) -> None:
-        """Take in what a host tells of its models: they are known although no worker may serve them."""
+        """Record a host's heartbeat: its models are known even while no worker serves them."""
         self._loads.clear()
         self.hosted.note_beat(beat, now)
         self._known_models |= dict.fromkeys((model.name for model in beat.models), now)

@@ -179,7 +179,7 @@ def _of_batch_lane(worker: Heartbeat) -> int:
 
 
 def unclaimed_of(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
-    """Return what waits at another gateway for this model; one of an older version tells of all models together."""
+    """Return what waits at another gateway for this model; an older version reports all models together."""
     if gateway.unclaimed_of is None:
         return gateway.unclaimed, gateway.unclaimed_tokens
     return gateway.unclaimed_of.get(model, (0, 0))

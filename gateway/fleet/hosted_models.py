@@ -49,7 +49,7 @@ class HostedModels:
         return bool(silent)
 
     def find(self, model: str, num_withheld: int = 0) -> HostedModel | None:
-        """Return a model as the host tells of it that will serve it first; None if no host will.
+        """Return the model's state at the host that will serve it first; None if no host will.
 
         `num_withheld` workers of the model are heard, and take no requests (cordoned, or withdrawn for wrong answers).
         A host that has started no more than those will not serve it soon.

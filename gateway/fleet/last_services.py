@@ -61,7 +61,7 @@ class LastServices:
 
 
 def _merged(told: list[Services], num_bytes: int) -> Services:
-    """Return in so many bytes how far each tenant was ahead where it was most."""
+    """Return each tenant's largest lead over the others, encoded in at most this many bytes."""
     lanes = dict.fromkeys(lane for services in told for lane in services)
     return {
         lane: _furthest([each for services in told for each in services.get(lane, ())], num_bytes // len(lanes))

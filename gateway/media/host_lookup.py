@@ -33,7 +33,7 @@ class HostLookup:
 
     def _end(self, tenant: str, lookup: asyncio.Future[list[str]]) -> None:
         if not lookup.cancelled():
-            # Nobody may wait for it any more.
+            # Its waiters may be gone.
             lookup.exception()
         self._turns.give_back(tenant)
 

@@ -1,6 +1,6 @@
 """Calls between gateways about the streams that one of them owns: whether it is there, that a stream is read, its end.
 
-NATS says at once that nobody listens on the subject of an owner that has died. One that is frozen does not answer.
+NATS answers at once ("no responders") for an owner that has died. One that is frozen does not answer.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MAX_POLL_S = 0.25
 POLL_OF_EACH_S = 0.001
 _GROWTH = 1.3
 CALL_INTERVAL_S = 0.25
-# After so many calls an owner that does not know its stream will not note its end any more.
+# After this many calls, an owner that does not know its stream will never record its end.
 _MAX_DENIALS = 8
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class Follower:
             if tail is not None:
                 tail.extend(stream.head, stream.entries)
             if stream.has_last_entry:
-                # Nobody writes any more: what is there is all.
+                # The writer is gone: the log is complete.
                 stream.show(len(stream.entries))
             else:
                 await self._owner.take_over(stream)

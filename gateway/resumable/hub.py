@@ -232,7 +232,7 @@ class StreamHub:
         return Membership(lambda: self.leave(stream, answer), stream.delivered, prediction, is_counted=True)
 
     def leave(self, stream: LoggedGeneration, answer: Answer) -> None:
-        """Show a stream to an answer no more. One that nobody reads goes on for the grace period."""
+        """Detach an answer from a stream. A stream without readers goes on for the grace period."""
         assert isinstance(stream, LiveStream)
         stream.leave(answer)
         if stream.has_views:

@@ -136,7 +136,7 @@ class LiveStream:
             self.end()
 
     def show_unkept(self) -> None:
-        """Show all entries, and keep none: nobody is told them again."""
+        """Send all entries to the reader and drop them: they are never sent again."""
         self.show(len(self.entries))
         self.entries, self.num_shown = [], 0
 

@@ -158,7 +158,7 @@ def _first_to_answer(timeline: Timeline) -> Attempt | None:
                     found, earliest_s = attempt, _began_s(attempt) + first_s
                 break
             if attempt.tokens:
-                return None  # it answered, and nobody knows when
+                return None  # it answered at an unknown time
     return found
 
 

@@ -46,7 +46,7 @@ class AdapterSlots:
         self._residents.move_to_end(digest)
 
     def take(self, num_bytes: int, used: Collection[str]) -> int | None:
-        """Return a slot for an adapter of so many bytes; None if those in use leave no room.
+        """Return a slot for an adapter of this size in bytes; None if adapters in use leave no room.
 
         Adapters that are not in use are taken out, the least recently used first, and no more than it needs.
         """

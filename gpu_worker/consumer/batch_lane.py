@@ -142,7 +142,7 @@ class BatchLane:
         A message may be on its way here when its request is cancelled.
 
         A cancellation without a tenant is of interactive requests, or of an earlier version's gateway: then it ends
-        background responses alone, whose ids are random and so nobody else's.
+        background responses alone, whose ids are random and therefore unique.
         """
         now = time.monotonic()
         for request_id in cancel.ids:

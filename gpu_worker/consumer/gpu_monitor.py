@@ -1,4 +1,4 @@
-"""What NVML tells of the worker's GPU: utilization, memory, temperature, power, energy.
+"""NVML readings of the worker's GPU: utilization, memory, temperature, power, energy.
 
 NVML is the driver's own library, reached through the package `nvidia-ml-py` (`headrace[gpu]`). Without the package, the
 driver or the right to ask, there are no readings, which is logged once; a figure that a device does not have is None.
@@ -24,7 +24,7 @@ class GpuMonitor:
     """Reads one GPU."""
 
     def __init__(self, uuid: str | None) -> None:
-        """Read the GPU with this UUID, as NVML spells it; None for none."""
+        """Read the GPU with this UUID, as NVML spells it; None on a worker without a GPU."""
         self._uuid = uuid
         self._nvml: Any = None
         self._handle: Any = None
@@ -88,7 +88,7 @@ class GpuMonitor:
 
 
 def _power(before: tuple[GpuReading, ...], now: tuple[GpuReading, ...], passed_s: float) -> float | None:
-    """Return the watts between two readings by their joules, else the power that the device tells of the moment."""
+    """Return the mean watts between two readings of the energy counter, else the device's momentary power."""
     if not now:
         return None
     energy_j, earlier_j = now[0].energy_j, before[0].energy_j if before else None

@@ -39,7 +39,7 @@ _LEAST_TOKENS = 32
 
 
 class NoHandover:
-    """The part of a worker without a role: it computes prompts and answers, and gives nobody anything."""
+    """The part of a worker without a role: it computes prompts and answers, and hands nothing over."""
 
     def start(self, lane: InteractiveLane, queues: InteractiveQueues, tasks: TaskSupervisor) -> None:
         """Do nothing."""

@@ -68,7 +68,7 @@ class Intake:
         fetch: Callable[[HeldRequest, int], Awaitable[None]] | None = None,
         adapters: RequestAdapters | None = None,
     ) -> None:
-        """Admit to the engine; `fetch` finds KV that another worker has computed, of a prompt of so many tokens."""
+        """Admit to the engine; `fetch` finds the KV of a prompt of `n` tokens that another worker has computed."""
         self._images = images
         self._fetch = fetch
         self._adapters = adapters

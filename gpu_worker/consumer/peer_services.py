@@ -55,12 +55,12 @@ class PeerServices:
         self._tellers: set[str] = set()
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take note of another worker's heartbeat; what is none is ignored."""
+        """Record another worker's heartbeat; undecodable messages are dropped."""
         with contextlib.suppress(*UNDECODABLE):
             self.note(_decode_beat(data), now)
 
     def receive_gateway(self, data: bytes, now: float) -> None:
-        """Take note of a gateway's heartbeat, while that matters; what is none is ignored."""
+        """Record a gateway's heartbeat while it matters; undecodable messages are dropped."""
         if now < self._adopt_until:
             with contextlib.suppress(*UNDECODABLE):
                 self.note_gateway(_decode_gateway_beat(data), now)

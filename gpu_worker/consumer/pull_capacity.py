@@ -39,7 +39,7 @@ class PullCapacity:
         self._num_reserved_blocks += num_blocks
 
     def can_claim(self, num_tokens: int) -> bool:
-        """Whether a prompt of about so many tokens, whose prefix is here, can begin at once, or almost.
+        """Whether a prompt of about this many tokens, whose prefix is cached here, can begin (almost) at once.
 
         Its blocks must be free. Slots become free so often that as many as are pulled ahead of need may wait for one.
         """
@@ -51,7 +51,7 @@ class PullCapacity:
         return is_free and self.num_interactive < config.max_num_seqs + self._look_ahead
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks a prompt of so many tokens and its answer will probably need."""
+        """Return how many blocks a prompt of this many tokens and its answer will probably need."""
         return self._config.expected_blocks(num_tokens, self._config.max_model_len)
 
     def expected_blocks(self, num_tokens: int, max_new_tokens: int, budget: BlockBudget | None = None) -> int:

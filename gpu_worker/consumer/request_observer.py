@@ -1,4 +1,4 @@
-"""What a worker tells of each request that it lets go: a log line, and the spans `queue`, `prefill` and `decode`.
+"""What a worker reports of each request when it leaves: a log line, and the spans `queue`, `prefill` and `decode`.
 
 An attempt that was handed over or cancelled is told of too; the next one, here or elsewhere, has lines and spans of its
 own with its own epoch. There is no text of prompts or answers in them.

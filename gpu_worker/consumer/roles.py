@@ -61,7 +61,7 @@ class Roles:
         self._prefill_heard_at: float | None = None
 
     def receive_beat(self, data: bytes, now: float) -> None:
-        """Take note of another worker's heartbeat; what is none is ignored."""
+        """Record another worker's heartbeat; undecodable messages are dropped."""
         try:
             beat = _decode(data)
         except UNDECODABLE:

@@ -18,7 +18,7 @@ from gpu_worker.core.step import ScheduledStep
 from gpu_worker.core.step_time import StepTimeModel
 
 _LONG_STEP_INTERVAL = 1000
-"""Of so many steps beside interactive sequences one is long, where batch work has room in the others too …"""
+"""One step in this many beside interactive sequences may be long, if batch work has room in the others too …"""
 
 _STARVED_INTERVAL = 250
 """… and where a batch sequence takes longer than the slowdown allows."""
@@ -48,12 +48,12 @@ _LONG_STEP_S = 0.05
 """… and in seconds, where that is less."""
 
 _PROBE_INTERVAL = 64
-"""After so many steps with both lanes one goes without batch work, to measure what interactive sequences take alone."""
+"""One step in this many goes without batch work, to measure what interactive sequences take alone."""
 
 _INTERACTIVE_MEMORY_S = 10.0
 _LEAST_QUIET_S = 0.25
 _GAPS = 2.5
-"""Interactive users have left after so many times their longest recent gap, within the two limits above."""
+"""Interactive users have left after this multiple of their longest recent gap, within the two limits above."""
 
 _LEAST_GAP_S = 0.01
 """Shorter gaps are those between the steps of one answer."""

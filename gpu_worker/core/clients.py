@@ -34,7 +34,7 @@ class Clients:
         return self._num_waiting
 
     def lowest(self, besides: str | None = None) -> float:
-        """Return the lowest counter of those that wait, but for one client; infinite if nobody waits."""
+        """Return the lowest counter of waiting clients, except for one; infinite if no other waits."""
         return min([self.account(name).counter for name in self._num_waiting if name != besides], default=math.inf)
 
     def account(self, name: str) -> Account:

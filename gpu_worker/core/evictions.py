@@ -1,9 +1,9 @@
 """Evicts blocks of sequences that have a budget, before their content is overwritten by their next tokens.
 
 A full table loses some blocks. The keys of those that follow turn back by as many positions, so that a token's position
-is its place among the kept tokens. Blocks that nobody else holds or can find turn in place, and those that leave are
-written to again: a sequence that has filled its budget takes no more blocks. What others hold, or could find, they keep
-as it is, and the sequence gets a copy. Nobody finds what a sequence has computed since it began to evict.
+is its place among the kept tokens. Blocks that no other sequence holds or can find turn in place, and evicted blocks
+are reused: a sequence that has filled its budget takes no more blocks. What others hold, or could find, they keep as it
+is, and the sequence gets a copy. What a sequence computes after its first eviction is never shared.
 
 Owns the evictions that no plan has told yet, and blocks that steps up to the one that tells them may still read.
 """
@@ -53,7 +53,7 @@ class Evictions:
 
         Args:
             sequence: Its table is full.
-            num_spare: Free blocks that nobody was promised: so many found blocks may be kept for others.
+            num_spare: Free blocks that are promised to no sequence: as many cached blocks may be kept for others.
         """
         assert sequence.budget is not None
         gone, table = sequence.budget.evicted_places(), sequence.block_table

@@ -1,4 +1,4 @@
-"""What a lane's tenants were served elsewhere, as far as it counts here, and what this worker tells of its own service.
+"""What a lane's tenants were served elsewhere, as far as it counts here, and this worker's report of its own service.
 
 Workers tell one another the virtual tokens that they have charged. What others charge is added to a tenant's counter
 here, so a tenant that has a worker for itself does not get half of the next one, too. Lifts stay with each worker: they
@@ -81,7 +81,7 @@ class FleetService:
         before, self._lowest = self._lowest, {tenant: tenants.lowest(besides=tenant) for tenant in told}
         for tenant, lowest in self._lowest.items():
             account, grown = tenants.accounts.get(tenant), lowest - before.get(tenant, lowest)
-            # Who alone wants something here is in nobody's way.
+            # A tenant that waits alone delays no other.
             if account is not None and lowest < math.inf:
                 more = min(told[tenant], SHARE * grown, lowest + MAX_AHEAD - account.counter)
                 account.counter += max(0.0, more)

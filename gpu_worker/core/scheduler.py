@@ -360,7 +360,7 @@ class Scheduler:
         self._device_time.share(step, result, duration_s, now)
 
     def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:
-        """Take in what other workers have served tenants, and return what this one tells of it."""
+        """Record what other workers have served to tenants, and return this worker's own report."""
         told: Services = {}
         for lane, queue in self._waiting.items():
             if lane in heard:

@@ -195,7 +195,7 @@ class Sequence:
         return self.pooling is not None or self.sampling.prompt_logprobs is not None
 
     def num_evicted_at(self, num_output_tokens: int) -> int:
-        """Return how many tokens had left its blocks when so many were generated, the last of them not computed."""
+        """Return how many tokens had been evicted when this many were generated, the last of them not computed."""
         num_computed = max(0, self.num_prompt_tokens + num_output_tokens - 1)
         return 0 if self.budget is None else self.budget.num_evicted_tokens(num_computed)
 

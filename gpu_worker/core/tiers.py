@@ -14,7 +14,7 @@ FULL = 0
 
 
 class Wanted(NamedTuple):
-    """Content that a block, or a slot of states, is to get. Nobody else reads or writes the block meanwhile."""
+    """Content that a block, or a slot of states, is to get. Nothing else reads or writes the block meanwhile."""
 
     group: int
     digest: bytes

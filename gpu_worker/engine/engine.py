@@ -129,7 +129,7 @@ class Engine:
         return self._scheduler.abort(sequence_id)
 
     def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:
-        """Take in what other workers have served tenants, and return what this one tells of it."""
+        """Record what other workers have served to tenants, and return this worker's own report."""
         return self._scheduler.exchange_services(heard)
 
     def hand_over(self, sequence_id: str, done: Callable[[Sequence], None]) -> None:

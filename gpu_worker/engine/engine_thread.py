@@ -55,7 +55,7 @@ class EngineThread:
     """Thread-safe face of the engine.
 
     Attributes:
-        services: What this worker tells of the service that tenants have had, as of the last exchange.
+        services: This worker's report of the service that tenants have had, as of the last exchange.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -80,7 +80,7 @@ def build_runner(
 
 
 def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> TorchModelRunner:
-    """Build the runner of a rank that takes the place of one that is gone: nothing is measured, and nobody is met.
+    """Build the runner of a rank that replaces a lost one: nothing is measured, and no other rank is met.
 
     Raises:
         HeadraceError: The model cannot be loaded.
@@ -111,7 +111,7 @@ def check_fits(config: RunnerConfig) -> int | None:
 
 
 def _free_bytes(plan: BuildPlan) -> int:
-    """Return a rank's part of the host's memory that nobody uses."""
+    """Return a rank's part of the host's unused memory."""
     return free_host_bytes() // plan.config.ranks_per_host
 
 

@@ -40,7 +40,7 @@ class RunnerConfig:
         nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once; 0 where several ranks have parts of it.
         enable_expert_parallel: Each of them has some experts, not some features of each.
-        pipeline_parallel_size: Stages that layers are divided among, of so many ranks each.
+        pipeline_parallel_size: Stages that layers are divided among, each of `tensor_parallel_size` ranks.
     """
 
     model: Path

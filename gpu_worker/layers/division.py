@@ -54,7 +54,7 @@ class Division:
         return cls(ranks.rank, ranks.size, ranks.has_whole_experts)
 
     def count(self, num: int, what: str) -> int:
-        """Return how many of so many heads or features a rank has.
+        """Return how many of these heads or features a rank has.
 
         Raises:
             IndivisibleError: They cannot be divided.

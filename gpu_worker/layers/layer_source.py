@@ -115,7 +115,7 @@ class Projections:
             is_transposed: Dense matrices are stored `[in_features, out_features]`.
         """
         weight = None if self.is_divided else self._weight(names, rows, columns, is_transposed)
-        # Behind the weights: only now is it certain that the checkpoint has so many features.
+        # After the weights: only now is it certain that the checkpoint has this many features.
         factors = feature_factors(scales)
         if weight is None:
             weight = self._stored(names, rows, columns, is_transposed, order, factors)

@@ -108,7 +108,7 @@ def head_order(dim: int, turning: int, *, is_interleaved: bool) -> list[int] | N
 
 
 def head_rows(order: list[int], num_heads: int, first: int = 0) -> torch.Tensor:
-    """Return the rows of a projection to so many heads in their order; `[num_heads * len(order)]` int64."""
+    """Return the rows of a projection to this many heads in their order; `[num_heads * len(order)]` int64."""
     heads = torch.arange(num_heads)[:, None] * len(order)
     return (heads + torch.tensor(order)).flatten() + first
 

@@ -112,7 +112,7 @@ class FairSemaphore:
             elif not self._is_within_share(tenant, waiter.amount):
                 continue
             elif not self._is_free(waiter.amount):
-                # Nobody passes, or a large request would wait for ever.
+                # No one passes, or a large request would wait for ever.
                 return False
             else:
                 self.take(tenant, waiter.amount)

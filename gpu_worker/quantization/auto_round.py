@@ -20,7 +20,7 @@ from gpu_worker.quantization.quantization_method import QuantizationMethod
 NAME = "auto-round"
 
 _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
-# Layers of so many bits have been left alone.
+# Layers with this many bits are not quantized.
 _PLAIN_BITS = 16
 
 

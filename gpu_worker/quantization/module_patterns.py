@@ -10,7 +10,7 @@ _MAX_LENGTH = 1000
 _MAX_PATHS = 1 << 20
 # What a name of some forty characters allows each of several repeats, on average.
 _PATHS_OF_A_REPEAT = 16
-# A repeated group, whose matching can take exponential time; and kinds of group that nobody needs here.
+# A repeated group, whose matching can take exponential time; and kinds of group that have no use here.
 _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!])")
 # Whatever decides how many ways of matching there are; of what is escaped, or a class of characters, none is left.
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\??|[)|?*+{]", re.DOTALL)

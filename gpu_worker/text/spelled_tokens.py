@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-# Stands for the text before a mark. Nobody's tokens hold a character that Unicode leaves to private use.
+# Stands for the text before a mark. No vocabulary holds this character of Unicode's private use area.
 _BEFORE = "\uf8e1"
 
 

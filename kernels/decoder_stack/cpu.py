@@ -91,7 +91,7 @@ class StackLayer:
 class StackStep(NamedTuple):
     """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`.
 
-    A tuple, since one is made in every step: a frozen dataclass of so many fields takes four times as long.
+    A tuple, since one is made in every step: a frozen dataclass with as many fields takes four times as long.
 
     Attributes:
         adapters: Which tokens have an adapter.
@@ -260,7 +260,7 @@ class CpuDecoderStack:
         return ctypes.byref(self._stack), ctypes.byref(structure)
 
     def scratch(self, num_bytes: int) -> int:
-        """Return the address of so much memory, whose contents last until the next call."""
+        """Return the address of scratch memory of this size, whose contents last until the next call."""
         if self._scratch.shape[0] < num_bytes:
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         return self._scratch.data_ptr()

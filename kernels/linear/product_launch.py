@@ -46,7 +46,7 @@ class ProductLaunch:
         return replace(self, block_k=min(self.block_k, _MAX_UNALIGNED_BYTES // element_size))
 
     def warps_for(self, plane: int) -> int:
-        """Return the warps of a program that reads coded weights in planes of so many columns.
+        """Return the warps of a program that reads coded weights in planes of this many columns.
 
         Tiles of 16 columns are too small for more than four warps to copy 16 bytes a thread.
         """

@@ -37,11 +37,11 @@ class LaunchConfig:
     chunk_num_warps: int
 
     def block_of(self, key_dim: int, *, is_chunked: bool) -> int:
-        """Return the columns of a program whose states have so many rows."""
+        """Return the columns of a program whose states have this many rows."""
         return _scaled(self.chunk_block_value if is_chunked else self.block_value, key_dim)
 
     def chunk_of(self, key_dim: int, rows: StateRows) -> int:
-        """Return the tokens that are taken at once where states have so many rows: 1, or those of a chunk."""
+        """Return the tokens processed at once with states of this many rows: 1, or a whole chunk."""
         return _scaled(self.chunk, block_of_keys(key_dim)) if rows.max_query_len >= MIN_CHUNKED_LEN else 1
 
 

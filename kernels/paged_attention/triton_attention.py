@@ -247,7 +247,7 @@ def _launch_split(
 
 
 def _split_warps(config: SplitConfig, block_m: int, *, is_8bit: bool, gpu: Gpu) -> int:
-    """Return the warps of a program: more where so many rows need the registers of more.
+    """Return the warps of a program: more where its rows need their registers.
 
     Hopper's tensor cores take operands from shared memory, unless eight bits are converted.
     """

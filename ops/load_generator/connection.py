@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         """Note when data came, and whether the answer has ended."""
         answer = self._answer
         if answer is None:
-            self.close()  # nobody asked
+            self.close()  # unsolicited bytes
             return
         answer.pieces.append((time.monotonic(), data))
         if self._is_chunked:

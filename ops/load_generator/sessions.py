@@ -176,7 +176,7 @@ def _prompt(entry: Any, place: str) -> tuple[str, int | None] | None:
     except (KeyError, TypeError, AttributeError):
         raise TraceError(f"{place}: has neither `prompt` nor `conversations`") from None
     except ValueError:
-        return None  # a conversation that nobody answered
+        return None  # an unanswered conversation
 
 
 def picture(width: int, height: int, draw: random.Random) -> str:

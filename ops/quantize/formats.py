@@ -31,7 +31,7 @@ class ScaledRows:
         return self.values.float() * self.scales
 
     def split(self, rows: Sequence[int]) -> list[ScaledRows]:
-        """Return the matrices of so many rows each that this one is made of."""
+        """Split a fused matrix into its parts, each with this many rows."""
         parts = zip(self.values.split_with_sizes(rows), self.scales.split_with_sizes(rows), strict=True)
         return [ScaledRows(values, scales) for values, scales in parts]
 

@@ -65,7 +65,7 @@ class VirtualFleet:
             is_affine: Requests wait for the worker that holds their prefix.
             is_lost: Which messages get lost.
             seed: Of how steps differ from their prediction.
-            tiers: Below the devices' memory; None for none.
+            tiers: KV tiers below the devices' memory; None for device memory alone.
         """
         self.clock = VirtualClock()
         self.is_lost = is_lost

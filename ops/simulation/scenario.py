@@ -34,7 +34,7 @@ class Scenario:
         is_affine: Requests wait for the worker that holds their prefix.
         seed: Of all that is drawn.
         scaling: How the number of workers changes; None if it does not.
-        tiers: Below the devices' memory; None for none.
+        tiers: KV tiers below the devices' memory; None for device memory alone.
     """
 
     workers: int

@@ -43,7 +43,7 @@ def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
     Args:
         plan: What is to be started.
         console: Is told when a check itself fails; the parts are started all the same.
-        is_demo: The model is ours. With it and the defaults there is nothing to ask, and nobody waits for the answer.
+        is_demo: The model is ours. With it and the defaults there is nothing to ask.
 
     Raises:
         HeadraceError: They could not; the message names the setting.

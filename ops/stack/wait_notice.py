@@ -83,7 +83,7 @@ class StartProgress:
 
 
 def read_progress(line: bytes) -> StartProgress | None:
-    """Return the progress that a line of a worker's log tells of, or None where it tells of none."""
+    """Return the progress that a line of a worker's log reports, or None if it reports none."""
     found = _LINE.search(line.decode(errors="replace"))
     if found is None:
         return None

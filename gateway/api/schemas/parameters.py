@@ -264,7 +264,7 @@ def prompt_logprobs(body: CommonBody, echoed: int | None) -> int | None:
 
 
 def details(body: CommonBody, *, echoes_logprobs: bool = False, opening: str = "") -> Details | None:
-    """Return the details that the answer reports, or None for none."""
+    """Return the details that the answer reports, or None if it reports only the text."""
     has_prompt_logprobs = body.prompt_logprobs is not None
     usage_so_far = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
     token_ids, tokens_as_ids = bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)

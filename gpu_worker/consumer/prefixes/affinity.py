@@ -160,7 +160,7 @@ class PrefixAffinity:
         )
 
     def receive_beat(self, data: bytes) -> None:
-        """Take note of another worker's heartbeat; what is none is ignored."""
+        """Record another worker's heartbeat; undecodable messages are dropped."""
         try:
             beat = _decode_beat(data)
         except UNDECODABLE:

@@ -85,7 +85,7 @@ class PeerPrefixes:
         return found[:MAX_ASKED]
 
     def emptier(self, num_blank: int, now: float) -> list[str]:
-        """Return the workers that announce at least so many blocks that nothing is cached in, the emptiest first."""
+        """Return the workers that announce at least this many empty blocks, the emptiest first."""
         found = [
             (peer.num_blank, worker)
             for worker, peer in self._peers.items()

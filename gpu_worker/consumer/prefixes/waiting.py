@@ -180,7 +180,7 @@ class WaitingRequests:
         )
 
     def _wait_s(self, message: QueuedMessage, request: Request, saved: float, num_tokens: int, worker: str) -> float:
-        """Return for how long a request may still wait for a worker that saves so many tokens."""
+        """Return for how long a request may still wait for a worker that saves it this many tokens of prefill."""
         rate = self._engine.stats.prefill_rate or self._others.prefill_rate(worker)
         if not rate or saved <= 0:
             return 0.0

@@ -20,7 +20,7 @@ _MIXED_TOKENS = (64, 128, 256, 384, 512)
 # few sequences must not be padded to many.
 _MIXED_SEQS = (4, 16, 64, 256)
 # Of models with many launches: the host takes some 10 ms for a step, in which a GPU computes 1,000 to 2,000 tokens of a
-# few billion weights each. At so many tokens attention is not divided further, and padding sequences costs nothing.
+# few billion weights each. At this size attention is not divided further, and padding sequences costs nothing.
 _LARGE_MIXED_TOKENS = (768, 1024, 1536, 2048)
 _LARGE_MIXED_SEQS = (16, 256)
 

@@ -98,6 +98,6 @@ def _allowed(draft: Draft, constraint: OutputConstraint | None) -> Draft:
 def forced_drafts(shares: Values[Share], most: int) -> list[Draft]:
     """Return the tokens that are forced in each share, `most` at most; what is forced beyond waits for the next step.
 
-    Recurrent layers keep what they computed of so many drafts only.
+    Recurrent layers keep what they computed for a limited number of drafts only.
     """
     return [Draft(share.forced[: min(most, MAX_DRAFT_TOKENS)]) if share.forced else NO_DRAFT for share in shares]

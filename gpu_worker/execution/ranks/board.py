@@ -40,7 +40,7 @@ class Board:
         self._lines[0, 0] = 1
 
     def begin_again(self) -> None:
-        """Prepare for ranks that meet anew. Nobody may be in a sum or a gather."""
+        """Prepare for ranks that meet anew. No rank may be in a sum or a gather."""
         start = _lines_bytes(self._size)
         self._memory[start : start + exchange_counters_bytes(self._size)] = bytes(exchange_counters_bytes(self._size))
         self._lines[0, 0] = 0

@@ -356,7 +356,7 @@ class RankGroup:
         gone = {rank for rank in range(1, self.size) if rank not in ready or self._processes[rank].epitaph is not None}
         for rank in gone & self._processes.keys():
             self._processes[rank].close(0.0)
-        # Nobody uses what is on a board now: the living have said so, and the others have ended.
+        # No rank uses the board now: the survivors have said so, and the others have ended.
         for host in self._hosts:
             host.begin_again()
         with self._lock:

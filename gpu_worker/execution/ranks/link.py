@@ -1,6 +1,6 @@
 """A connection between two hosts of a group, whose ends have shown each other that they know the group's token.
 
-The token is not sent. Each message carries a code under a key of this connection, so that nobody on the way can add,
+The token is not sent. Each message carries a code under a key of this connection, so that no one on the way can add,
 change, repeat or reorder one; what is sent can be read there.
 """
 
@@ -111,7 +111,7 @@ def connect(address: str, port: int, token: str, node: int, timeout_s: float) ->
     """Connect to rank 0's host as host number `node`.
 
     Raises:
-        OSError: Nobody answers there.
+        OSError: The address does not answer.
         LinkError: Who answers is not of this group, or does not take this host for one.
     """
     connection = socket.create_connection((address, port), timeout=timeout_s)

@@ -48,7 +48,7 @@ class GroupRanks(Ranks, Protocol):
         """Let whoever waits for another rank fail. Any thread may call it."""
 
     def leave(self) -> None:
-        """Compute with nobody until `join` is called again."""
+        """Leave the group until `join` is called again."""
 
 
 def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
@@ -123,7 +123,7 @@ class ProcessGroupRanks:
         self.has_whole_experts = has_whole_experts
         self.exchange = None
         self._device = device
-        # Ranks on one host talk to nobody else, and nobody else to them.
+        # Ranks on one host talk only to one another.
         self._interface = interface or _LOOPBACK
         self._sockets: list[tuple[int, int]] = []
 
@@ -152,7 +152,7 @@ class ProcessGroupRanks:
     def abort(self) -> None:
         """Do what `GroupRanks` promises."""
         sockets, self._sockets = self._sockets, []
-        # Gloo's own `abort` lets nobody go who waits for a process that stands still.
+        # Gloo's own `abort` does not release a rank that waits for a stopped process.
         for fd, _ in _open_sockets().intersection(sockets):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 # Gloo ends the process when it can listen no more.
@@ -224,7 +224,7 @@ def serve_store(address: str) -> tuple[str, TCPStore]:
 
 
 def _store(store: str, size: int) -> Store:
-    """Open what ranks meet by. Nobody else guesses the names that they use on a network."""
+    """Open what ranks meet by. The names that they use on a network cannot be guessed."""
     if not store.startswith("tcp:"):
         return FileStore(store, size)
     _, address, port, prefix = store.split(":")

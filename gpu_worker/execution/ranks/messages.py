@@ -60,7 +60,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Forget all sequences, compute with nobody any more, and say `Ready`: a rank was lost."""
+    """Forget all sequences, leave the group, and say `Ready`: a rank was lost."""
 
     epoch: int
 

@@ -148,7 +148,7 @@ class Host(Protocol):
         """Tell ranks that wait for others that these do not come."""
 
     def begin_again(self) -> None:
-        """Prepare for ranks that meet anew. Nobody may be in a sum or a gather."""
+        """Prepare for ranks that meet anew. No rank may be in a sum or a gather."""
 
 
 class LocalHost:

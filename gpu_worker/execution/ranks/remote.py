@@ -144,7 +144,7 @@ class RemoteHost:
         self.send(BeginEpoch())
 
     def send(self, message: ToNode) -> None:
-        """Send a message; that nobody is there is found by the end of the ranks."""
+        """Send a message; a missing peer is noticed when its ranks end."""
         if (link := self._link) is not None:
             with contextlib.suppress(OSError):
                 link.send(msgspec.msgpack.encode(message))

@@ -35,7 +35,7 @@ SUSPENDED_S = 30.0
 WRITE_PAUSE_S = 10.0
 _MAX_PAUSE_S = 60.0
 OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.EIO)
-"""A bad sector, or a file of another user: others can be read, unless so many in a row cannot."""
+"""Failed reads in a row that disable the tier: fewer may be a bad sector, or a file of another user."""
 _MAX_FAILED_READS = 8
 _OTHER_TOKENS = 16
 

@@ -192,7 +192,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Return host and port of `host:port`, or of a host alone: any free port.
 
     Raises:
-        ConfigError: It is none, or one that means all addresses, by which nobody can be found.
+        ConfigError: It is not an address, or it is the wildcard address, which peers cannot connect to.
     """
     host, port = address, "0"
     if address.startswith("["):

@@ -26,7 +26,7 @@ from shared.worker_metrics import KvTierReading
 _log = logging.getLogger(__name__)
 
 _PROBE_INTERVAL = 32
-"""One of so many loads that would not pay is done all the same, to measure again."""
+"""One in this many loads that would not pay is done all the same, to measure again."""
 
 _RATE_MEMORY_BYTES = 256 << 20
 

@@ -124,7 +124,7 @@ class DirectoryStore:
 
 
 def _read_all(file: int, num_bytes: int) -> bytes:
-    """Read so many bytes, fewer where the file ends before."""
+    """Read this many bytes, fewer if the file ends first."""
     parts: list[bytes] = []
     while num_bytes and (part := os.read(file, num_bytes)):
         parts.append(part)

@@ -34,7 +34,7 @@ class FileStore(Protocol):
     refresh_s: float
 
     def write(self, key: str, parts: Values[bytes | memoryview]) -> None:
-        """Write a file; nobody sees it before it is whole and safe."""
+        """Write a file; it becomes visible once it is complete and synced."""
 
     def read(self, key: str, most_bytes: int) -> bytes:
         """Return a file; `FileNotFoundError` where there is none. What is longer, or not a file, is not read: b""."""

@@ -2,7 +2,7 @@
 
 Leases hold rows, which are not reused meanwhile, up to half of them. A lease ends when it was read, when the connection
 that reads it ends, when its request is cancelled, or when its time is over. Requests are taken in the order in which
-they were handed over: where a new lease needs room, those that nobody has read give way once later ones were opened.
+they were handed over: where a new lease needs room, unread ones give way once later ones were opened.
 Any thread may call it.
 """
 
@@ -86,12 +86,12 @@ class Leases:
         return int(self.host.num_bytes * _SHARE)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether so many bytes more may be held."""
+        """Return whether this many more bytes may be held."""
         with self._ended:
             return self._in_the_way(num_bytes) is not None
 
     def _in_the_way(self, num_bytes: int) -> list[Lease] | None:
-        """Return the leases that give way so that so many bytes may be held; None where there is no room."""
+        """Return the leases to end so that this many bytes fit; None if there is no room."""
         now, found = self.clock(), list[Lease]()
         num_missing = self._num_bytes + num_bytes - self.max_bytes
         nothing_moves = now > self._moved_at + GIVE_WAY_S
@@ -128,7 +128,7 @@ class Leases:
         return lease
 
     def open(self, token: str, request: str, epoch: int, reader: socket.socket) -> Lease | None:
-        """Return the lease of an attempt, which nobody has opened before; `reader` is closed when it ends."""
+        """Return the unopened lease of an attempt; `reader` is closed when it ends."""
         with self._ended:
             lease = self._by_token.get(token)
             is_right = lease is not None and (lease.request, lease.epoch) == (request, epoch)

@@ -117,7 +117,7 @@ class PeerTier:
         return len(self._sessions)
 
     def open(self, address: str, lease: str, request: str, epoch: int, num_tokens: int) -> bool:
-        """Open a lease for an attempt of a request of so many tokens; return whether there is something to fetch."""
+        """Open a lease for an attempt of a request of this many tokens; return whether there is something to fetch."""
         now = time.monotonic()
         if self.maker is None or len(self._sessions) >= MAX_SESSIONS or self._distrusted.get(address, 0.0) > now:
             return False

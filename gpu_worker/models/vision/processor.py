@@ -153,5 +153,5 @@ class Costs:
     attention: int = 0
 
     def of_layer(self, num_patches: int) -> int:
-        """Return the cost of a layer for an image of so many patches, at least a token."""
+        """Return the cost of a layer for an image of this many patches, at least a token's."""
         return max(1, num_patches * (self.layer_weights + self.attention * num_patches) // self.model_weights)

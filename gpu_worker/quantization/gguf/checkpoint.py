@@ -23,7 +23,7 @@ from gpu_worker.quantization.gguf.tensor_names import CONFIGURATION, tensors_by_
 from gpu_worker.quantization.gguf.tensor_types import BF16, F16, F32, TensorType
 from gpu_worker.quantization.tensor_source import KeepsHalf
 
-# Dense tensors are converted so many bytes at a time.
+# Dense tensors are converted in pieces of this many bytes.
 _CHUNK_BYTES = 8 << 20
 _DTYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 # Handed out as plain numbers even where they are quantized.

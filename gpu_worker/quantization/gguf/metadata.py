@@ -95,7 +95,7 @@ class Metadata:
         return value
 
     def numbers(self, name: str, count: int) -> NumberArray:
-        """Read an array of exactly so many finite numbers."""
+        """Read an array of exactly this many finite numbers."""
         value = self._present(name, None)
         if not isinstance(value, np.ndarray) or value.shape != (count,) or not np.isfinite(value).all():
             raise self.error(name, f"is {_shown(value)}; it must be an array of {count} finite numbers")

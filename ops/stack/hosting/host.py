@@ -1,4 +1,4 @@
-"""A host: keeps the workers of one machine in line with its list of models, tells of them, and takes orders.
+"""A host: keeps the workers of one machine in line with its list of models, reports them, and takes orders.
 
 Owns the processes and what is known of each model. Every round it looks at what waits, has `reconcile` decide, and
 carries that out. A model that fails to start is tried three times, with growing pauses, or once where its files or

@@ -1,4 +1,4 @@
-"""What a host knows of a model, and what it tells of it: its state, and when it will serve."""
+"""What a host knows and reports of a model: its state, and when it will serve."""
 
 from __future__ import annotations
 

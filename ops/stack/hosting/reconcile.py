@@ -176,7 +176,7 @@ class _Host:
             missing = self._used_bytes + want.need_bytes - self._budget_bytes
             if missing > 0:
                 if self._make_room(want, missing - self._leaving_bytes):
-                    # Nobody who comes after it may take what becomes free for it.
+                    # Later requests must not take the memory that is being freed for it.
                     self._used_bytes += want.need_bytes
                 return
             self.decision.starts.append(want.name)

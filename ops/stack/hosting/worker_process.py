@@ -62,7 +62,7 @@ class HostedWorker(ABC):
 
     @abstractmethod
     def watch(self, round_s: float, *, can_judge: bool) -> None:
-        """Take note of a round of so many seconds, in which signs of life would have been noticed if `can_judge`."""
+        """Record a round of this many seconds, in which signs of life would have been noticed if `can_judge`."""
 
     @abstractmethod
     async def _end(self) -> None:
