@@ -31,7 +31,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class AdapterFilesError(HeadraceError):
-    """What was named is no adapter that can be stored, or what is stored is none."""
+    """What was named is not an adapter that can be stored, or what is stored is none."""
 
 
 class AdapterStoreError(HeadraceError):
@@ -96,7 +96,7 @@ class AdapterStore:
         """Store what a directory holds, unless it is stored already.
 
         Raises:
-            AdapterFilesError: It is no adapter, or changes meanwhile.
+            AdapterFilesError: It is not an adapter, or changes meanwhile.
             AdapterStoreError: It cannot be stored.
         """
         content = await asyncio.to_thread(read_content, directory)

@@ -12,7 +12,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
         digest: SHA-256 of the request as published.
         stream_seq: Number of its message.
         revision: Of the model that made the tokens.
-        num_delivered: Deliveries that are no failed attempts.
+        num_delivered: Deliveries that are not failed attempts.
         token_ids: Generated so far.
         text: Text of `token_ids`, as far as it is certain.
         in_reasoning: As in `Delta`.

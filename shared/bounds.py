@@ -58,7 +58,7 @@ CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)]
 # -1: as many as fit into the context.
 NumTruncatedTokens = Annotated[int, Meta(ge=-1, le=MAX_PROMPT_TOKENS)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-# Smaller ones turn a logit into an infinity, which is no logit any more.
+# Smaller ones turn a logit into an infinity, which is not a logit any more.
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)]

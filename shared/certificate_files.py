@@ -54,7 +54,7 @@ def load_certificate(context: ssl.SSLContext, cert: Path, key: Path | None) -> N
     except ssl.SSLError as error:
         if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
             raise CertificateFileError(f"the key in {file} is not that of {cert}", is_key=True) from None
-        raise CertificateFileError(f"{cert} and {file} are no certificate and its key", is_key=False) from None
+        raise CertificateFileError(f"{cert} and {file} are not a certificate and its key", is_key=False) from None
 
 
 def validity_problem(cert: Path, now: float) -> str | None:

@@ -150,7 +150,7 @@ def whole_number(raw: Any) -> int:
     """Return a whole number that may have a unit.
 
     Raises:
-        ValueError: It is none; TypeError where it is no text either.
+        ValueError: It is none; TypeError where it is not text either.
     """
     found = _WITH_UNIT.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if found is None:

@@ -34,7 +34,7 @@ class FieldProblem:
     def sentence(self, whole: str) -> str:
         """Say it, with `whole` as the name of the whole value; begins with that, or with the field."""
         if self.kind == "unknown":
-            return f"{self.field!r} is no field of {whole}"
+            return f"{self.field!r} is not a field of {whole}"
         if self.kind == "missing":
             return f"{self.field!r} is missing"
         return f"{self.subject(whole)} is invalid: {self.text}"

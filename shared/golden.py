@@ -118,11 +118,11 @@ def read_baseline(path: Path, key: bytes, variable: str) -> Baseline:
     except OSError as error:
         raise ConfigError(variable, f"{path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(variable, f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB, so it is no baseline")
+        raise ConfigError(variable, f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB, so it is not a baseline")
     head, _, content = data.partition(b"\n")
     name, _, mac = head.partition(b" ")
     if name != _FORMAT:
-        raise ConfigError(variable, f"{path} is no signed baseline; `headrace golden record` makes one")
+        raise ConfigError(variable, f"{path} is not a signed baseline; `headrace golden record` makes one")
     if not hmac.compare_digest(mac, _mac(content, key)):
         problem = "was not signed by this key, or was changed since"
         raise ConfigError(variable, f"{path} {problem}; record it again, or give the key that it was recorded with")

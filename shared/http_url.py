@@ -11,5 +11,5 @@ def is_http_url(url: str) -> bool:
         place = urlsplit(url)
         return place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
     except ValueError:
-        # The port is no number, or an IPv6 address lacks a bracket.
+        # The port is not a number, or an IPv6 address lacks a bracket.
         return False

@@ -62,12 +62,12 @@ def local_model(model: Path, variable: str) -> Path:
     found = _ID.fullmatch(str(model))
     assert found is not None
     if found["revision"] is not None and not _REVISION.fullmatch(found["revision"]):
-        problem = f"{found['revision']!r} is no revision: write a commit, a branch or a tag after the @"
+        problem = f"{found['revision']!r} is not a revision: write a commit, a branch or a tag after the @"
         raise ConfigError(variable, problem)
     try:
         hub = importlib.import_module("huggingface_hub")
     except ImportError:
-        problem = f"{model} is no folder here, and a model's id needs `pip install huggingface_hub`"
+        problem = f"{model} is not a folder here, and a model's id needs `pip install huggingface_hub`"
         raise ConfigError(variable, problem) from None
     try:
         return Path(hub.snapshot_download(found["id"], revision=found["revision"], allow_patterns=_PATTERNS))
@@ -75,7 +75,7 @@ def local_model(model: Path, variable: str) -> Path:
         # The library raises errors of its own, of its HTTP client and of the system, in many combinations.
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         problem = (
-            f"{model} is no folder here, and could not be downloaded from the hub ({type(error).__name__}: {reason})"
+            f"{model} is not a folder here, and could not be downloaded from the hub ({type(error).__name__}: {reason})"
         )
         raise ConfigError(variable, f"{problem}; check the id and the network, or name a local folder") from None
 

@@ -62,7 +62,7 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
         outcome: `completed`, `failed`, `disconnected`, `slow_reader`, `refused`, or `running`.
         error: Code and message that the client was told.
         source: `generated`, `cache`, or `shared` with an identical request that was in flight.
-        asked: Parameters of the request that are no text.
+        asked: Parameters of the request that are not text.
         stop: Its stop strings, where the operator has texts shown.
         not_kept: Names of further parameters, or of those that are kept in part.
         prompt: Its end, where the operator has texts shown.

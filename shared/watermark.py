@@ -35,7 +35,7 @@ def derived_key(secret: str, model: str) -> str:
 
 
 def mark_of(key: bytes, context: Sequence[int]) -> int:
-    """Return the key of the random numbers behind a context: 64 bits, signed, never 0, which is no mark.
+    """Return the key of the random numbers behind a context: 64 bits, signed, never 0, which is not a mark.
 
     Args:
         key: 32 bytes.

@@ -39,7 +39,7 @@ _LARGEST_RATIO = 4.0
 _TRUSTED_WAIT_S = 30.0
 # Predictions tell of the fleet's rates when the length of answers is known: after this many.
 _MATURE_ANSWERS = 64
-# A correction by more than that is no error of a measurement.
+# A correction by more than that is not an error of a measurement.
 _LARGEST_CORRECTION = 2.0
 
 

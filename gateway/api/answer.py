@@ -254,7 +254,7 @@ class EventAnswer(Answer):
         self._stream.close()
 
     def break_off(self, error: ApiError) -> None:
-        """End this answer, not its generation, with an error, which is no event of the answer."""
+        """End this answer, not its generation, with an error, which is not an event of the answer."""
         if self._numbered is not None and not self.done.done():
             self._numbered.has_ids = False
         self.fail(error)

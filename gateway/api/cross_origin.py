@@ -29,7 +29,7 @@ class CrossOrigin:
         """Allow these origins, separated by commas; `localhost` stands for every port of this machine.
 
         Raises:
-            ConfigError: One of them is no origin.
+            ConfigError: One of them is not an origin.
         """
         named = [origin.strip() for origin in origins.split(",") if origin.strip()]
         self._allows_local = "localhost" in named

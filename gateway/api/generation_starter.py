@@ -248,7 +248,7 @@ class GenerationStarter:
         """Keep an answer that is complete, unless it came from the cache."""
         load = None if shared.is_repeated else self._dispatcher.fleet.reported_load(model)
         if load is None or load.revisions != key.revisions:
-            # A worker of another revision may have begun or ended it: it is no answer of those that the key names.
+            # A worker of another revision may have begun or ended it: it is not an answer of those that the key names.
             return
         self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
 

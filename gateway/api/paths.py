@@ -58,7 +58,7 @@ def _beginning(path: str) -> str:
 _BASE_URL = "Check the client's base URL: for OpenAI's libraries it ends in /v1, for Anthropic's with the port."
 _DESCRIPTION = "GET /openapi.json describes what is served."
 
-# A longer path is no typing error, and comparing it would cost time.
+# A longer path is not a typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
 _MIN_LIKENESS = 0.85
 

@@ -243,7 +243,7 @@ def _error(record: RequestRecord) -> str | None:
 
 
 def _asked_parameters(generation: Generation) -> dict[str, int | float | str | bool]:
-    """Return the parameters that have one value and are no text, without those that the client left to the model."""
+    """Return the parameters that have one value and are not text, without those that the client left to the model."""
     sampling = generation.sampling
     asked: dict[str, int | float | str | bool | None] = {
         "stream": generation.stream,

@@ -140,7 +140,7 @@ def read_openai_line(
     """
     if strange := sorted(fields.keys() - _KEYS):
         known = ", ".join(sorted(_KEYS))
-        message = f"{strange[0][:64]!r} is no field of a batch line; those are {known}"
+        message = f"{strange[0][:64]!r} is not a field of a batch line; those are {known}"
         raise BadRequestError(message, strange[0][:64], "unknown_parameter")
     custom_id, body, url = checked_id(fields), fields.get("body"), fields.get("url")
     if not isinstance(body, dict):

@@ -35,7 +35,7 @@ def check_redis_url(url: str | None) -> None:
     if place.fragment or (place.scheme != "unix" and not _DATABASE.fullmatch(place.path)):
         # The client itself would take database 0 of a host that is a part of the password.
         raise ConfigError(
-            _VARIABLE, f"has something behind its host and port that is no number of a database; {_FORMS}"
+            _VARIABLE, f"has something behind its host and port that is not a number of a database; {_FORMS}"
         )
     if place.query:
         _check_options(url)

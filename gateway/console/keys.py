@@ -52,7 +52,7 @@ class ConsoleKeys:
     Args:
         file: None where the gateway has none.
         audit_file: None where actions are not written down; nothing is done then.
-        asks_for_key: Whether the operator's port asks for a key: whoever reaches a port that does not is no operator.
+        asks_for_key: Whether the operator's port asks for a key; without one, callers cannot be taken for operators.
     """
 
     def __init__(self, file: Path | None, audit_file: Path | None, *, asks_for_key: bool) -> None:

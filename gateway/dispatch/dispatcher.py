@@ -52,7 +52,7 @@ from shared.task_supervisor import TaskSupervisor
 
 Ending = Literal["completed", "failed", "cancelled"]
 
-# vLLM's words for the ends that are no finish reason of the model.
+# vLLM's words for the ends that are not finish reasons of the model.
 _FINISHED_REASONS: dict[str, str] = {"cancelled": "abort", "failed": "error"}
 
 

@@ -91,7 +91,7 @@ class FrameReceiver:
         self._on_receipt = on_receipt
 
     def receive(self, message: Msg) -> None:
-        """Accept a NATS message; one that is no frame is logged and dropped."""
+        """Accept a NATS message; one that is not a frame is logged and dropped."""
         try:
             frame = self._decode(message.data)
         except UNDECODABLE as error:

@@ -56,7 +56,7 @@ def note_swallowed(flight: Flight, deaths: Iterable[Death]) -> None:
 
 
 def probation(flight: Flight) -> int:
-    """Return how many tokens a flight's next attempt has to produce on probation; 0 if it is no suspect."""
+    """Return how many tokens a flight's next attempt has to produce on probation; 0 if it is not a suspect."""
     num_losses = sum(loss.death.is_blamed for loss in flight.losses)
     if num_losses and flight.num_produced == 0:
         return 1

@@ -87,7 +87,7 @@ class Recovery:
         self._publish_soon(self._probation.take_ready())
 
     def note_answer(self, flight: Flight) -> None:
-        """Take note that a flight has been answered: its kind is no poison."""
+        """Take note that a flight has been answered: its kind is not poison."""
         if flight.losses:
             self._known_poison.forget(flight)
 

@@ -96,5 +96,5 @@ class HeartbeatReceiver:
     def _drop(self, message: Msg, reason: object) -> None:
         if not message.data:
             return  # `headrace doctor` and `headrace worker --check` try with nothing in it whether they may publish.
-        text = "a message on %s is no heartbeat and was dropped: %s"
+        text = "a message on %s is not a heartbeat and was dropped: %s"
         self._log_limit.warning(message.subject, text, message.subject, reason)

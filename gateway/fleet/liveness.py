@@ -18,7 +18,7 @@ from gateway.fleet.resumption import Resumption
 from shared.messages import Heartbeat
 
 LATENESS_FACTOR = 3.0
-# Times `silence_s` after which a silence is no lateness: no longer timeout would have covered it.
+# Times `silence_s` after which a silence is not lateness: no longer timeout would have covered it.
 _STANDSTILL_FACTOR = 2.0
 # What is left of a lateness at the next heartbeat: half of it after six seconds.
 _LATENESS_KEPT = 0.977

@@ -142,7 +142,7 @@ class ModelNeed:
         highest.append((now, need))
         while highest[0][0] < now - SCALE_DOWN_AFTER_S:
             highest.popleft()
-        # What rounding errors add is no worker.
+        # What rounding errors add is not a worker.
         return math.ceil(highest[0][1] - 1e-9)
 
 

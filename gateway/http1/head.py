@@ -193,7 +193,7 @@ def _split_target(method: str, target: bytes) -> tuple[bytes, bytes]:
     if len(target) > MAX_TARGET_BYTES:
         raise ApiError(414, f"The request's target exceeds {MAX_TARGET_BYTES} bytes.", code="target_too_long")
     if method == "CONNECT":
-        raise ApiError(501, "This server is no proxy.", code="method_not_implemented")
+        raise ApiError(501, "This server is not a proxy.", code="method_not_implemented")
     if b"#" in target:
         raise bad_request("A request's target has no fragment.")
     if not target.startswith(b"/"):

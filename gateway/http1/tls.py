@@ -40,7 +40,7 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> s
     except CertificateFileError as error:
         raise ConfigError(KEY_VARIABLE if error.is_key else CERT_VARIABLE, str(error)) from None
     if (problem := validity_problem(cert, time.time())) is not None:
-        # A clock may be wrong, or the file be replaced before a client comes: it is no reason not to start.
+        # A clock may be wrong, or the file be replaced before a client comes: it does not prevent the start.
         _log.warning("%s: clients refuse it", problem)
     if client_ca is not None:
         try:

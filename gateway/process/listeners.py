@@ -88,10 +88,10 @@ def _bind(variable: str, host_variable: str, host: str, port: int, count: int) -
                 chosen = int(probe.getsockname()[1])
             return tuple(_bind_socket(host, chosen, is_shared=count > 1) for _ in range(count))
         except socket.gaierror:
-            raise ConfigError(host_variable, f"{host!r} is no address; {_HOST_FORMS}") from None
+            raise ConfigError(host_variable, f"{host!r} is not an address; {_HOST_FORMS}") from None
         except OSError as error:
             if error.errno in _NOT_OURS:
-                problem = f"{host} is no address that can be listened on here ({error.strerror}); {_HOST_FORMS}"
+                problem = f"{host} is not an address that can be listened on here ({error.strerror}); {_HOST_FORMS}"
                 raise ConfigError(host_variable, problem) from None
             if port or attempt == _FREE_PORT_ATTEMPTS - 1:
                 raise ConfigError(variable, f"{host}:{port} cannot be used: {error.strerror}") from None

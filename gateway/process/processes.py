@@ -68,7 +68,7 @@ class ParentLink:
         self.beat()
 
     def beat(self) -> None:
-        """Tell the parent that the event loop runs. A parent that does not read, or is dead, is no reason to stop."""
+        """Tell the parent that the event loop runs; go on if the parent does not read, or is dead."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self.state_pipe, self.state.value)
 

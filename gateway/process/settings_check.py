@@ -39,7 +39,7 @@ def check_settings(config: GatewayConfig) -> None:
     check_auth_settings(asks_for_key=config.auth, host=config.host)
     keys_file = Path(config.keys_file) if config.keys_file else None
     if keys_file is not None:
-        # A file that may not be looked at is no file that is yet to be made.
+        # A file that may not be looked at is not a file that is yet to be made.
         list_keys(keys_file)
     KeyStore(keys_file, config.api_key, GatewayMetrics(), asks_for_key=config.auth)
     CrossOrigin(config.cors_origins or "")

@@ -123,7 +123,7 @@ _FIELDS = {
 
 
 def is_left_out(item: ItemBody) -> bool:
-    """Whether an item is no part of a prompt: a call that ran at OpenAI and holds no result.
+    """Whether an item is not part of a prompt: a call that ran at OpenAI and holds no result.
 
     Alone it is no use to a model, and what came of it is in the message that follows.
     """

@@ -94,7 +94,7 @@ class ResponseOutput:
 class CompactionOutput(ResponseOutput):
     """The output of a response that summarizes its conversation: one item with all of the text, if there is any.
 
-    What the model thinks, and what it calls although nothing is offered to it, is no part of a summary.
+    What the model thinks, and what it calls although nothing is offered to it, is not part of a summary.
     """
 
     def __init__(self, draft: ResponseDraft, emit: EventSink = no_events, seal: Seal | None = None) -> None:

@@ -88,7 +88,7 @@ def to_generation(
     images = Images()
     messages = to_messages([*history, *items], len(history), names, images)
     if body.instructions:
-        # Those of earlier requests are no part of the conversation.
+        # Those of earlier requests are not part of the conversation.
         system = ChatMessage(role="system", content=body.instructions)
         messages = (system, *messages)
     if not messages:

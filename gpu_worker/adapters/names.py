@@ -41,5 +41,5 @@ def is_digest(text: str) -> bool:
 def check_name(name: str) -> None:
     """Refuse names that are too long or read as a digest does, with `AdapterError`."""
     if not 1 <= len(name) <= _MAX_NAME or is_digest(name):
-        problem = f"has 1 to {_MAX_NAME} characters and is no digest"
+        problem = f"has 1 to {_MAX_NAME} characters and is not a digest"
         raise AdapterError(f"an adapter cannot have the name {name[:80]!r}; one {problem}")

@@ -14,7 +14,7 @@ from shared.subjects import decode_name, is_batch_reply, reply_prefix
 
 
 class NotAJobError(Exception):
-    """A message is no job of a tenant, so no result is waited for; the text is for the log."""
+    """A message is not a job of a tenant, so no result is waited for; the text is for the log."""
 
     def __init__(self, text: str, cause: Exception) -> None:
         super().__init__(text)

@@ -126,12 +126,12 @@ class BatchLane:
             held.is_looked_up = False
             if self._was_cancelled(request):
                 held.outcome = "cancelled"  # it ends when its record has been read
-            # A redelivery during the look-up is no failed attempt, so the count of this delivery is used.
+            # A redelivery during the look-up is not a failed attempt, so the count of this delivery is used.
             work = self._resume(held, message.num_delivered) if message.num_delivered > 1 else self._continue(held, 1)
             self._tasks.spawn(work, f"begin {held.key}")
 
     def _take_again(self, held: HeldRequest, message: QueuedMessage) -> None:
-        """Answer the new delivery: the worker was late to report progress, which is no failed attempt."""
+        """Answer the new delivery: the worker was late to report progress, which is not a failed attempt."""
         held.message = message
         if held.is_looked_up:
             self._tasks.spawn(self._save(held), f"progress of {held.key}")

@@ -1,7 +1,7 @@
 """Progress records of batch requests, from which the next worker continues.
 
 A record is written from time to time while the request runs, and when it is given back; it belongs to one message and
-one revision of the model. Deliveries up to the recorded one are no failed attempts. A request that lost a worker is
+one revision of the model. Deliveries up to the recorded one are not failed attempts. A request that lost a worker is
 recorded more often, since a late token may kill workers. Periodic records of a tenant are bounded in bytes a second;
 those that decide about attempts are always written.
 """

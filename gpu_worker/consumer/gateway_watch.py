@@ -45,7 +45,7 @@ class GatewayWatch:
         self._knowing: set[str] = set()
 
     def note_features(self, subject: str, data: bytes) -> None:
-        """Record what a gateway says that it understands; a message that is no heartbeat says nothing."""
+        """Record what a gateway says that it understands; a message that is not a heartbeat says nothing."""
         name = subject.removeprefix(_SUBJECT_PREFIX)
         try:
             features = _decode(data).features

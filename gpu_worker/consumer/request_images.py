@@ -88,7 +88,7 @@ def check_images(request: Request) -> None:
     """Refuse images where none can be.
 
     Raises:
-        BadRequestError: The request is no conversation to go on with, or its prompt is to be cut.
+        BadRequestError: The request is not a conversation to go on with, or its prompt is to be cut.
     """
     if request.messages is None or request.pooling is not None:
         raise BadRequestError("media: only a conversation that is answered may show images.", "media")

@@ -153,7 +153,7 @@ class ResultStore:
         if not is_first:
             _log.info("batch request has a result already", extra=log_fields(request))
         # When a repeated attempt finds a result, an earlier one may have stored it and lost the answer. That a job has
-        # ended before is no answer where its result is kept.
+        # ended before is not an answer where its result is kept.
         if is_first or (is_repeated and storing.result.error_code != JOB_ENDED):
             await send_result(self._nats, request, storing.payload)
         return True

@@ -39,7 +39,7 @@ class InterruptedRunnerError(BrokenRunnerError):
 
 
 class InvalidLogitsError(HeadraceError):
-    """The model's logits for a token are no distribution."""
+    """The model's logits for a token are not a distribution."""
 
     def __init__(self) -> None:
         super().__init__("the model's logits are not numbers, or leave no token to choose from")
@@ -51,7 +51,7 @@ class PendingStep(Protocol):
     def result(self) -> StepResult:
         """Wait until the step's tokens are on the host; raise what the step raised.
 
-        A sequence whose logits are no distribution has a result with an error, which concerns no other sequence.
+        A sequence whose logits are not a distribution has a result with an error, which concerns no other sequence.
         """
 
 

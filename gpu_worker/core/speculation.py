@@ -30,7 +30,7 @@ class DraftPolicy(Protocol):
         """Return whether `depths` is to be asked in this step; called once a step.
 
         Args:
-            num_sequences: That it decodes; none is no reason to ask.
+            num_sequences: That it decodes; none is not a reason to ask.
             is_changing: It computes prompts too, or a sequence has left since the last step: its time tells nothing.
         """
 

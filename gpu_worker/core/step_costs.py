@@ -16,7 +16,7 @@ _LEAST_COST_WEIGHT = 0.2
 
 _LONG = 2.0
 PAUSE = 3.0
-"""Steps count as `_LONG` times the usual at most. One of `PAUSE` times the median is no measurement of its depth."""
+"""Steps count as `_LONG` times the usual at most. One of `PAUSE` times the median is not a measurement of its depth."""
 
 
 class StepCosts:

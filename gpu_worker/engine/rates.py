@@ -53,7 +53,7 @@ class StepRates:
             num_prefilled: Prompt tokens computed.
             num_generated: Tokens sampled.
             is_full: The step had as many tokens as a step may have. A step that ran out of prompts only shows a lower
-                bound of the prefill rate: it may raise the estimate, never lower it, and is no estimate by itself.
+                bound of the prefill rate: it may raise the estimate, never lower it, and is not an estimate by itself.
             is_batch_full: No more sequences could run. A smaller batch shows a lower bound of the decode rate likewise.
             duration_s: Wall time of the step.
         """

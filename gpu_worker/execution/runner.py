@@ -220,7 +220,7 @@ class TorchModelRunner:
         before the first step: it writes into the cache.
 
         Raises:
-            InvalidLogitsError: The model's logits are no distribution: its weights or their data type are broken.
+            InvalidLogitsError: The model's logits are not a distribution: its weights or their data type are broken.
         """
         started, drafting = time.monotonic(), self._drafting
         limits = self.step_limits

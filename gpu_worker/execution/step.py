@@ -124,14 +124,14 @@ def _next(tensors: Iterator[torch.Tensor]) -> TokenScores:
 
 
 def _with_prompt(tokens: SampledTokens, entries: tuple[LogprobEntry, ...]) -> SampledTokens:
-    """Add what is reported of the prompt; where that is no number, the sequence ends."""
+    """Add what is reported of the prompt; where that is not a number, the sequence ends."""
     if any(entry.logprob != entry.logprob for entry in entries):
         return SampledTokens(error=_INVALID_LOGITS)
     return msgspec.structs.replace(tokens, prompt_logprobs=entries)
 
 
 def _with_pooled(tokens: SampledTokens, values: npt.NDArray[np.float64]) -> SampledTokens:
-    """Add what is contributed to an answer; where that is no number, the sequence ends."""
+    """Add what is contributed to an answer; where that is not a number, the sequence ends."""
     if not np.isfinite(values).all():
         return SampledTokens(error=_INVALID_LOGITS)
     return msgspec.structs.replace(tokens, pooled=values.tobytes())

@@ -141,7 +141,7 @@ class MixtureShape:
 
 
 def _take_plain(source: LayerSource, prefix: str, shape: LinearShape) -> Projection:
-    """Take a router, which most tools leave alone without saying so: it is no linear layer to them."""
+    """Take a router, which most tools leave alone without saying so: it is not a linear layer to them."""
     has, name = source.checkpoint.has, f"{prefix}.{shape.modules[0]}"
     is_quantized = not has(f"{name}.weight") or any(has(f"{name}.{scales}") for scales in _SCALES)
     return source.linear(prefix, shape, None if is_quantized else replace(source.projections, quantized=None))

@@ -128,7 +128,7 @@ class PreparedImages:
             work.task.cancel()
 
     async def _outcome(self, key: _Key) -> PreparedImage | HeadraceError:
-        """Return an image, or why there is none: that is no failure of the task, and concerns who asked."""
+        """Return an image, or why there is none: that is not a failure of the task, and concerns who asked."""
         work, (tenant, _) = self._running[key], key
         try:
             kept = self._kept.get(key)

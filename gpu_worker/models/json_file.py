@@ -19,7 +19,7 @@ MAX_BYTES = 64 << 20
 def read_small_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file; `OSError` if it cannot be read or is larger than `max_bytes`."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

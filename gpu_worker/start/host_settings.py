@@ -19,7 +19,7 @@ def with_launcher(config: WorkerConfig, environ: Mapping[str, str]) -> WorkerCon
     """Return the settings with what torchrun, or whatever sets its variables, says of the hosts; one process each.
 
     Raises:
-        ConfigError: Its variables are of several processes a host, or are no numbers.
+        ConfigError: Its variables are of several processes a host, or are not numbers.
     """
     if config.nnodes > 1 or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environ.keys():
         return config
@@ -73,7 +73,7 @@ def ipaddress_is_any(address: str) -> bool:
 def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
     value = environ.get(name, str(default))
     if not value.isdigit():
-        raise ConfigError(name, f"is {value!r}, which is no number")
+        raise ConfigError(name, f"is {value!r}, which is not a number")
     return int(value)
 
 

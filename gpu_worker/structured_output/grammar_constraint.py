@@ -105,7 +105,7 @@ class GrammarConstraint:
             self._move_behind(())
         if self._matcher.consume_token(token_id):
             return True
-        # Otherwise a mask should have kept the token away, which is no fault of the grammar.
+        # Otherwise a mask should have kept the token away, which is not a fault of the grammar.
         reason = _reason(self._matcher)
         self._is_at_fault = _LIMIT.search(reason) is not None
         problem = "the grammar cannot be followed" if self._is_at_fault else "the output does not follow the grammar"
@@ -124,7 +124,7 @@ class GrammarConstraint:
 
     def fill_mask(self, drafts: tuple[int, ...], address: int) -> None:
         """See `OutputConstraint`."""
-        # Time passes too while other programs have the processor, which is no fault of the grammar. The thread's own
+        # Time passes too while other programs have the processor, which is not a fault of the grammar. The thread's own
         # time costs about as much as a usual mask, so it is read once a mask has taken long.
         clock = time.thread_time if self._is_watched else time.perf_counter
         started = clock()

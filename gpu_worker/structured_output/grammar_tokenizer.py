@@ -1,8 +1,8 @@
 """A model's tokenizer as llguidance needs it: the bytes of every token, and which tokens end an answer.
 
 llguidance spells text that a grammar forces by this tokenizer, which takes the text of a special token for that token.
-Its mask allows that token alone, and its parser refuses it: for the grammar it is no text. Such text is spelled here by
-tokens that are text.
+Its mask allows only that token, and its parser refuses it, because a special token is not text. Such text is
+spelled here by ordinary tokens.
 """
 
 from __future__ import annotations

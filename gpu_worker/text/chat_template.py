@@ -156,7 +156,7 @@ def load_chat_template(directory: ModelDirectory, name: str = "default") -> Chat
     elif source is None:
         source = read_json(directory.path / "chat_template.json").get("chat_template")
     if isinstance(source, list):
-        # Entries of other types are no named templates.
+        # Entries of other types are not named templates.
         entries = [entry for entry in source if isinstance(entry, dict)]
         source = next((entry.get("template") for entry in reversed(entries) if entry.get("name") == name), None)
     elif name != "default":

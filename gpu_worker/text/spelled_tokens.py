@@ -19,7 +19,7 @@ _BEFORE = "\uf8e1"
 class PartEncoder:
     """Encodes the parts between marks as parts of one text.
 
-    Tokenizers in the style of SentencePiece put a space before every text. What stands behind a mark is no text of its
+    Tokenizers in the style of SentencePiece put a space before every text. What stands behind a mark is not text of its
     own: it is encoded behind the template's special token before it, or else behind any character.
     """
 
@@ -58,7 +58,7 @@ class SpelledTokens:
         self._names = [name for name in names if len(name) > 1]
         self.pattern = re.compile(f"(?=({'|'.join(map(re.escape, self._names))}))") if self._names else None
         self.beginnings = frozenset(name[:end] for name in self._names for end in range(1, len(name)))
-        # One character is no threat: the template would have to write all the rest.
+        # One character is not a threat: the template would have to write all the rest.
         self.ends = frozenset(name[begin:] for name in self._names for begin in range(1, len(name) - 1))
         self.first_characters = frozenset(name[0] for name in self._names)
         self.last_characters = frozenset(name[-1] for name in self._names)

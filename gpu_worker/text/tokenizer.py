@@ -209,7 +209,7 @@ class ModelTokenizer:
             return self._tokenizer.decode([token_id], skip_special_tokens=True).encode()
 
     def token_text(self, token_id: int) -> str:
-        """Return a token's text for display: special tokens by name, bytes that are no character as U+FFFD."""
+        """Return a token's text for display: special tokens by name, bytes that are not a character as U+FFFD."""
         if token_id in self._special:
             return self._special[token_id]
         return self.token_bytes(token_id).decode(errors="replace")

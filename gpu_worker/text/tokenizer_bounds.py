@@ -70,7 +70,7 @@ def check_steps(tokenizer_json: bytes) -> None:
                 _check_template(step)
         num_matched = sum(len(token.content) for token in file.added_tokens)
     except (*UNDECODABLE, KeyError, TypeError, AttributeError) as error:
-        raise TokenizerBoundsError(f"it is no tokenizer.json ({error!r})") from None
+        raise TokenizerBoundsError(f"it is not a tokenizer.json ({error!r})") from None
     if num_matched > _MAX_MATCHED_CHARACTERS:
         problem = f"its added_tokens have {num_matched} characters; at most {_MAX_MATCHED_CHARACTERS} are read"
         raise TokenizerBoundsError(problem)

@@ -70,7 +70,7 @@ def invert_chunks_kernel(
     """Invert `1 + system` of CHUNK tokens of the step and a head, where a token's row knows of earlier ones alone.
 
     What a part of a chunk needs is the part of the inverse on its diagonal. Tokens of other sequences are left out, and
-    what is no number, which would reach neighbours: the states and results of its own sequence have it anyway.
+    what is not a number, which would reach neighbours: the states and results of its own sequence have it anyway.
     """
     wait_for_inputs()
     inside, keys = tl.arange(0, CHUNK), tl.arange(0, BLOCK_KEY)

@@ -163,7 +163,7 @@ def write_values(
 
 
 def cache_constants(cache: torch.Tensor | None) -> dict[str, float]:
-    """Return what kernels know of a cache when they are compiled; None is no cache."""
+    """Return what kernels know of a cache when they are compiled; None is not a cache."""
     if cache is None:
         return {"BLOCK_SIZE": 1, "LARGEST": 0.0}
     return {"BLOCK_SIZE": cache.shape[1], "LARGEST": LARGEST.get(cache.dtype, 0.0)}

@@ -48,7 +48,7 @@ def sample_tokens(
         slots: `[num_rows]` int64
         positions: `[num_rows]` int64
         marks: `[num_rows]` int64
-        result: `[num_rows]` int64; `INVALID_TOKEN` where the logits are no distribution.
+        result: `[num_rows]` int64; `INVALID_TOKEN` where the logits are not a distribution.
     """
     if logits.is_cuda and is_triton_installed():
         from kernels.sampling.triton_kernel import sample_tokens_triton

@@ -77,7 +77,7 @@ async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: floa
 
 
 async def delete_message(js: JetStreamContext, stream: str, seq: int) -> None:
-    """Delete a message of a stream; one that is gone already is no error.
+    """Delete a message of a stream; one that is gone already is not an error.
 
     Raises:
         nats.errors.Error: NATS refuses it or does not answer.

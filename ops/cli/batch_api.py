@@ -121,7 +121,7 @@ def _endpoint_of(first: bytes, file: Path) -> str:
     try:
         line = json.loads(first.decode())
     except UnicodeDecodeError:
-        raise ConfigError("FILE", f"{file} is no text in UTF-8") from None
+        raise ConfigError("FILE", f"{file} is not text in UTF-8") from None
     except (ValueError, RecursionError):
         raise ConfigError("FILE", f"{file} does not begin with JSON, but should with {wanted}") from None
     if isinstance(line, dict) and isinstance(line.get("url"), str):

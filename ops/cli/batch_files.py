@@ -111,7 +111,7 @@ def results(config: ApiAccess, batch_id: str, errors: bool, follow: bool) -> int
 
 def _checked(batch_id: str) -> str:
     if BATCH_ID.fullmatch(batch_id) is None:
-        raise HeadraceError(f"{batch_id[:64]!r} is no id of a batch, which `headrace batch submit` prints")
+        raise HeadraceError(f"{batch_id[:64]!r} is not an id of a batch, which `headrace batch submit` prints")
     return batch_id
 
 

@@ -195,7 +195,7 @@ def _load(config: BenchServeConfig) -> Load:
         raise ConfigError("HEADRACE_IMAGES", "needs --backend openai-chat, and the dataset random or trace")
     found = _SIZE.fullmatch(config.image_size)
     if found is None or not all(1 <= int(side) <= _WIDEST_IMAGE for side in found.groups()):
-        raise ConfigError("HEADRACE_IMAGE_SIZE", f"{config.image_size!r} is no size of 1x1 to 8192x8192")
+        raise ConfigError("HEADRACE_IMAGE_SIZE", f"{config.image_size!r} is not a size of 1x1 to 8192x8192")
     return Load(
         dataset=config.dataset_name,
         path=config.dataset_path,

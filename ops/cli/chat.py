@@ -74,7 +74,7 @@ def _image(place: str) -> dict[str, Any]:
     """Return the part of a message that shows a file, or what a URL names, which the server fetches.
 
     Raises:
-        ConfigError: The file cannot be read, is too large, or is no image that is served.
+        ConfigError: The file cannot be read, is too large, or is not an image that is served.
     """
     if place.startswith(("https://", "http://", "data:")):
         return {"type": "image_url", "image_url": {"url": place}}

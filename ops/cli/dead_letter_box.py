@@ -113,7 +113,7 @@ class DeadLetterBox:
         return result
 
     async def drop(self, stored: StoredLetter) -> None:
-        """Delete a letter; one that is gone already is no error.
+        """Delete a letter; one that is gone already is not an error.
 
         Raises:
             DependencyError: The stream does not answer.

@@ -91,7 +91,7 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 
             else:
                 moment = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
-            self.fail(f"{text!r} is no time: write {self._forms}", param, ctx)
+            self.fail(f"{text!r} is not a time: write {self._forms}", param, ctx)
         if moment <= time.time():
             self.fail(f"{text!r} is past; `headrace keys revoke` ends a key now", param, ctx)
         return moment

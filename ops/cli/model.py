@@ -60,7 +60,7 @@ class _Bytes(click.ParamType[int]):
         except ValueError:
             count = 0
         if not 1 <= count <= 2**53:
-            self.fail(f"{value!r} is no number of bytes of at least 1, such as 24GB", param, ctx)
+            self.fail(f"{value!r} is not a number of bytes of at least 1, such as 24GB", param, ctx)
         return count
 
 

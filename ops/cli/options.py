@@ -28,7 +28,7 @@ class SettingOption(click.Option):
 
     Attributes:
         variable: The environment variable of the same setting.
-        file_variable: That of the file that may hold it; None where it is no secret.
+        file_variable: That of the file that may hold it; None where it is not a secret.
         section: Heading under which `--help` lists it; None is the command's own options.
     """
 
@@ -60,7 +60,7 @@ class SettingOption(click.Option):
 
 
 class VariableOption(click.Option):
-    """An option that is no setting, but can be given as a variable too; `--help` names it as it does a setting's."""
+    """An option that is not a setting, but can be given as a variable too; `--help` names it as it does a setting's."""
 
     def __init__(self, names: Sequence[str], *, envvar: str, **attributes: Any) -> None:
         if isinstance(attributes.get("type"), click.IntRange):
@@ -269,7 +269,7 @@ def resolve_settings(cls: type[T], values: Mapping[str, Any]) -> T:
     """Resolve the settings of a command from its options and the environment.
 
     Raises:
-        ConfigError: A value cannot be used, or the environment has a variable that is no setting of any command.
+        ConfigError: A value cannot be used, or the environment has a variable that is not a setting of any command.
     """
     own = {variable for option in options(cls) for variable in variables_of(option)}
     check_variables(own, os.environ)

@@ -90,7 +90,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
     parts = text.split(",")
     if not all(part.strip().isdigit() and 1 <= int(part) <= MAX_RANKS for part in parts):
-        raise ConfigError("HEADRACE_RANKS", f"{text!r} is no list of numbers from 1 to {MAX_RANKS}, like 1,2,4")
+        raise ConfigError("HEADRACE_RANKS", f"{text!r} is not a list of numbers from 1 to {MAX_RANKS}, like 1,2,4")
     return tuple(sorted({int(part) for part in parts}))
 
 

@@ -90,7 +90,7 @@ class Endpoint:
 
     def _stranger(self, body: bytes) -> ServerRefusedError:
         words = body[:80].decode(errors="replace")
-        return ServerRefusedError(0, f"{self.url} answers, but is no server of OpenAI's API: it says {words!r}")
+        return ServerRefusedError(0, f"{self.url} answers, but is not a server of OpenAI's API: it says {words!r}")
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Make a request and return the JSON object of its answer.

@@ -12,7 +12,7 @@ import click
 from shared.config import PREFIX
 from shared.errors import ConfigError
 
-# Read by what is no command: the kernels' build, compose.yaml, `make chaos` and `make clients`.
+# Read by what is not a command: the kernels' build, compose.yaml, `make chaos` and `make clients`.
 _OTHERS = frozenset(
     PREFIX + name
     for name in (

@@ -28,7 +28,7 @@ def read_prompts(path: Path) -> list[str]:
     """Read texts from a file, one JSON string a line; the first should be long, since it becomes the anchor.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is no text.
+        ConfigError: The file cannot be read, or a line is not text.
     """
     variable = "HEADRACE_PROMPTS"
     try:

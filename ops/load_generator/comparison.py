@@ -1,6 +1,6 @@
 """Compares two runs, with confidence intervals.
 
-Requests that are near in time share their fate (a queue, a pause), so they are no independent samples. A run is cut
+Requests that are near in time share their fate (a queue, a pause), so they are not independent samples. A run is cut
 into spans of time, and the requests that were due in a span are drawn together again with replacement (a block
 bootstrap); the interval holds 95 % of the ratios B / A of the draws. It covers what varies within a run, and nothing of
 what varies from one run to the next.

@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class ReportError(HeadraceError):
-    """A file is no report of the load generator."""
+    """A file is not a report of the load generator."""
 
 
 class Record(msgspec.Struct, omit_defaults=True):
@@ -126,7 +126,7 @@ class Report(msgspec.Struct):
         except OSError as error:
             raise ReportError(f"{path} cannot be read: {error.strerror}") from None
         except msgspec.MsgspecError as error:
-            raise ReportError(f"{path} is no report of `headrace bench serve --json`: {error}") from None
+            raise ReportError(f"{path} is not a report of `headrace bench serve --json`: {error}") from None
         if report.version != VERSION:
             raise ReportError(f"{path} is a report of version {report.version}; this program reads {VERSION}")
         return report

@@ -8,7 +8,7 @@ dense block they are `gate_up` and `down`, or `up` where there is no gate. A mix
 
 What stays: routers, whose choices are all or nothing; what makes keys and values of latent vectors, which is read as
 plain numbers; the gates of recurrent layers, whose errors a state adds up; the small matrices of what layers are given
-of each token; and parts that are no matrices, such as normalisations, convolutions and decays.
+of each token; and parts that are not matrices, such as normalisations, convolutions and decays.
 """
 
 from __future__ import annotations

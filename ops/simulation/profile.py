@@ -73,10 +73,10 @@ def read_profile(path: Path) -> Profile:
         profile = msgspec.json.decode(content, type=Profile)
         profile.worker.config()
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ProfileError(f"{path} is no profile: {error}") from None
+        raise ProfileError(f"{path} is not a profile: {error}") from None
     numbers = [*msgspec.to_builtins(profile.device).values(), *msgspec.to_builtins(profile.host).values()]
     if min(*numbers, *profile.spread, profile.latency_s) < 0 or len(profile.spread) == 1:
-        raise ProfileError(f"{path} is no profile: times are not negative, and a spread has two numbers at least")
+        raise ProfileError(f"{path} is not a profile: times are not negative, and a spread has two numbers at least")
     return profile
 
 

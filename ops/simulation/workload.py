@@ -151,7 +151,7 @@ def _checked(arrival: Arrival) -> Arrival:
     if not (1 <= arrival.prompt <= MAX_TOKENS and 1 <= arrival.output <= MAX_TOKENS):
         raise ValueError(f"prompt and output must have 1 to {MAX_TOKENS} tokens")
     if not math.isfinite(arrival.at):
-        raise ValueError("its time is no number")
+        raise ValueError("its time is not a number")
     return arrival
 
 

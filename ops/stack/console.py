@@ -30,7 +30,7 @@ class Console:
             return
 
     def draw(self, who: str, bar: str) -> bool:
-        """Draw a line over the one drawn before, until something is said; return False where that is no terminal."""
+        """Draw a line over the one drawn before, until something is said; return False where that is not a terminal."""
         if self._is_terminal:
             with contextlib.suppress(OSError):
                 print(f"{self._bar_removed()}{who:>10}  {bar}", end="", file=self._stream, flush=True)

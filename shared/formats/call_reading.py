@@ -41,7 +41,7 @@ class CallableTools:
         return tool.name in self._tools
 
     def named(self, name: str) -> Tool | None:
-        """Return the tool with a name; None for a text that is no name of a tool."""
+        """Return the tool with a name; None for a text that is not a name of a tool."""
         tool = self._tools.get(name)
         if tool is not None or self._is_exclusive or len(name) > MAX_NAME_CHARACTERS:
             return tool

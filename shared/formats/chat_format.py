@@ -102,7 +102,7 @@ class ChatFormat:
             tools: Those that may be called.
             choice: Whether they must be.
             parallel: The answer may have more than one call.
-            content: What the content must look like, where it is no call.
+            content: What the content must look like, where it is not a call.
             reasoning: The answer may begin with reasoning.
 
         Raises:

@@ -77,7 +77,7 @@ class FormatReader:
             text, found = yield from source.until(sought)
             self._stops = None
             self._tell(text)
-            # The text before it may have made it text too: think tags behind content are no tags.
+            # The text before it may have made it text too: think tags behind content are not tags.
             if found in self._sought().texts:
                 yield from self._read_marker(found)
             elif found:

@@ -220,7 +220,7 @@ class _Reader:
         found = self._match(_HEXADECIMAL, "an escape (n, r, t, x00, u0000, U00000000)")
         code = int(found[1] or found[2] or found[3], 16)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            raise self._error(f"U+{code:04X} is no character")
+            raise self._error(f"U+{code:04X} is not a character")
         return chr(code)
 
     def _peek(self) -> str:

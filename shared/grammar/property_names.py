@@ -71,7 +71,7 @@ def _constraint(names: Any, root: Any) -> dict[str, Any] | None:
 
 
 def _length_pattern(least: Any, most: Any) -> dict[str, Any] | None:
-    """Return names of some lengths, in characters, as a pattern; None where no name has one, or they are no lengths."""
+    """Return names of some lengths, in characters, as a pattern; None if no name has one, or these are not lengths."""
     if type(least) is not int or least < 0:
         return None
     if most is None:

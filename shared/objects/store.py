@@ -105,7 +105,7 @@ async def known_identity(store: ObjectStore) -> str:
 
 def check_key(key: str) -> str:
     """Return a key as it is; ours have no part that leads elsewhere."""
-    assert _KEY.fullmatch(key), f"{key[:80]!r} is no key of an object"
+    assert _KEY.fullmatch(key), f"{key[:80]!r} is not a key of an object"
     return key
 
 

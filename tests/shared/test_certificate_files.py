@@ -52,7 +52,7 @@ def test_certificate_and_key_are_loaded_from_two_files_or_one(made: Certificate)
         ("own.pem", "own.pem", True, "own.pem holds no private key"),
         ("own.pem", "locked", True, "locked has a password; write it without one: openssl pkey -in "),
         ("own.pem", "authority.key", True, "authority.key is not that of "),
-        ("own.pem", "torn", False, "are no certificate and its key"),
+        ("own.pem", "torn", False, "are not a certificate and its key"),
     ],
 )
 def test_file_that_cannot_be_used_is_named_with_the_remedy(

@@ -27,8 +27,8 @@ class _Outer(Struct, forbid_unknown_fields=True):
         ({"inner": [{"count": 10}]}, "'inner.[0].count' is invalid: expected integer <= 9"),
         ({"inner": [{"count": 1, "weights": {"a": 1}}]}, "A key of 'inner.[0].weights' is invalid: expected integer"),
         ({"inner": [{}]}, "'inner.[0].count' is missing"),
-        ({"inner": [{"count": 1, "cuont": 2}]}, "'inner.[0].cuont' is no field of the thing"),
-        ({"nmae": "x"}, "'nmae' is no field of the thing"),
+        ({"inner": [{"count": 1, "cuont": 2}]}, "'inner.[0].cuont' is not a field of the thing"),
+        ({"nmae": "x"}, "'nmae' is not a field of the thing"),
         ([], "the thing is invalid: expected object, got array"),
     ],
 )

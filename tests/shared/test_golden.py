@@ -54,8 +54,8 @@ def test_what_was_signed_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"", "is no signed baseline"),
-        (msgspec.json.encode(BASELINE), "is no signed baseline"),
+        (b"", "is not a signed baseline"),
+        (msgspec.json.encode(BASELINE), "is not a signed baseline"),
         (sign(BASELINE, OTHER), "was not signed by this key"),
         (sign(BASELINE, KEY).replace(b"-0.5", b"-0.6"), "was changed since"),
         (b"x" * (MAX_FILE_BYTES + 1), "larger than 16 MiB"),

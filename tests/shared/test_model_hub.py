@@ -126,7 +126,7 @@ def test_revision_that_is_a_way_through_folders_is_refused_before_anything_is_as
     revision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.import_module", pytest.fail)
-    with pytest.raises(ConfigError, match="is no revision: write a commit, a branch or a tag after the @"):
+    with pytest.raises(ConfigError, match="is not a revision: write a commit, a branch or a tag after the @"):
         local_model(Path(f"org/tiny@{revision}"), "HEADRACE_MODEL")
 
 

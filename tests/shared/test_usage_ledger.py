@@ -257,7 +257,7 @@ async def test_what_was_counted_around_an_outage_is_sent_when_the_process_ends(
     assert "sent again" in caplog.text
     assert "headrace setup" not in caplog.text
     ledger.add("t", "m", **TOKENS)
-    # A slow answer is no reason to pause: this turn asks again, and is refused.
+    # A slow answer is not a reason to pause: this turn asks again, and is refused.
     await ledger.flush(js)
     assert "headrace setup" in caplog.text
     ledger.add("t", "m", **TOKENS)

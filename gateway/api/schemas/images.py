@@ -152,12 +152,12 @@ def image_of(text: str, detail: AskedDetail | None, where: str) -> ImageSource:
     """Return the image that a text in base64 holds.
 
     Raises:
-        ApiError: 400; it is no base64, or no image that is read.
+        ApiError: 400; it is not base64, or no image that is read.
     """
     try:
         data = _from_base64("".join(text.split()) if any(space in text for space in _SPACES) else text)
     except (binascii.Error, ValueError):
-        raise invalid_value(where, f"'{where}' is no valid base64.") from None
+        raise invalid_value(where, f"'{where}' is not valid base64.") from None
     try:
         header = read_header(data)
     except ImageProblemError as error:

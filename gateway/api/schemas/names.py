@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from msgspec import Meta, Raw, Struct
 
-# A longer name is no typing error, and comparing it would cost time.
+# A longer name is not a typing error, and comparing it would cost time.
 _MAX_COMPARED_CHARACTERS = 64
 # Less likeness than this is chance: `input` is no `min_p`, and `store` no `stream`.
 _MIN_LIKENESS = 0.75
@@ -149,7 +149,7 @@ class ParameterTable:
             return f" Did you mean '{meant[0]}'?"
         if not _is_endpoint(kind):
             return _nearest(name, served)
-        # Another endpoint's name is no misspelling.
+        # Another endpoint's name is not a misspelling.
         owners = [self._owner(name), self._beside._owner(name) if self._beside is not None else None]
         owner = next((each for each in owners if each is not None), None)
         return (_nearest(name, served) or _LET_PASS) if owner is None else f" It belongs to {owner.value}."

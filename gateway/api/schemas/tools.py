@@ -101,7 +101,7 @@ def offered_tools(
     `schema_places` says where in the body the schema of each tool stands; None for where chat has them.
 
     Raises:
-        ApiError: 400; a tool is no function, two have the same name, they are too large, or the choice is not possible.
+        ApiError: 400; a tool is not a function, two share a name, they are too large, or the choice is impossible.
     """
     if tools is None and choice is None:
         return NO_TOOLS

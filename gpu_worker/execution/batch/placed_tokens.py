@@ -97,7 +97,7 @@ class Placed:
 
     @property
     def num_kept(self) -> list[int]:
-        """Return the tokens of each sequence that are no drafts."""
+        """Return the tokens of each sequence that are not drafts."""
         return [1] * self.plan.num_decodes + self.plan.lengths
 
     def token_ids(self) -> list[int]:

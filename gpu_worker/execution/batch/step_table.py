@@ -43,7 +43,7 @@ class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
         slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
         query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
         context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
-        num_kept: `[num_seqs]`, tokens of each sequence that are no drafts; None where there are no drafts.
+        num_kept: `[num_seqs]`, tokens of each sequence that are not drafts; None where there are no drafts.
         state_slots: `[num_seqs]`, where states are; None in a model without recurrent layers.
         save_starts: `[num_seqs + 1]`, first copy of each sequence's state, then how many there are. None without any.
         save_tokens: `[num_saves]`, behind how many of the sequence's tokens.

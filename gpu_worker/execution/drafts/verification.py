@@ -1,7 +1,7 @@
 """What remains of a step's drafts: the tokens that they brought, and states behind them.
 
-A step leaves a recurrent state behind the last token that is no draft: what a wrong draft did to it could not be taken
-back. What layers computed of the drafts is kept, a few numbers a token, and accepted ones are taken from there.
+A step leaves a recurrent state after the last token that is not a draft, because a wrong draft could not be undone.
+Layers keep a few numbers for each draft token, from which the state after the accepted drafts is computed.
 """
 
 from __future__ import annotations

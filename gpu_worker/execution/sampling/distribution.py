@@ -69,7 +69,7 @@ class StagedDraw(Struct, frozen=True, gc=False):
     marks: StagedArray | None = None
 
     def draw(self, logits: torch.Tensor, slots: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
-        """Draw one token a row, `INVALID_TOKEN` where the logits are no distribution.
+        """Draw one token a row, `INVALID_TOKEN` where the logits are not a distribution.
 
         Shapes:
             logits: `[num_rows, vocab_size]` float32, of a vocabulary that may be divided

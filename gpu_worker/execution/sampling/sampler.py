@@ -69,7 +69,7 @@ class DrawnTokens(Struct, frozen=True, gc=False):
     """What rows of logits led to, on the device.
 
     Attributes:
-        token_ids: `[num_rows]` int64, `INVALID_TOKEN` where the logits are no distribution.
+        token_ids: `[num_rows]` int64, `INVALID_TOKEN` where the logits are not a distribution.
         staged_logprobs: Which rows report log probabilities, and how many.
         scores: Of those, or None.
     """

@@ -51,7 +51,7 @@ _MIXTURE = MixtureNames(
 
 
 def read_granite_moe(file: JsonFile, shared_size: int = 0) -> ModelConfig:
-    """Read Granite-MoE and PowerMoE: experts stored as one tensor; a `shared_size` of 0 is no shared expert."""
+    """Read Granite-MoE and PowerMoE: experts stored as one tensor; a `shared_size` of 0 is not a shared expert."""
     num_experts = read_num_experts(file, "num_local_experts")
     shape = MixtureShape(
         num_experts,

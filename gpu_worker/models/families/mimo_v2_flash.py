@@ -19,7 +19,7 @@ from gpu_worker.models.rope_config import max_model_len, read_rope_of, read_rota
 _ROTARY_SHARE = 0.334
 _NAMES = TensorNames(
     renamed=((r"\.attention_sink_bias$", ".sinks"), (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm.")),
-    # Layers that draft are no part of the model.
+    # Layers that draft are not part of the model.
     unused=(r"model\.mtp\..*",),
 )
 

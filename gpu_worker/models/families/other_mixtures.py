@@ -64,7 +64,7 @@ def read_gpt_oss(file: JsonFile) -> ModelConfig:
     return with_mixtures(read_decoder(file, traits), shape, all_layers(file))
 
 
-# Of the layer that drafts, which is no part of the model.
+# Of the layer that drafts, which is not part of the model.
 _MELLUM_NAMES = TensorNames(unused=(r"mtp\..*",))
 
 

@@ -76,7 +76,7 @@ _LINEAR = "linear_attention"
 def _read_hybrid(file: JsonFile, *, by_key_head: bool, inner_size: str = "intermediate_size") -> ModelConfig:
     """Read a hybrid of gated delta nets and gated attention, by default three to one; `inner_size` is a field."""
     attention = biased(file, AttentionShape(head_norm=HeadNorm.HEADS, output_gate=True))
-    # The head that predicts further tokens is no part of the model.
+    # The head that predicts further tokens is not part of the model.
     names = TensorNames(unused=(r"mtp\..*",))
     block = BlockTraits(norm=NormKind(is_offset=True), names=names)
     traits = FamilyTraits(

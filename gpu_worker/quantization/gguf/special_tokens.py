@@ -25,7 +25,7 @@ _PHI_ENDS, _HARMONY_ENDS = frozenset({"<|end|>"}), frozenset({"<|return|>", "<|c
 
 
 def token_id(metadata: Metadata, name: str) -> int | None:
-    """Return the id of the token with a role such as `bos`, or None; `GGUFError` if it is no token's."""
+    """Return the id of the token with a role such as `bos`, or None; `GGUFError` if it is not a token's."""
     field = f"tokenizer.ggml.{name}_token_id"
     if field not in metadata:
         return None

@@ -44,7 +44,7 @@ _LEAST_PROMPTS = 8
 """Small batches are measured on several, one after another: acceptance differs from text to text."""
 
 _LESSONS = 16
-"""Batches that the adaptive depth learns from before it is measured: its first trials are no worker's everyday."""
+"""Batches that the adaptive depth learns from before it is measured: its first trials are not typical of a worker."""
 
 _PROPOSERS = ["ngram", "draft", "eagle"]
 Prompts = list[list[int]]

@@ -264,7 +264,7 @@ BAD = [
     (
         "canaries",
         {"alias": "chat", "model": "m", "percent": 1, "rules": {"max_ttft": 2}},
-        "'rules.max_ttft' is no field of",
+        "'rules.max_ttft' is not a field of",
     ),
     (
         "canaries",

@@ -71,7 +71,7 @@ def test_field_that_a_worker_blames_is_named_in_the_output() -> None:
         ({"url": "/v1/rerank"}, "url has to be one of /v1/chat/completions, /v1/completions, /v1/responses"),
         ({"url": ["x"]}, "url has to be one of"),
         ({"method": "GET"}, "method has to be POST"),
-        ({"bodi": {}}, "'bodi' is no field of a batch line"),
+        ({"bodi": {}}, "'bodi' is not a field of a batch line"),
         ({"custom_id": 3}, "custom_id has to be a text"),
         ({"body": {"model": "m", "messages": [], "temprature": 1}}, "body: "),
         ({"body": chat_line(temprature=1)["body"]}, "Did you mean 'temperature'?"),

@@ -28,9 +28,9 @@ def test_url_that_the_client_can_use_is_accepted(url: str | None) -> None:
     [
         ("http://host", "begins with none of redis://, rediss:// and unix://"),
         ("redis://host:port", "has no host and port that can be told"),
-        ("redis://:5#cret@host:6379/0", "has something behind its host and port that is no number of a database"),
+        ("redis://:5#cret@host:6379/0", "has something behind its host and port that is not a number of a database"),
         ("redis://:se/cret@host:6379", "has no host and port that can be told"),
-        ("redis://host/secret", "has something behind its host and port that is no number of a database"),
+        ("redis://host/secret", "has something behind its host and port that is not a number of a database"),
         ("redis://host?secret=1", "has an option behind its ? that cannot be used: secret"),
     ],
 )

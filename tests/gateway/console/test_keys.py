@@ -56,7 +56,7 @@ async def test_key_is_what_the_form_says_and_its_content_is_nowhere_else(tmp_pat
         (b'{"tenant": "a\\u001b[2J"}', "tenant", "^'tenant' is invalid"),
         (b'{"tenant": "a", "max_concurrent": 0}', "max_concurrent", "^'max_concurrent' is invalid: .*integer"),
         (b'{"tenant": "a", "expires_days": 99999}', "expires_days", "^'expires_days' is invalid"),
-        (b'{"tenant": "a", "weight": 3}', "weight", "^'weight' is no field of the body[.]$"),
+        (b'{"tenant": "a", "weight": 3}', "weight", "^'weight' is not a field of the body[.]$"),
         (b"", None, "^The body is no JSON object[.]$"),
         (b"[" * 5000, None, "^(The body is no JSON object|the body is invalid)"),
     ],

@@ -71,12 +71,12 @@ async def test_gateway_is_told_by_its_state(heard: Heard) -> None:
     [
         (worker_subject("m", "w2"), encode(BEAT), "it names worker 'w1' of model 'm'"),
         (worker_subject("n", "w1"), encode(BEAT), "it names worker 'w1' of model 'm'"),
-        (worker_subject("m", "w1"), b"\xc1", "is no heartbeat"),
-        (worker_subject("m", "w1"), encode(GATEWAY), "is no heartbeat"),
-        (worker_subject("m", "w1"), encode(msgspec.structs.replace(BEAT, worker="a\0")), "is no heartbeat"),
+        (worker_subject("m", "w1"), b"\xc1", "is not a heartbeat"),
+        (worker_subject("m", "w1"), encode(GATEWAY), "is not a heartbeat"),
+        (worker_subject("m", "w1"), encode(msgspec.structs.replace(BEAT, worker="a\0")), "is not a heartbeat"),
         (gateway_subject("gw1"), encode(GATEWAY), "it names gateway 'gw2'"),
-        (gateway_subject("gw2"), encode(BEAT), "is no heartbeat"),
-        (gateway_subject("gw2"), encode(msgspec.structs.replace(GATEWAY, gateway="\0")), "is no heartbeat"),
+        (gateway_subject("gw2"), encode(BEAT), "is not a heartbeat"),
+        (gateway_subject("gw2"), encode(msgspec.structs.replace(GATEWAY, gateway="\0")), "is not a heartbeat"),
     ],
 )
 async def test_what_is_no_heartbeat_of_its_subject_is_dropped_and_told(

@@ -129,7 +129,7 @@ async def test_trial_that_cannot_be_recorded_does_not_begin(bench: Bench) -> Non
     bench.records.may_be_written = True
     bench.lane.trials.review()
     assert await bench.lane.announce(held)
-    # It waited, which is no failure; now it begins.
+    # It waited, which is not a failure; now it begins.
     assert bench.records.saved == [((), 1), ((), 0)]
     assert bench.begun == ["suspect"] * 2
 

@@ -50,7 +50,7 @@ def check_usage(traffic: Traffic) -> None:
     assert (drafted, accepted) == (speculation.num_draft_tokens, speculation.num_accepted_tokens)
     for sequence in traffic.sequences:
         answer = traffic.answers[sequence.id]
-        # Each step adds one token of its own, but for one that ends with a draft token. Forced tokens are no drafts.
+        # Each step adds one token of its own, but for one that ends with a draft token. Forced tokens are not drafts.
         num_own = len(answer.token_ids) - sequence.num_accepted_tokens
         least = answer.num_events - (answer.finishes == ["stop"])
         assert least <= num_own, sequence.id

@@ -1,4 +1,4 @@
-"""A row whose logits are no distribution, with every proposer and all samplings beside it: it fails alone."""
+"""A row whose logits are not a distribution, with every proposer and all samplings beside it: it fails alone."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ async def test_image_that_is_missing_is_the_fault_of_the_request(
 ) -> None:
     with pytest.raises(BadRequestError, match=r"^Image 2 of 2: .*no longer stored") as e:
         await images.images("t", [ref(1), ref(0)])
-    assert not caplog.records, "what is wrong with a request is no error of the worker"
+    assert not caplog.records, "what is wrong with a request is not an error of the worker"
     assert (e.value.param, e.value.code) == ("media.[1]", "image_not_found")
 
 

@@ -59,5 +59,5 @@ def test_options_and_a_world_of_one_come_before_variables() -> None:
 def test_launcher_of_several_processes_a_host_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"LOCAL_WORLD_SIZE: is 4, .*--nproc-per-node 1"):
         with_launcher(WorkerConfig(), VARIABLES | {"LOCAL_WORLD_SIZE": "4"})
-    with pytest.raises(ConfigError, match="RANK: is 'x', which is no number"):
+    with pytest.raises(ConfigError, match="RANK: is 'x', which is not a number"):
         with_launcher(WorkerConfig(), VARIABLES | {"RANK": "x"})

@@ -25,7 +25,7 @@ def check_bytes(grammar_tokenizer: GrammarTokenizer, raw: list[bytes]) -> None:
     wrong = {
         token_id: (tokenizer.decode_bytes([token_id]), expected)
         for token_id, expected in enumerate(raw)
-        # A byte that is no text by itself is told with a mark of llguidance's own.
+        # A byte that is not text by itself is told with a mark of llguidance's own.
         if expected not in (b"", b"\xff") and tokenizer.decode_bytes([token_id]) != expected
     }
     assert wrong == {}

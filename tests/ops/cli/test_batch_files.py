@@ -203,7 +203,7 @@ def test_time_to_go_is_left_out_behind_the_expiry(capsys: pytest.CaptureFixture[
         (b'{"custom_id": "a"}', "a line without a url"),
         (b'{"id": "a", "text": "b"}', "use `headrace publish --file"),
         (b"\x1f\x8b\x08\0\xff", "is compressed; unpack it first"),
-        (b"\xff\xfe\0secret", "is no text in UTF-8"),
+        (b"\xff\xfe\0secret", "is not text in UTF-8"),
     ],
 )
 def test_file_that_is_none_of_a_batch_is_refused_before_it_is_uploaded(

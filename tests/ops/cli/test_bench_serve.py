@@ -142,7 +142,7 @@ def test_server_that_answers_nothing_is_told_before_the_run() -> None:
     [
         (("--goodput", "ttft:fast"), "--goodput: 'ttft:fast' is no limit like ttft:500"),
         (("--extra-body", "[]"), "--extra-body: '[]' is no JSON object"),
-        (("--image-size", "0x4"), "--image-size: '0x4' is no size of 1x1 to 8192x8192"),
+        (("--image-size", "0x4"), "--image-size: '0x4' is not a size of 1x1 to 8192x8192"),
         (("--images", "1"), "--images: needs --backend openai-chat"),
         (("--dataset-name", "trace"), "--dataset-path: is required for the dataset trace"),
         (("--json", "/nowhere/x.json"), "--json: /nowhere/x.json cannot be written: No such file or directory"),
@@ -161,4 +161,4 @@ def test_file_that_is_no_report_cannot_be_compared(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     done = headrace_here("bench", "compare", "a.json", "b.json", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "a.json is no report of `headrace bench serve --json`" in done.stderr
+    assert "a.json is not a report of `headrace bench serve --json`" in done.stderr

@@ -116,7 +116,7 @@ def test_without_model_and_profile_nothing_is_guessed() -> None:
 @pytest.mark.parametrize("content", ["{}", "[", '{"measured_on": 1}'])
 def test_file_that_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "p").write_text(content)
-    with pytest.raises(HeadraceError, match="is no profile"):
+    with pytest.raises(HeadraceError, match="is not a profile"):
         simulated("--profile", tmp_path / "p")
 
 

@@ -71,7 +71,7 @@ def test_traces_of_azure_are_read(tmp_path: Path) -> None:
         ("{", "line 2: is no JSON object"),
         ('{"at": 1, "prompt": 5}', "line 2: 'output' is missing"),
         ('{"at": 1, "prompt": 0, "output": 1}', "line 2: prompt and output must have 1 to 4194304 tokens"),
-        ('{"at": NaN, "prompt": 1, "output": 1}', "line 2: its time is no number"),
+        ('{"at": NaN, "prompt": 1, "output": 1}', "line 2: its time is not a number"),
         ('{"at": "soon", "prompt": 1, "output": 1}', "line 2: could not convert"),
         ("[1]", "line 2: is no JSON object"),
         ('{"at": 1, "prompt": 5, "output": 1, "tenent": "a"}', "line 2: 'tenent' is unknown; there are at, prompt"),

@@ -106,7 +106,7 @@ def test_times_that_nothing_keeps_are_told_beside_those_that_could_be_kept(tmp_p
     ("arguments", "problem"),
     [
         ((), "--model: is required"),
-        (("--ranks", "1,x"), "--ranks: '1,x' is no list"),
+        (("--ranks", "1,x"), "--ranks: '1,x' is not a list"),
         (("--device", "v100"), "--device: 'v100' is unsupported"),
         (("--max-model-len", "300"), "--max-model-len: is 300; the load has 700"),
     ],

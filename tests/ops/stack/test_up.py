@@ -67,7 +67,7 @@ def test_ready_file_describes_the_running_system(system: System) -> None:
 
 
 def test_system_that_is_well_warns_of_nothing(system: System) -> None:
-    # That a busy machine stopped a process for a moment is no fault of the system.
+    # That a busy machine stopped a process for a moment is not a fault of the system.
     lines = [line for line in system.log.read_text().splitlines() if "this process was paused for" not in line]
     assert not [line for line in lines if re.search(r"WARNING|ERROR", line)]
 

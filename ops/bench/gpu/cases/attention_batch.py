@@ -118,7 +118,7 @@ class Batch:
         return replace(self, shape=replace(self.shape, soft_cap=None), sinks=None)
 
     def with_values_apart(self) -> Batch:
-        """Return the same batch with values that are no part of the keys."""
+        """Return the same batch with values that are not part of the keys."""
         return replace(self, value_cache=self.value_cache.clone())
 
     def with_cache_in(self, dtype: torch.dtype) -> Batch:

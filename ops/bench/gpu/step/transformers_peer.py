@@ -53,7 +53,7 @@ class TransformersPeer:
         is_tied = known["tie_word_embeddings"]
         model.load_state_dict(tensors, assign=True, strict=not is_tied)
         model.tie_weights()
-        # The frequencies are no parameters: they are computed where the module is made.
+        # The frequencies are not parameters: they are computed where the module is made.
         with torch.device(device):
             model.model.rotary_emb = type(model.model.rotary_emb)(config)
         self.model = model.eval().requires_grad_(False)

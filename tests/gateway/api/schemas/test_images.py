@@ -139,7 +139,7 @@ def test_large_images_are_decoded_as_a_whole_would_be() -> None:
             assert image_of(shown, None, "x").data == data
     two = base64.b64encode(PNG + bytes((3 << 16) - 1 - len(PNG))).decode()
     assert two.endswith("=")
-    with pytest.raises(ApiError, match="is no valid base64"):
+    with pytest.raises(ApiError, match="is not valid base64"):
         image_of(two + two, None, "x")
 
 
@@ -210,7 +210,7 @@ def test_anthropics_tool_results_and_places_elsewhere_are_read() -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("data:image/png;base64,!!", "is no valid base64"),
+        ("data:image/png;base64,!!", "is not valid base64"),
         ("data:image/png,abc", "must be a data URL in base64"),
         ("http://example.com/a.png", "must be a data URL or an https URL"),
         ("file-abc", "it is 'file-abc'[.] An uploaded file is named as 'file_id'[.]$"),

@@ -77,7 +77,7 @@ async def test_last_worker_goes_on_and_withdraws_when_another_is_there(
     assert reading(beat).problem
     assert last.worker.withdrawn is None
     assert set((await gateway.ask()).workers) == {last.name}
-    # One that is wrong too, or not known yet, is no reason to withdraw; one that says nothing of itself is.
+    # One that is wrong too, or not known yet, is not a reason to withdraw; one that says nothing of itself is.
     failing = await make_worker(golden=settings(model, is_right=False, withdraw="never"))
     await failing.wait_for_heartbeat(lambda beat: reading(beat).in_a_row >= 2)
     beat = await last.wait_for_heartbeat(lambda beat: reading(beat).in_a_row >= 6)

@@ -46,7 +46,7 @@ class ChainProposer:
 
 
 class HostileProposer(ChainProposer):
-    """Proposes what is no token, or too much."""
+    """Proposes what is not a token, or too much."""
 
     def draft(self, coming: list[int], count: int) -> Draft:
         token_ids = tuple(self.random.choice([0, VOCAB - 1, VOCAB, -1, 10**12, *coming[:1]]) for _ in range(count + 2))

@@ -97,7 +97,7 @@ def test_forced_tokens_take_no_step_each(directory: Path, alone: dict[str, Any])
     for sequence in everybody():
         outcome = run(runner, [sequence])
         assert outcome.num_steps < 0.8 * len(outcome.tokens[sequence.id])
-        assert sequence.num_drafted_tokens == 0, "they are no drafts of anybody's"
+        assert sequence.num_drafted_tokens == 0, "they are not drafts of anybody's"
 
 
 def check_outcome(outcome: Outcome, sequences: Iterable[Sequence], alone: dict[str, Any]) -> None:

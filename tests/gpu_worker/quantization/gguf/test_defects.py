@@ -90,7 +90,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     "value heads of another size": (field("llama.attention.value_length", 32), "supported: the size of a key, 64"),
     "partly rotated heads": (field("llama.rope.dimension_count", 32), "supported: the size of a key, 64"),
     "no norm epsilon": (without("llama.attention.layer_norm_rms_epsilon"), "rms_epsilon' is missing"),
-    "epsilon that is no number": (field("llama.attention.layer_norm_rms_epsilon", float("nan")), "number above 0"),
+    "epsilon that is not a number": (field("llama.attention.layer_norm_rms_epsilon", float("nan")), "number above 0"),
     "epsilon of infinity": (field("llama.attention.layer_norm_rms_epsilon", float("inf")), "number above 0"),
     "context": (field("llama.context_length", 2**31), "must be a whole number from 1 to 16777216"),
     "rope base": (field("llama.rope.freq_base", 0.5), "it must be above 1"),
@@ -132,7 +132,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
         lambda parts: parts.add_dense("output_norm.weight", 255),
         r"has shape \[255\]; the metadata call for \[256\]",
     ),
-    "scale that is no number": (poisoned(Q), "'blk.0.attn_q.weight' has a scale that is not a finite number"),
+    "scale that is not a number": (poisoned(Q), "'blk.0.attn_q.weight' has a scale that is not a finite number"),
     "embedding with such a scale": (poisoned("token_embd.weight"), "'token_embd.weight' has a scale that is not"),
 }
 

@@ -154,7 +154,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
         r"tensors cls\.output\.weight.* are not of a whole head",
     ),
     "no positions": (without("position_embd.weight"), "'position_embd.weight' is missing; encoders are served with"),
-    "a separator that is no token": (field("tokenizer.ggml.seperator_token_id", 97), "whole number from 0 to 96"),
+    "a separator that is not a token": (field("tokenizer.ggml.seperator_token_id", 97), "whole number from 0 to 96"),
 }
 
 

@@ -139,7 +139,7 @@ DEFECTS: dict[str, tuple[Callable[[], Vocabulary], str]] = {
         r"token_type' is an array of 3; it must be an array of",
     ),
     "scores for other tokens": (lambda: replace(sentencepiece_vocabulary(), scores=[0.0]), r"scores' is an array of 1"),
-    "scores that are no numbers": (
+    "scores that are not numbers": (
         lambda: replace(sentencepiece_vocabulary(), scores=[float("nan")] * len(sentencepiece_vocabulary().tokens)),
         "finite numbers",
     ),

@@ -31,7 +31,7 @@ PairOf = Callable[[str], Pair]
 
 
 def steps(layer: DraftLayer, token_ids: torch.Tensor, hidden: torch.Tensor, chunks: list[int]) -> Iterator[EntryStep]:
-    """Describe a sequence in chunks; what no chunk writes is no number."""
+    """Describe a sequence in chunks; what no chunk writes is not a number."""
     shape = (LENGTH // BLOCK, BLOCK, layer.config.num_kv_heads, layer.config.head_dim)
     caches = [LayerCache(*torch.full((2, *shape), torch.nan))]
     first = 0
