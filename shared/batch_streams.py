@@ -25,7 +25,7 @@ DEFAULT_TENANT = "default"
 TENANT_QUEUES: tuple[Queue, ...] = ("batch", "background")
 # Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
 MAX_WAIT_KEY = "headrace_max_wait_s"
-# NATS leaves calls that a user may not make unanswered, as it does those for which there is nobody.
+# NATS leaves calls that a user may not make unanswered, as it does calls without a responder.
 _NO_ANSWER = (
     "NATS does not answer JetStream calls: check HEADRACE_NATS_USER (`headrace setup` and `headrace dead` need the "
     "admin user)."

@@ -1,8 +1,8 @@
 """What the names of adapters mean, as this gateway has read it from NATS. A request looks its name up once.
 
 A tenant's own name goes before one that all tenants share, and that before what workers call their `--lora-modules`.
-Nobody finds another tenant's. What workers of several models call their own is the first model's: a login for one model
-must not take over another's requests.
+Other tenants' names are invisible. A name that workers of several models give belongs to the first model: a login for
+one model must not take over another's requests.
 """
 
 from __future__ import annotations

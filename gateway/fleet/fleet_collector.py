@@ -82,7 +82,7 @@ HOSTED_WAKES_ROW = MetricRow(
 HOSTED_ROWS = (HOSTED_STATE_ROW, HOSTED_LOAD_ROW, HOSTED_WAKES_ROW)
 EVERY_ROW = (*FLEET_ROWS.values(), DEPTH_ROW, OLDEST_ROW, NEEDED_ROW, *HOSTED_ROWS)
 
-# What one scrape tells of single workers, and of models: about half a second of a gateway's time at most.
+# Workers and models that one scrape lists singly: about half a second of a gateway's time at most.
 MAX_WORKER_SAMPLES = 1 << 15
 MAX_MODELS = 256
 

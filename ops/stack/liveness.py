@@ -2,8 +2,8 @@
 
 Time counts only while the supervisor itself runs: a pause of the machine, or of all processes at once, counts as one
 round, however long it was. A child is watched from its first sign of life on, so one that loads a model or compiles
-is left alone; only a process that a signal has stopped (SIGSTOP) is seen at any time. Nobody is judged by heartbeats
-while NATS, over which they come, does not answer.
+is left alone; only a process that a signal has stopped (SIGSTOP) is seen at any time. Heartbeats are not judged while
+NATS, over which they come, does not answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Joins what a worker holds, what others announce, its offers and its claims, over NATS.
 
 A worker announces and offers nothing before it has heard itself on its own subject: with a login of an earlier version
-it may not, and everything is pulled as if nobody held anything.
+it may not, and everything is pulled as if no prefix were cached.
 """
 
 from __future__ import annotations
