@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ops.bench.engine import Load, medians
-from ops.bench.load.processes import StartError
-from ops.bench.load.served_streams import StreamError
 from ops.bench.make_model import Shape, Size, make_model
 from ops.bench.options import add_list
 from ops.bench.peers.engines import PeerUnavailableError
 from ops.bench.record import ResultTable
+from ops.bench.systems import StartError
 
 OURS = "headrace"
 
@@ -62,7 +61,7 @@ def measure_in_turn(
             try:
                 for batch, measured in measure(number).items():
                     results[name, batch].append(measured)
-            except (PeerUnavailableError, StartError, StreamError) as error:
+            except (PeerUnavailableError, StartError) as error:
                 missing[name] = str(error)
     return {key: medians(values) for key, values in results.items() if key[0] not in missing}, missing
 

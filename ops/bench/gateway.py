@@ -18,10 +18,20 @@ from dataclasses import dataclass
 
 import uvloop
 
-from ops.bench.load.processes import HOST, StartError, cpu_seconds, descendants, peak_rss_bytes
-from ops.bench.load.systems import Target, address_of, headrace_up, isolated_gateway, parts
 from ops.bench.options import add_list, bench_parser
 from ops.bench.record import ResultTable
+from ops.bench.systems import (
+    HOST,
+    StartError,
+    Target,
+    address_of,
+    cpu_seconds,
+    descendants,
+    headrace_up,
+    isolated_gateway,
+    parts,
+    peak_rss_bytes,
+)
 from ops.load_generator.connection import Address
 from ops.load_generator.rounds import Samples, count_streams
 from ops.simulation.outcome import percentile
@@ -106,7 +116,7 @@ def _system(step_ms: float, num_gateways: int) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def _floor(step_ms: float, num_tokens: int) -> Iterator[Target]:
-    command = [sys.executable, "-m", "ops.bench.load.floor_server", str(step_ms), str(num_tokens)]
+    command = [sys.executable, "-m", "ops.bench.floor_server", str(step_ms), str(num_tokens)]
     with parts() as system:
         pid, port = system.start(command, "floor", "\n")
         yield Target("floor", Address(HOST, int(port), "any"), {"gateway": [pid]})

@@ -14,19 +14,21 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn
 from ops.bench.engine import Load
-from ops.bench.load.served_streams import Served, serve_streams
 from ops.bench.make_model import SHAPES, Shape, Size, make_model
 from ops.bench.options import add_list, bench_parser
-from ops.bench.peers.engines import Task, measure_ours
+from ops.bench.peers.engines import PeerUnavailableError, Task, measure_ours
 from ops.bench.peers.servers import Server, max_tokens, servers
 from ops.bench.record import ResultTable
-from ops.load_generator.connection import Address
+from ops.load_generator.answer import read
+from ops.load_generator.connection import Address, Answer
+from ops.load_generator.rounds import ask_each
 from ops.quantize.job import quantize
 from ops.quantize.job_settings import QuantizeJob
 
@@ -34,8 +36,85 @@ from ops.quantize.job_settings import QuantizeJob
 # head as well.
 PRECISIONS = {"bfloat16": (None, "BF16"), "int8": ("int8", "Q8_0"), "int4": ("rtn-int4", "Q4_0")}
 _GROUP_SIZE = 64
+_TIMEOUT_S = 600.0
+# Tokens without text, like the end of a sequence that is ignored, are rare among thousands of words; one answer of a
+# hundred tokens may have several.
+_LEAST_SHARE_OF_TOKENS = 0.9
 _RATES = ("decode_tokens_per_s", "of_best_peer", "engine_alone_tokens_per_s", "ttft_p50_ms", "ttft_max_ms")
 _COLUMNS = ("model", "dtype", "engine", "batch", *_RATES)
+
+
+class StreamError(PeerUnavailableError):
+    """An answer was refused, ended early, or cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server did with streams that began together.
+
+    Attributes:
+        decode_rate: Tokens per second of all, from the last stream's first token to the first stream's last one.
+        ttft_p50_s: Median time to the first token.
+        ttft_max_s: The longest.
+        engine_alone_rate: Decode rate of the server's engine without a server, where that is measured too.
+    """
+
+    decode_rate: float
+    ttft_p50_s: float
+    ttft_max_s: float
+    engine_alone_rate: float | None = None
+
+    def others(self) -> dict[str, float]:
+        """Return what is recorded of a comparison beside the decode rate."""
+        alone = self.engine_alone_rate
+        times = {"ttft_p50_ms": round(self.ttft_p50_s * 1e3, 1), "ttft_max_ms": round(self.ttft_max_s * 1e3, 1)}
+        return times | ({} if alone is None else {"engine_alone_tokens_per_s": round(alone, 1)})
+
+
+async def serve_streams(address: Address, prompts: list[list[int]], max_tokens: int) -> Served:
+    """Ask for a completion of `max_tokens` of each prompt, all at once.
+
+    Raises:
+        StreamError: The server does not listen, an answer is not what was asked for, or streams do not overlap.
+    """
+    requests = [(0.0, address.completion(prompt, max_tokens, closes=True, temperature=0)) for prompt in prompts]
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            answers = [answer for (answer,) in await ask_each(address, requests)]
+    except TimeoutError:
+        raise StreamError(f"answers took longer than {_TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise StreamError(f"{address.host}:{address.port} takes no connection: {error.strerror}") from None
+    return measure_streams([(answer.sent_at, token_times(answer, max_tokens)) for answer in answers])
+
+
+def measure_streams(streams: list[tuple[float, list[float]]]) -> Served:
+    """Return what streams show, each of which was asked for at a time and has the times of its tokens.
+
+    Raises:
+        StreamError: One ended before the last one began.
+    """
+    began, ended = max(times[0] for _, times in streams), min(times[-1] for _, times in streams)
+    if ended <= began:
+        raise StreamError("a stream ended before the last one began; ask for more tokens with --new")
+    count = sum(began < moment <= ended for _, times in streams for moment in times)
+    waits = [times[0] - sent_at for sent_at, times in streams]
+    return Served(count / (ended - began), median(waits), max(waits))
+
+
+def token_times(answer: Answer, max_tokens: int) -> list[float]:
+    """Return when each token's text had arrived.
+
+    Raises:
+        StreamError: The answer is an error, or has other than about `max_tokens` tokens.
+    """
+    reading = read(answer)
+    if reading.problem is not None and not reading.texts:
+        raise StreamError(reading.problem)
+    times = [moment for moment, text in reading.texts for _ in text.split()]
+    if not _LEAST_SHARE_OF_TOKENS * max_tokens <= len(times) <= max_tokens:
+        raise StreamError(f"an answer has {len(times)} tokens, not {max_tokens}; it ends: {reading.text[-200:]!r}")
+    return times
 
 
 def measure(server: Server, task: Task, vocab_size: int, number: int) -> dict[int, Served]:

@@ -13,18 +13,19 @@ import asyncio
 import itertools
 import json
 import math
+import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from ops.bench.load.open_load import Seen, serve_arrivals
-from ops.bench.load.processes import own_settings
-from ops.bench.load.systems import address_of, headrace_up
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
-from ops.load_generator.connection import Address
+from ops.bench.systems import address_of, headrace_up, own_settings
+from ops.load_generator.answer import Reading, read
+from ops.load_generator.connection import Address, Answer
+from ops.load_generator.rounds import ask_each
 from ops.simulation.fit import FirstToken, Fit, Gap, fit, spread
 from ops.simulation.outcome import percentile
 from ops.simulation.profile import Profile, WorkerLimits, write_profile
@@ -36,6 +37,7 @@ WORKER = WorkerLimits(16, 4000, 16, 512, 2048)
 VOCABULARY = range(20, 1000)
 BATCHES = ((1, 40, 64), (2, 40, 64), (4, 40, 64), (8, 40, 64), (16, 40, 64), (4, 700, 48), (8, 400, 48))
 PROMPTS = (20, 120, 480, 900, 1500)
+_TIMEOUT_S, _AHEAD_S = 300.0, 0.05
 _REPEATED = 3
 _SETTLED = 2
 _MEASURES = ("tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
@@ -52,9 +54,19 @@ class System:
     operator_key: str
     _seeds: Iterator[int] = field(default_factory=itertools.count)
 
-    def serve(self, arrivals: Sequence[Arrival]) -> list[Seen]:
-        """Serve requests with prompts that none had before: nothing of them is in the prefix cache."""
-        return asyncio.run(serve_arrivals(self.address, arrivals, VOCABULARY, next(self._seeds)))
+    def serve(self, arrivals: Sequence[Arrival]) -> list[Reading]:
+        """Serve requests with prompts that none had before: nothing of them is in the prefix cache.
+
+        Raises:
+            SystemExit: One was refused or broken off.
+        """
+        draw = random.Random(next(self._seeds))
+        prompts = (draw.choices(VOCABULARY, k=each.prompt) for each in arrivals)
+        requests = [
+            (_AHEAD_S + each.at, self.address.completion(prompt, each.output, closes=True, temperature=0))
+            for each, prompt in zip(arrivals, prompts, strict=True)
+        ]
+        return [answered(answer) for (answer,) in asyncio.run(_asked(self.address, requests))]
 
     def steps(self) -> tuple[int, float]:
         """Return how many steps its worker has taken so far, and their seconds."""
@@ -65,6 +77,19 @@ class System:
                 if line.startswith(f"headrace_worker_step_seconds_{name}{{"):
                     found[name] += float(line.rsplit(" ", 1)[1])
         return int(found["count"]), found["sum"]
+
+
+async def _asked(address: Address, requests: Sequence[tuple[float, bytes]]) -> list[list[Answer]]:
+    async with asyncio.timeout(_TIMEOUT_S):
+        return await ask_each(address, requests)
+
+
+def answered(answer: Answer) -> Reading:
+    """Read an answer, which must be whole."""
+    reading = read(answer)
+    if reading.problem is not None:
+        raise SystemExit(f"a request was not answered as a whole: {reading.problem}")
+    return reading
 
 
 def _get(url: str, key: str) -> str:
@@ -109,14 +134,14 @@ def fitted(system: System, rounds: int) -> tuple[Fit, HostTimes, tuple[float, ..
     return Fit(device, found_fit.latency_s), HostTimes(host_s), ratios
 
 
-def _gaps(answers: Sequence[Seen], batch: int, prompt: int) -> list[Gap]:
+def _gaps(answers: Sequence[Reading], batch: int, prompt: int) -> list[Gap]:
     """Return the times between tokens while all streams of a batch decoded."""
-    begin = max(seen.times[0] for seen in answers)
-    end = min(seen.times[-1] for seen in answers)
+    begin = max(seen.texts[0][0] for seen in answers)
+    end = min(seen.texts[-1][0] for seen in answers)
     gaps = []
     for seen in answers:
-        for place in range(_SETTLED, len(seen.times)):
-            earlier, later = seen.times[place - 1], seen.times[place]
+        for place in range(_SETTLED, len(seen.texts)):
+            earlier, later = seen.texts[place - 1][0], seen.texts[place][0]
             if begin <= earlier and later <= end and later > earlier:
                 gaps.append(Gap(later - earlier, batch, batch * (prompt + place)))
     return gaps
@@ -155,15 +180,18 @@ def _bounded(arrivals: Iterator[Arrival]) -> list[Arrival]:
     return [replace(each, prompt=min(each.prompt, 1500), output=min(each.output, 400)) for each in arrivals]
 
 
-def measured(answers: Sequence[Seen]) -> dict[str, float]:
+def measured(answers: Sequence[Reading]) -> dict[str, float]:
     """Return what clients saw."""
-    begin, end = min(seen.sent_at for seen in answers), max(seen.times[-1] for seen in answers)
-    ttfts, gaps = [seen.ttft_s for seen in answers], [gap for seen in answers for gap in seen.gaps_s]
+    begin, end = min(seen.sent_at for seen in answers), max(seen.texts[-1][0] for seen in answers)
+    ttfts = [seen.ttft_s for seen in answers]
+    # Tokens that come together have no time between them, as in the simulation.
+    pairs = (pair for seen in answers for pair in itertools.pairwise(seen.texts))
+    gaps = [later - earlier for (earlier, _), (later, _) in pairs]
     return dict(
         zip(
             _MEASURES,
             (
-                sum(len(seen.times) for seen in answers) / (end - begin),
+                sum(len(seen.texts) for seen in answers) / (end - begin),
                 *(percentile(ttfts, percent) for percent in (50, 99)),
                 *(percentile(gaps, percent) for percent in (50, 99)),
             ),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gateway.admission.api_keys import create_key
-from ops.bench.load.processes import accepts
+from ops.bench.systems import accepts
 from ops.chaos.fault_proxy import FaultProxy
 from ops.chaos.observer import Observer
 from ops.chaos.part import Part

@@ -61,10 +61,12 @@ class Reading:
         status: Of HTTP; 0 where there was none.
         problem: Why the answer does not count as one; None if it is whole.
         retry_after_s: What a refusal tells to wait.
-        texts: When each piece of text was there, on the clock of `time.monotonic`, and the piece.
+        texts: When each piece of text was there, and the piece; all moments are of `time.monotonic`.
         prompt_tokens: By the usage, as the following; None where the server tells none.
     """
 
+    sent_at: float
+    ended_at: float
     status: int = 0
     problem: str | None = None
     retry_after_s: int | None = None
@@ -72,6 +74,11 @@ class Reading:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """Return the time to the first piece of text, where there is one."""
+        return self.texts[0][0] - self.sent_at
 
     @property
     def gaps_s(self) -> list[float]:
@@ -86,7 +93,7 @@ class Reading:
 
 def read(answer: Answer) -> Reading:
     """Read an answer."""
-    body = _Body()
+    body = _Body(Reading(answer.sent_at, answer.ended_at or answer.sent_at))
     reading = body.reading
     parser = httptools.HttpResponseParser(body)
     for body.now, data in answer.pieces:
@@ -158,12 +165,12 @@ def _delta_text(delta: _Delta) -> str:
 class _Body:
     """Takes an answer from the parser, with the moment at which each part of its body came."""
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading) -> None:
         self.now = 0.0
         self.parts: list[bytes] = []
         self.times: list[float] = []
         self.has_status = False
-        self.reading = Reading()
+        self.reading = reading
 
     def on_status(self, _status: bytes) -> None:
         self.has_status = True

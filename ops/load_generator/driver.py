@@ -108,7 +108,7 @@ class Driver:
                     due_s = time.monotonic() - self.started
                 answer = await self._counted(self._wire.request(history, turn.max_tokens))
             reading = read(answer)
-            self.records.append(record_of(answer, reading, self.started, due_s, number))
+            self.records.append(record_of(reading, self.started, due_s, number))
             if reading.problem is not None:
                 return
             history.append(("assistant", reading.text))

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from ops.load_generator.answer import REFUSALS, Reading
-from ops.load_generator.connection import Answer
 from shared.errors import HeadraceError
 
 VERSION = 1
@@ -71,14 +70,14 @@ class Record(msgspec.Struct, omit_defaults=True):
         return all((seen[name] or 0.0) * 1e3 <= limit for name, limit in slo_ms.items())
 
 
-def record_of(answer: Answer, reading: Reading, start: float, intended_s: float, turn: int) -> Record:
+def record_of(reading: Reading, start: float, intended_s: float, turn: int) -> Record:
     """Return the record of an answer in a run that began at `start`."""
     first = reading.texts[0][0] - start - intended_s if reading.texts else None
     has_usage = reading.completion_tokens is not None
     return Record(
         round(intended_s, 6),
-        round(answer.sent_at - start, 6),
-        round((answer.ended_at or answer.sent_at) - start, 6),
+        round(reading.sent_at - start, 6),
+        round(reading.ended_at - start, 6),
         reading.status,
         None if first is None else round(first, 6),
         [round(gap, 6) for gap in reading.gaps_s],

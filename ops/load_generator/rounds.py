@@ -30,12 +30,12 @@ class Samples:
     gaps_s: list[float] = field(default_factory=list)
     delays_s: list[float] = field(default_factory=list)
 
-    def add(self, answer: Answer, reading: Reading) -> None:
+    def add(self, reading: Reading) -> None:
         """Count the tokens of an answer, a text each."""
         self.num_failures += reading.problem is not None
         self.num_requests += reading.problem is None
         self.num_tokens += len(reading.texts)
-        self.ttft_s += [at - answer.sent_at for at, _ in reading.texts[:1]]
+        self.ttft_s += [at - reading.sent_at for at, _ in reading.texts[:1]]
         self.gaps_s += reading.gaps_s
         for at, text in reading.texts:
             digits = text[:STAMP_DIGITS]
@@ -46,27 +46,41 @@ class Samples:
 async def count_streams(address: Address, requests: Sequence[bytes], num_rounds: int, spread_s: float = 0.0) -> Samples:
     """Run one connection per request, `num_rounds` times each, their starts spread evenly; return what they saw."""
     started = time.monotonic()
-    tasks = []
-    for index, request in enumerate(requests):
-        await asyncio.sleep(max(0.0, started + spread_s * index / len(requests) - time.monotonic()))
-        connection = await Connection.open(address)
-        tasks.append(asyncio.create_task(_ask(connection, request, num_rounds)))
-    connections = await asyncio.gather(*tasks)
+    due = [(spread_s * index / len(requests), request) for index, request in enumerate(requests)]
+    connections = await ask_each(address, due, num_rounds)
     samples = Samples(time.monotonic() - started)
     for answers in connections:
         samples.num_failures += num_rounds - len(answers)
         for answer in answers:
-            samples.add(answer, read(answer))
+            samples.add(read(answer))
     return samples
 
 
-async def _ask(connection: Connection, request: bytes, num_rounds: int) -> list[Answer]:
-    """Return the answers to a request, fewer than `num_rounds` where the connection was lost."""
-    answers: list[Answer] = []
-    while len(answers) < num_rounds and connection.is_open:
-        answers.append(await connection.ask(request))
-        if not answers[-1].is_whole:
-            break
-    if connection.is_open:
-        connection.close()
-    return answers
+async def ask_each(
+    address: Address, requests: Sequence[tuple[float, bytes]], num_rounds: int = 1
+) -> list[list[Answer]]:
+    """Ask each request on a connection of its own, `num_rounds` times in a row, however slow the others are.
+
+    Args:
+        address: Of the server.
+        requests: Seconds from now until each is sent, and the request.
+        num_rounds: A connection that is lost ends its rounds.
+
+    Raises:
+        OSError: The server takes no connection.
+    """
+    started = time.monotonic()
+
+    async def ask(due_s: float, request: bytes) -> list[Answer]:
+        await asyncio.sleep(max(0.0, started + due_s - time.monotonic()))
+        connection = await Connection.open(address)
+        answers: list[Answer] = []
+        while len(answers) < num_rounds and connection.is_open:
+            answers.append(await connection.ask(request))
+            if not answers[-1].is_whole:
+                break
+        if connection.is_open:
+            connection.close()
+        return answers
+
+    return await asyncio.gather(*(ask(*each) for each in requests))

@@ -14,8 +14,6 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ops.bench.load.processes import HOST, own_settings, running
-from ops.bench.load.systems import headrace_up
 from ops.bench.peers.engines import (
     Task,
     convert_for_llama,
@@ -25,6 +23,7 @@ from ops.bench.peers.engines import (
     vllm_python,
     vllm_version,
 )
+from ops.bench.systems import HOST, headrace_up, own_settings, running
 from ops.load_generator.connection import Address
 from ops.stack.ports import free_port
 

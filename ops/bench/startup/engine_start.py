@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_worker.execution.start_up import StartUp
-from ops.bench.load.processes import peak_rss_bytes
+from ops.bench.systems import peak_rss_bytes
 
 if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner

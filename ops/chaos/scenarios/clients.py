@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ops.bench.load.processes import cpu_seconds
+from ops.bench.systems import cpu_seconds
 from ops.chaos import aftermath
 from ops.chaos.fault_proxy import LinkState
 from ops.chaos.ledger import Entry, Ledger, Verdict

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ops.bench.engine import Load
-from ops.bench.load.served_streams import StreamError, measure, serve_streams, token_times
 from ops.bench.peers import servers as served_servers
 from ops.bench.peers.engines import Task
+from ops.bench.served import StreamError, measure_streams, serve_streams, token_times
 from ops.load_generator.connection import Address, Answer
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -29,7 +29,7 @@ def chunk(text: str) -> bytes:
 @pytest.fixture
 def paced_server() -> Iterator[Address]:
     """Sixty tokens a stream, one per 10 ms."""
-    command = [sys.executable, "-m", "ops.bench.load.floor_server", "10", "60"]
+    command = [sys.executable, "-m", "ops.bench.floor_server", "10", "60"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield Address("127.0.0.1", int(process.stdout.readline()), "any")
@@ -59,13 +59,13 @@ def test_tokens_are_timed_by_the_piece_that_completes_their_text() -> None:
 def test_only_tokens_while_all_streams_decode_count() -> None:
     slow, quick = (0.0, [4.0, 5.0, 6.0, 7.0]), (0.0, [1.0, 2.0, 4.5, 5.5, 6.5])
 
-    served = measure([slow, quick])
+    served = measure_streams([slow, quick])
 
     # Between 4.0, when the last one begins, and 6.5, when the first one ends: two tokens and three.
     assert served.decode_rate == 5 / 2.5
     assert (served.ttft_p50_s, served.ttft_max_s) == (2.5, 4.0)
     with pytest.raises(StreamError, match="--new"):
-        measure([slow, (0.0, [1.0, 2.0])])
+        measure_streams([slow, (0.0, [1.0, 2.0])])
 
 
 def test_refused_or_short_answers_are_errors() -> None:

@@ -49,4 +49,4 @@ def test_run_records_cold_and_warm_starts(
 def test_failed_child_is_told_with_its_last_words(tmp_path: Path) -> None:
     # Any child: this one takes a number for its first argument.
     with pytest.raises(PeerUnavailableError, match=f"ended with 1: .*convert string to float: '{tmp_path}'"):
-        startup.run_child("load.floor_server", tmp_path, "cpu")
+        startup.run_child("floor_server", tmp_path, "cpu")

@@ -1,26 +1,133 @@
-"""The systems that benchmarks drive: all of it as `headrace up` runs it, or its parts one by one, on free ports."""
+"""The systems that benchmarks drive, and the processes that they start, with the CPU time and memory that these take.
+
+All of a system as `headrace up` runs it, or its parts one by one, on free ports. Each process ends with the benchmark,
+whatever ends that, and so does what it starts.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ops.bench.load.processes import HOST, START_TIMEOUT_S, accepts, own_settings, running
+import psutil
+
 from ops.load_generator.connection import Address
 from ops.stack.ports import free_port
 from ops.stack.servers import find_nats_server
+from ops.stack.tether import tethered
 
+HOST = "127.0.0.1"
 API_KEY = "sk-bench"
 MODEL = "stamping"
+START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class StartError(RuntimeError):
+    """A process ended, or was not ready in time; the message has its last lines."""
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    log: Path,
+    is_ready: Callable[[], bool],
+    environ: Mapping[str, str],
+    timeout_s: float = START_TIMEOUT_S,
+) -> Iterator[int]:
+    """Run a command until the block ends, which begins when it is ready; yield its pid.
+
+    SIGTERM ends the block as an exception does, so that the command stops in order and folders are removed. Where the
+    benchmark is killed, the command is killed with it.
+
+    Raises:
+        StartError: It ended before it was ready, or is not ready after `timeout_s`.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            tethered(command), stdout=output, stderr=subprocess.STDOUT, env=dict(environ), start_new_session=True
+        )
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not is_ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                words = log.read_text(errors="replace").strip()[-2000:] or "no message"
+                raise StartError(f"{Path(command[0]).name} did not start: {words}")
+            time.sleep(0.02)
+        yield process.pid
+    finally:
+        _stop(process)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def own_settings(**settings: object) -> dict[str, str]:
+    """Return this process's variables with these `HEADRACE_` settings and no others."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return inherited | {f"HEADRACE_{name}": str(value) for name, value in settings.items()}
+
+
+def accepts(port: int) -> bool:
+    """Return whether a port of loopback accepts connections."""
+    try:
+        with socket.create_connection((HOST, port), timeout=0.2):
+            return True
+    except OSError:
+        return False
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return user and system time spent so far by these processes; those that are gone count nothing."""
+    total = 0.0
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def peak_rss_bytes(pids: Iterable[int]) -> int:
+    """Return the sum of the processes' largest resident sizes so far."""
+    total = 0
+    for pid in pids:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        total += next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+    return total
+
+
+def descendants(pids: Collection[int]) -> list[int]:
+    """Return these processes and all their children."""
+    found = list(pids)
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return found
 
 
 @contextmanager
@@ -109,7 +216,7 @@ def isolated_gateway(step_ms: float) -> Iterator[Target]:
     """Run a gateway before NATS and a stamping worker."""
     with parts() as system:
         nats, nats_url = system.start_nats()
-        command = [sys.executable, "-m", "ops.bench.load.stamping_worker", nats_url, MODEL, str(step_ms)]
+        command = [sys.executable, "-m", "ops.bench.stamping_worker", nats_url, MODEL, str(step_ms)]
         worker, _ = system.start(command, "worker", "")
         gateway, port = system.start_gateway(["gateway"], nats_url, DRAIN_TIMEOUT_S=1)
         time.sleep(1.0)  # heartbeats arrive

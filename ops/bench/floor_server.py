@@ -1,6 +1,6 @@
 """The floor under every gateway: an asyncio server that only writes the event stream's bytes, at the engine's pace.
 
-Run as `python -m ops.bench.load.floor_server STEP_MS NUM_TOKENS`; it prints its port. No JSON, no queue, no routing:
+Run as `python -m ops.bench.floor_server STEP_MS NUM_TOKENS`; it prints its port. No JSON, no queue, no routing:
 what it costs per token is the socket write and the event loop.
 """
 

@@ -1,6 +1,6 @@
 """A worker without an engine for measuring gateways: one token per sequence and step, its text the time it was made.
 
-Run as `python -m ops.bench.load.stamping_worker NATS_URL MODEL STEP_MS`. It speaks the wire as a worker does (pull,
+Run as `python -m ops.bench.stamping_worker NATS_URL MODEL STEP_MS`. It speaks the wire as a worker does (pull,
 claim, one frame per gateway and step, heartbeats) and does nothing else, so that the gateway saturates before it.
 """
 

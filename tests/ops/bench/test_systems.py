@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.load.processes import descendants
+from ops.bench.systems import descendants
 from tests.servers import is_alive
 from tests.waiting import wait_for
 
 BENCH = """
 import os, pathlib, sys, time
-from ops.bench.load.systems import headrace_up
+from ops.bench.systems import headrace_up
 from tests.servers import is_alive
 environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
 with headrace_up(["--simulate", "1"], environ):
