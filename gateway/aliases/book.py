@@ -212,13 +212,6 @@ class AliasBook:
         counted[conversation] += 1
         return counted[conversation] <= MAX_COUNTED
 
-    def is_current(self, generation: Generation, tenant: str, fleet: Fleet) -> bool:
-        """Whether a generation that was read before would be read so again; never while its alias has a canary."""
-        alias = self.find(generation.name, tenant, fleet)
-        if alias is None or generation.alias is None:
-            return alias is None and generation.alias is None
-        return alias.running is None and alias.model == generation.model
-
 
 def is_served(fleet: Fleet, name: str, tenant: str | None) -> bool:
     """Whether a name is that of a model or an adapter that workers serve, or served minutes ago."""

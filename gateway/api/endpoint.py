@@ -52,7 +52,6 @@ class Endpoint(ABC):
         name: Of the route in metrics.
         dialect: How it tells errors and ends streams.
         parse: Makes a generation of a body by the rules of `BodyReader.read`; raises `ApiError`.
-        is_repeatable: The body alone decides the generation, which is started as this class does.
         is_logged: The answer follows from the generation and its deltas alone, so it can be told again from a log.
     """
 
@@ -60,7 +59,6 @@ class Endpoint(ABC):
     name: str
     parse: Callable[[bytes, BodyRules], Generation]
     dialect: Dialect = OPENAI
-    is_repeatable: bool = False
     is_logged: bool = False
 
     def __init__(self, bodies: LargeBodies) -> None:
@@ -92,7 +90,6 @@ class Endpoint(ABC):
 
 
 class _OpenAiEndpoint(Endpoint):
-    is_repeatable = True
     is_logged = True
 
     def whole_answer(self, asked: Asked) -> Answer:

@@ -27,7 +27,6 @@ from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
 from gateway.api.model_abilities import ModelReading, check_sees, with_adapter
-from gateway.api.repeated_requests import RepeatedAnswer, RepeatedRequests
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
@@ -67,10 +66,6 @@ class _Visit(Struct):
         if self.probe is not None:
             self.probe.failed(error)
 
-    @property
-    def is_repeatable(self) -> bool:
-        return self.endpoint.is_repeatable and self.head.model is None and self.key is None
-
 
 class GenerationService:
     """Serves every endpoint that generates. Owns the places for answers, and the streams that run."""
@@ -81,7 +76,6 @@ class GenerationService:
         dispatcher: Dispatcher,
         shedder: Shedder,
         starter: GenerationStarter,
-        repeated: RepeatedRequests,
         observer: RequestObserver,
         logged: GenerationLog,
     ) -> None:
@@ -90,7 +84,6 @@ class GenerationService:
         self._dispatcher = dispatcher
         self._shedder = shedder
         self._starter = starter
-        self._repeated = repeated
         self._observer = observer
         self._logged = logged
         self._metrics = services.metrics
@@ -138,14 +131,13 @@ class GenerationService:
         del body
         place = self._take_place(principal.key_id)
         try:
-            known = self._known_answer(visit)
-            generation = await self._parsed(visit) if known is None else known.generation
-            generation = await self._resolved(visit, generation)
+            rules = services.body_rules(principal, head.model)
+            generation = await self._resolved(visit, await endpoint.generation(visit.body, principal, rules))
             visit.record.parsed(principal, generation)
             self._observer.parsed(visit.record)
             principal.check_model(generation.name)
             principal.check_priority(generation.priority)
-            head.status = await self._answer(visit, generation, known)
+            head.status = await self._answer(visit, generation)
         except ApiError as error:
             if visit.probe is not None:
                 visit.probe.failed(error)
@@ -154,8 +146,8 @@ class GenerationService:
             self._give_place_back(principal.key_id, place)
 
     async def _resolved(self, visit: _Visit, generation: Generation) -> Generation:
-        """Return a generation with the model that its name stands for; one from `_known_answer` has it."""
-        if generation.alias is not None or not self._services.aliases.table.aliases:
+        """Return a generation with the model that its name stands for."""
+        if not self._services.aliases.table.aliases:
             return generation
         services, tenant, fleet = self._services, visit.principal.tenant, self._dispatcher.fleet
         conversation = b""
@@ -164,26 +156,6 @@ class GenerationService:
             conversation = await services.bodies.read_kept(tenant, len(visit.body), read)
         generation, visit.probe = services.aliases.split(generation, tenant, fleet, conversation)
         return generation
-
-    def _known_answer(self, visit: _Visit) -> RepeatedAnswer | None:
-        """Return the answer to a body that was answered from the cache lately, if its client may and would have it."""
-        if not visit.is_repeatable:
-            return None
-        principal = visit.principal
-        known = self._repeated.find(visit.endpoint.name, principal.tenant, visit.body)
-        if known is not None and with_watermark(known.generation, principal.watermark) != known.generation:
-            # The tenant's answers have been marked since, or with another secret.
-            return None
-        # A body that names no model is read by the models that its key may use.
-        if known is None or not principal.can_use(known.generation.name):
-            return None
-        if not self._services.aliases.is_current(known.generation, principal.tenant, self._dispatcher.fleet):
-            return None
-        return None if _wants_fresh(visit.exchange.head.headers) else known
-
-    async def _parsed(self, visit: _Visit) -> Generation:
-        rules = self._services.body_rules(visit.principal, visit.head.model)
-        return await visit.endpoint.generation(visit.body, visit.principal, rules)
 
     async def show(
         self, endpoint: Endpoint, logged: LoggedGeneration, exchange: Exchange, head: ResponseHead, principal: Principal
@@ -208,7 +180,7 @@ class GenerationService:
             answer.close()
         return self._status_of(answer, outcome)
 
-    async def _answer(self, visit: _Visit, generation: Generation, known: RepeatedAnswer | None) -> int:
+    async def _answer(self, visit: _Visit, generation: Generation) -> int:
         if visit.key is not None and (kept := await self._logged.repeated(visit.principal, visit.key)) is not None:
             return await self._repeat(visit, kept)
         generation = _settled(generation, self._dispatcher.fleet, visit.principal)
@@ -221,16 +193,15 @@ class GenerationService:
             visit.head.limits = lease.headers
             if load is None:
                 raise no_such_model(generation.name, generation.model)
-            if known is None:
-                generation = await self._read(generation, load, visit.principal.tenant)
+            generation = await self._read(generation, load, visit.principal.tenant)
             visit.head.first_event = 0 if generation.is_resumable else None
             asked = Asked(visit.exchange, generation, visit.head, visit.principal, load.fingerprint)
             answer = self._new_answer(visit.endpoint, asked)
             tokens_used = None
             try:
-                membership = await self._start(visit, asked, answer, load, known, lease)
+                membership = await self._start(visit, asked, answer, load, lease)
                 is_lent = membership.is_counted
-                visit.record.source = _source(membership, is_repeated=known is not None)
+                visit.record.source = _source(membership)
                 outcome = await self._ended(visit, answer, membership, is_streamed=generation.stream)
                 tokens_used = _tokens_used(answer, membership, outcome)
                 return self._note(visit, generation, answer, membership, outcome)
@@ -272,17 +243,7 @@ class GenerationService:
             return endpoint.whole_answer(asked)
         return endpoint.streamed_answer(asked, StreamParts(self._flusher, self._stream_limits, self._loop.time()))
 
-    async def _start(
-        self,
-        visit: _Visit,
-        asked: Asked,
-        answer: Answer,
-        load: FleetLoad,
-        known: RepeatedAnswer | None,
-        lease: Lease,
-    ) -> Membership:
-        if known is not None:
-            return self._starter.repeat(known, answer.sinks)
+    async def _start(self, visit: _Visit, asked: Asked, answer: Answer, load: FleetLoad, lease: Lease) -> Membership:
         generation, endpoint = asked.generation, visit.endpoint
         is_logged = endpoint.is_logged and (generation.is_resumable or visit.key is not None)
         # A random answer is never shared, so none is kept that could be passed by.
@@ -290,13 +251,7 @@ class GenerationService:
         start = GenerationStart(generation, load, answer, self._caller(visit), is_fresh)
         if is_logged:
             return await self._logged.start_logged(endpoint.name, start, asked, lease, visit.key)
-        membership = await endpoint.start(self._starter, start)
-        # What an image's URL names may be another image the next time.
-        has_images = any(prompt.media for prompt in generation.prompts)
-        if visit.is_repeatable and membership.cache_key is not None and not has_images:
-            tenant = visit.principal.tenant
-            self._repeated.keep(endpoint.name, tenant, visit.body, generation, membership.cache_key, load)
-        return membership
+        return await endpoint.start(self._starter, start)
 
     def _caller(self, visit: _Visit) -> Caller:
         principal, headers = visit.principal, visit.exchange.head.headers
@@ -366,9 +321,8 @@ class GenerationService:
         return 200 if answer.error is None else answer.error.status
 
 
-def _source(membership: Membership, *, is_repeated: bool) -> str:
-    """Return where an answer comes from."""
-    if is_repeated or membership.cache_key is not None:
+def _source(membership: Membership) -> str:
+    if membership.is_repeated:
         return "cache"
     return "shared" if membership.prediction is None and not membership.is_counted_elsewhere else "generated"
 

@@ -18,7 +18,6 @@ from gateway.admission.caller import Caller
 from gateway.admission.shedding import Prediction, Shedder
 from gateway.aliases.book import LogprobTap
 from gateway.api.model_abilities import check_budget, check_length, check_task
-from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
@@ -45,7 +44,7 @@ class Membership(Struct, frozen=True):
         leave: Ends it. A generation without members is cancelled. To be called once, at the end.
         delivered: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
         prediction: The shedder's, if the generation is new.
-        cache_key: Of the answer that was repeated, if it came from the cache.
+        is_repeated: The answer came from the cache.
         num_reserved: Tokens that its job may use; 0 if delivered tokens are counted.
         is_counted: Somebody else counts its tokens when the generation has ended, which may be later than the answer.
     """
@@ -53,7 +52,7 @@ class Membership(Struct, frozen=True):
     leave: Callable[[], None]
     delivered: Callable[[], tuple[int, int]]
     prediction: Prediction | None = None
-    cache_key: CacheKey | None = None
+    is_repeated: bool = False
     num_reserved: int = 0
     is_counted: bool = False
 
@@ -116,7 +115,7 @@ class GenerationStarter:
             self._metrics.cache_shared += 1
             shared.join(sinks)
         delivered = partial(_delivered_of_shared, shared, generation.n)
-        return Membership(partial(shared.leave, sinks), delivered, expected, key if shared.is_repeated else None)
+        return Membership(partial(shared.leave, sinks), delivered, expected, shared.is_repeated)
 
     async def start_own(
         self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request]
@@ -146,14 +145,6 @@ class GenerationStarter:
         check_length(generation, load)
         check_budget(generation, load)
         return await self._grammars.checked(generation, tenant)
-
-    def repeat(self, answer: RepeatedAnswer, sinks: Sequence[Sink]) -> Membership:
-        """Let the deltas of an answer that is known flow into `sinks`, one per sequence."""
-        self._metrics.cache_hits += 1
-        for sink, deltas in zip(sinks, answer.sequences, strict=True):
-            for delta in deltas:
-                sink.deliver(delta)
-        return Membership(_do_nothing, partial(_delivered, answer.sequences, answer.generation.n))
 
     async def _fill(
         self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
@@ -267,18 +258,10 @@ def _is_free(load: FleetLoad | None, generation: Generation) -> bool:
     return generation.num_sequences == 1 and generation.estimated_prompt_tokens <= MAX_SPECULATIVE_TOKENS
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _delivered_of_flights(flights: Sequence[Flight], n: int) -> tuple[int, int]:
     return sum(f.prompt_tokens for f in flights[::n]), sum(len(f.emitted) for f in flights)
 
 
 def _delivered_of_shared(shared: SharedGeneration, n: int) -> tuple[int, int]:
-    return _delivered([sequence.deltas for sequence in shared.sequences], n)
-
-
-def _delivered(sequences: Sequence[Sequence[Delta]], n: int) -> tuple[int, int]:
-    counts = [tokens_so_far(deltas) for deltas in sequences]
+    counts = [tokens_so_far(sequence.deltas) for sequence in shared.sequences]
     return sum(prompt for prompt, _ in counts[::n]), sum(generated for _, generated in counts)

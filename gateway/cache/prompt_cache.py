@@ -3,8 +3,7 @@
 The key is the SHA-256 of everything that decides the answer. A value carries the tenant and the full key and is checked
 when read, so a collision or a mix-up in Redis is a miss. Values are the deltas themselves: a hit is sent through
 the same sinks as a live answer, streamed or whole. Redis is never required: every failure is a miss. Answers that were
-written or read lately are also kept in this process, in the same encoding and no longer than Redis keeps them; once a
-request for one was repeated, also decoded.
+written or read lately are also kept in this process, in the same encoding and no longer than Redis keeps them.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.cache.recording import as_cached, content_and_end, is_complete
+from gateway.cache.recording import as_cached, is_complete
 from gateway.cache.redis_client import RedisCache
 from gateway.generation import Generation
-from shared.messages import UNDECODABLE, Delta, encode
+from shared.messages import UNDECODABLE, Delta
 
 # What an entry takes beside its value: key, entry, numbers, and their places in the table.
 ENTRY_BYTES = 300
@@ -34,8 +33,6 @@ Sequences = list[list[Delta]]
 class _Entry:
     value: bytes
     expires_at: float
-    num_bytes: int
-    told: Sequences | None = None
 
 
 class AnswerMemory:
@@ -48,39 +45,6 @@ class AnswerMemory:
 
     def get(self, digest: bytes, now: float) -> bytes | None:
         """Return an answer whose time is not over. `now` is Unix seconds, here and below."""
-        entry = self._current(digest, now)
-        return None if entry is None else entry.value
-
-    def told(self, digest: bytes, now: float) -> Sequences | None:
-        """Return an answer in the form that was sent, if `keep_told` has stored it."""
-        entry = self._current(digest, now)
-        return None if entry is None else entry.told
-
-    def put(self, digest: bytes, value: bytes, expires_at: float) -> None:
-        """Keep an answer until `expires_at`, or until others have been wanted more recently."""
-        self.drop(digest)
-        if len(value) + ENTRY_BYTES > self._max_bytes:
-            return
-        self._entries[digest] = _Entry(value, expires_at, len(value) + ENTRY_BYTES)
-        self._add(len(value) + ENTRY_BYTES)
-
-    def keep_told(self, digest: bytes, told: Sequences, num_bytes: int) -> None:
-        """Keep the decoded form of an answer too, which takes `num_bytes`, if there is room for both."""
-        entry = self._entries.get(digest)
-        if entry is None or entry.told is not None or entry.num_bytes + num_bytes > self._max_bytes:
-            return
-        entry.told = told
-        entry.num_bytes += num_bytes
-        self._entries.move_to_end(digest)
-        self._add(num_bytes)
-
-    def drop(self, digest: bytes) -> None:
-        """Forget an answer, if it is there."""
-        entry = self._entries.pop(digest, None)
-        if entry is not None:
-            self.num_bytes -= entry.num_bytes
-
-    def _current(self, digest: bytes, now: float) -> _Entry | None:
         entry = self._entries.get(digest)
         if entry is None:
             return None
@@ -88,18 +52,27 @@ class AnswerMemory:
             self.drop(digest)
             return None
         self._entries.move_to_end(digest)
-        return entry
+        return entry.value
 
-    def _add(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
+    def put(self, digest: bytes, value: bytes, expires_at: float) -> None:
+        """Keep an answer until `expires_at`, or until others have been wanted more recently."""
+        self.drop(digest)
+        if len(value) + ENTRY_BYTES > self._max_bytes:
+            return
+        self._entries[digest] = _Entry(value, expires_at)
+        self.num_bytes += len(value) + ENTRY_BYTES
         while self.num_bytes > self._max_bytes:
             self.drop(next(iter(self._entries)))
+
+    def drop(self, digest: bytes) -> None:
+        """Forget an answer, if it is there."""
+        entry = self._entries.pop(digest, None)
+        if entry is not None:
+            self.num_bytes -= len(entry.value) + ENTRY_BYTES
 
 
 FORMAT_VERSION = 4
 TTL_JITTER = 0.2
-# Bytes in memory for one on the wire: of a token id 36 for five, of a log probability more.
-_DECODED = 8
 
 _logger = logging.getLogger(__name__)
 
@@ -177,14 +150,6 @@ class PromptCache:
         value = None if self._redis is None else self._memory.get(key.digest, self._clock())
         stored = None if value is None else self._read(key, value)
         return None if stored is None else _cached(stored)
-
-    def told(self, key: CacheKey) -> Sequences | None:
-        """Return the remembered answer as the content and the end of each sequence, which are decoded once."""
-        told = self._memory.told(key.digest, self._clock())
-        if told is None and (sequences := self.remembered(key)) is not None:
-            told = [content_and_end(deltas) for deltas in sequences]
-            self._memory.keep_told(key.digest, told, sum(_DECODED * len(encode(content)) for content, _ in told))
-        return told
 
     async def get(self, key: CacheKey) -> Sequences | None:
         """Return the deltas of each sequence of a cached answer, or None; each sequence has its end."""

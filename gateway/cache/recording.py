@@ -31,13 +31,6 @@ def merge(deltas: Sequence[Delta]) -> Delta:
     )
 
 
-def content_and_end(deltas: Sequence[Delta]) -> list[Delta]:
-    """Return a complete sequence as two deltas: its content, which a stream can send at once, and its end."""
-    whole = merge(deltas)
-    end = Delta(whole.id, whole.epoch, whole.seq + len(whole.token_ids), finish=whole.finish)
-    return [msgspec.structs.replace(whole, finish=None), end]
-
-
 def tokens_so_far(deltas: Sequence[Delta]) -> tuple[int, int]:
     """Return how many prompt tokens and generated tokens the deltas of one sequence stand for."""
     prompt = next((delta.prompt_tokens for delta in deltas if delta.prompt_tokens is not None), 0)

@@ -31,7 +31,6 @@ from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint, Endpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.generation_starter import GenerationStarter
 from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
-from gateway.api.repeated_requests import RepeatedRequests
 from gateway.api.request_observer import RequestObserver
 from gateway.api.routes import KeyRoute, RouteServices
 from gateway.api.structured_output import StructuredOutputAdmission
@@ -127,8 +126,7 @@ async def assemble(
         images=_images(config, nats),
     )
     streams = await _streams(stack, config, nats, dispatcher, starter, metrics)
-    parts = (starter, RepeatedRequests(dispatcher.fleet, cache), observer, streams)
-    service = GenerationService(services, dispatcher, shedder, *parts)
+    service = GenerationService(services, dispatcher, shedder, starter, observer, streams)
     responses = _responses(stack, services, nats, dispatcher)
     batches, more = None, UsageRoutes(services, nats.jetstream(), config.device_hour_cost).routes()
     if config.files is not None:

@@ -13,7 +13,6 @@ from shared.grammar.gbnf_lark import gbnf_as_lark
 from shared.grammar.grammar import Grammar, GrammarError
 from shared.grammar.patterns import with_exact_patterns
 from shared.grammar.property_names import with_named_properties
-from shared.grammar.unique_items import with_unique_items
 
 # One space, or a new line with its indentation: what writers of JSON write. A model cannot go on with spaces for ever.
 WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"
@@ -64,7 +63,7 @@ def llguidance_schema(schema: Any, *, strict: bool) -> Any:
     """Return a decoded schema as llguidance is to be given it, alone or behind `%json` in a Lark grammar.
 
     Raises:
-        GrammarError: One of its patterns is not supported, or items must be unique in a way that is not.
+        GrammarError: One of its patterns is not supported.
     """
     if isinstance(schema, bool):
         return {} if schema else False
@@ -77,8 +76,7 @@ def llguidance_schema(schema: Any, *, strict: bool) -> Any:
         "lenient": False,
         "coerce_one_of": not strict,
     }
-    named = with_named_properties(with_unique_items(schema))
-    return {**with_exact_patterns(named), "x-guidance": options}
+    return {**with_exact_patterns(with_named_properties(schema)), "x-guidance": options}
 
 
 def looks_like_lark(source: str) -> bool:

@@ -103,6 +103,8 @@ def _schema(value: Any, path: str) -> Any:
             written[name] = child
         elif name == "format" and isinstance(child, str) and is_note(child):
             continue
+        elif name == "uniqueItems" and (child is False or value.get("maxItems") in (0, 1)):
+            continue
         elif name == "pattern" and isinstance(child, str):
             written[name] = exact_pattern(child, path)
         elif name == "patternProperties" and isinstance(child, dict):

@@ -219,15 +219,6 @@ def test_conversation_is_told_by_its_user_or_by_how_it_begins() -> None:
     assert told(["a"], user="u") == told(["b"], safety_identifier="u") == told(["c"], metadata={"user_id": "u"})
 
 
-def test_alias_that_hides_what_was_a_model_makes_its_kept_answers_old() -> None:
-    plain = asked()
-    assert AliasBook().is_current(plain, "t", FLEET)
-    assert not book(table()).is_current(plain, "t", FLEET)
-    settled = book(table()).settled(plain, "t", FLEET)
-    assert book(table()).is_current(settled, "t", FLEET)
-    assert not AliasBook().is_current(settled, "t", FLEET)
-
-
 def test_only_so_many_canaries_run_at_once() -> None:
     of = AliasTable()
     for number in range(MAX_RUNNING + 1):

@@ -146,7 +146,7 @@ async def test_client_that_leaves_while_its_body_is_read_is_counted_and_told_to_
         begin=lambda route, request_id, headers: route, end=lambda record, status: told.append((record, status))
     )
     services = SimpleNamespace(config=GatewayConfig(), keys=keys, metrics=metrics, bodies=nothing)
-    parts: list[Any] = [services, nothing, nothing, nothing, nothing, observer, nothing]
+    parts: list[Any] = [services, nothing, nothing, nothing, observer, nothing]
     service = GenerationService(*parts)
     exchange = SimpleNamespace(head=SimpleNamespace(headers=[], notes={}), read_body=leave)
     route = GenerationRoute(ChatEndpoint(LargeBodies()), service)

@@ -15,7 +15,6 @@ from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
-from gateway.api.repeated_requests import RepeatedAnswer
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache
 from gateway.config import GatewayConfig
@@ -335,15 +334,6 @@ async def test_request_of_another_tenant_or_deadline_or_for_a_fresh_answer_share
         await asking
         assert len(gateway.queue.flights) == number + 2
     assert gateway.metrics.cache_shared == 0
-
-
-async def test_answer_that_is_known_counts_its_prompt_once_however_many_choices_it_has(gateway: Gateway) -> None:
-    generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=True)
-    sequences = [[Delta("", 0, 0, (1, 2), "ab", prompt_tokens=5), Delta("", 0, 2, finish=Finish("stop"))]] * 2
-    sinks = [ListSink(), ListSink()]
-    ticket = gateway.starter.repeat(RepeatedAnswer(generation, sequences), sinks)
-    assert [(sink.text, sink.endings) for sink in sinks] == [("ab", 1)] * 2
-    assert ticket.tokens_used() == 5 + 2 * 2
 
 
 async def test_cached_answer_is_delivered_and_nothing_is_queued(

@@ -60,10 +60,9 @@ class Requests:
     def __init__(self) -> None:
         self.released: list[int | None] = []
         self.num_left = 0
-        self.kept: list[str] = []
         self.answers: list[Answered] = []
         self.failures: dict[str, Exception] = {}
-        self.is_repeatable = self.is_logged = False
+        self.is_logged = False
         self.name = "e"
         self.load: object = SimpleNamespace(fingerprint=None)
         principal = Principal("k", "t", frozenset({"m"}))
@@ -76,7 +75,6 @@ class Requests:
             body_rules=lambda principal, model: None,
             aliases=AliasBook(),
         )
-        repeated = SimpleNamespace(find=lambda *name: None, keep=lambda name, *of: self.kept.append(name))
         watch = SimpleNamespace(owes_answer=False, is_connected=True)
         fleet = SimpleNamespace(reported_load=lambda model: self.load, find_adapter=lambda model, tenant: None)
         dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
@@ -84,7 +82,7 @@ class Requests:
             traceparent=None, tenant="t", key="k", parsed=lambda *of: None, failed=lambda error: None
         )
         observer = SimpleNamespace(begin=lambda *of: record, parsed=lambda record: None)
-        parts: list[Any] = [services, dispatcher, None, None, repeated, observer, None]
+        parts: list[Any] = [services, dispatcher, None, None, observer, None]
         self.service = GenerationService(*parts)
         self.service._reading = cast("Any", SimpleNamespace(read=self._read))
 
@@ -111,7 +109,12 @@ class Requests:
             raise failure
         counts = {"tokens_used": lambda: 3, "delivered": lambda: (0, 0)}
         return SimpleNamespace(
-            leave=self._leave, cache_key="key", prediction=None, is_counted_elsewhere=False, is_counted=False, **counts
+            leave=self._leave,
+            is_repeated=False,
+            prediction=None,
+            is_counted_elsewhere=False,
+            is_counted=False,
+            **counts,
         )
 
     def _leave(self) -> None:
@@ -216,13 +219,3 @@ async def test_answer_that_failed_costs_nothing_unless_its_time_was_over(
     assert (requests.released, requests.num_left) == ([num_tokens], 1)
     # Nothing came, so that the name of its model may have been made up.
     assert counted == []
-
-
-@pytest.mark.parametrize("is_repeatable", [False, True])
-async def test_request_is_remembered_by_its_bytes_where_these_say_all(requests: Requests, is_repeatable: bool) -> None:
-    requests.is_repeatable = is_repeatable
-    asking = asyncio.create_task(requests.ask())
-    await until(lambda: requests.answers)
-    requests.answers[0].done.set_result(Outcome.COMPLETED)
-    assert await asking == 200
-    assert requests.kept == (["e"] if is_repeatable else [])

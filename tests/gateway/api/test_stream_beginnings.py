@@ -44,7 +44,7 @@ class _Stream:
 class _Endpoint:
     """Asks for streams that are admitted when the test says so."""
 
-    name, is_repeatable, is_logged = "e", False, False
+    name, is_logged = "e", False
 
     def __init__(self, ticked: list[str]) -> None:
         self.answer = _Stream("new", False, ticked)
@@ -59,7 +59,7 @@ class _Endpoint:
     async def start(self, *arguments: object) -> object:
         await self.is_admitted.wait()
         return SimpleNamespace(
-            leave=lambda: None, cache_key=None, prediction=1, is_counted=False, is_counted_elsewhere=True
+            leave=lambda: None, is_repeated=False, prediction=1, is_counted=False, is_counted_elsewhere=True
         )
 
 
@@ -82,7 +82,7 @@ def _service(watch: SimpleNamespace) -> GenerationService:
     dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
     record = SimpleNamespace(traceparent=None, tenant="t", key="k", parsed=lambda *read: None)
     observer = SimpleNamespace(begin=lambda *of: record, parsed=lambda record: None)
-    parts: list[Any] = [services, dispatcher, None, None, None, observer, None]
+    parts: list[Any] = [services, dispatcher, None, None, observer, None]
     service = GenerationService(*parts)
     service._reading = cast("Any", SimpleNamespace(read=_at_once))
     return service

@@ -230,9 +230,6 @@ def test_other_weights_under_the_same_name_have_another_key() -> None:
     assert cache_key("t", _generation(), ("a",)) != cache_key("t", _generation(), ("b",))
 
 
-TOLD = [[Delta("", 0, 0, (5,), "told")]]
-
-
 def test_least_recently_used_answer_makes_room() -> None:
     memory = AnswerMemory(3 * (ENTRY_BYTES + 10))
     for digest in (b"a", b"b", b"c"):
@@ -246,27 +243,9 @@ def test_least_recently_used_answer_makes_room() -> None:
 def test_answer_ends_with_its_time() -> None:
     memory = AnswerMemory(10_000)
     memory.put(b"a", b"x", 10.0)
-    memory.keep_told(b"a", TOLD, 100)
-    assert (memory.get(b"a", 9.9), memory.told(b"a", 9.9)) == (b"x", TOLD)
+    assert memory.get(b"a", 9.9) == b"x"
     assert memory.get(b"a", 10.0) is None
     assert memory.num_bytes == 0
-
-
-def test_answer_as_it_is_told_counts_and_goes_with_the_answer() -> None:
-    memory = AnswerMemory(2 * (ENTRY_BYTES + 10) + 100)
-    memory.put(b"a", b"a" * 10, 10.0)
-    memory.put(b"b", b"b" * 10, 10.0)
-    memory.keep_told(b"a", TOLD, 100)
-    assert memory.num_bytes == 2 * (ENTRY_BYTES + 10) + 100
-    memory.keep_told(b"a", [], 100)
-    assert memory.told(b"a", 0.0) == TOLD
-    # The least recently used one makes room; one that would not fit beside its value is not kept.
-    memory.keep_told(b"b", TOLD, 50)
-    assert [memory.get(digest, 0.0) for digest in (b"a", b"b")] == [None, b"b" * 10]
-    memory.put(b"c", b"", 10.0)
-    memory.keep_told(b"c", TOLD, 1000)
-    memory.keep_told(b"nobody", TOLD, 1)
-    assert (memory.told(b"c", 0.0), memory.told(b"nobody", 0.0)) == (None, None)
 
 
 def test_without_bytes_nothing_is_kept() -> None:
