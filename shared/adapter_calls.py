@@ -14,13 +14,20 @@ ADAPTER_UNAVAILABLE = "adapter_unavailable"
 """Error code of a request whose adapter cannot be had at the moment."""
 
 AdapterName = Annotated[str, Meta(min_length=1, max_length=128)]
+Digest = Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
+"""SHA-256 of an adapter's content, in hexadecimal digits."""
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text reads as the digest of an adapter's content."""
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 class AdapterBeat(Struct, frozen=True, array_like=True):
     """An adapter that a worker has: what clients ask for, and the SHA-256 of its content in hexadecimal digits."""
 
     name: AdapterName
-    digest: Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")]
+    digest: Digest
 
 
 AdapterBeats = Annotated[tuple[AdapterBeat, ...], Meta(max_length=MAX_ADAPTERS)]
@@ -53,7 +60,7 @@ class AdapterOrder(Struct, frozen=True, tag="adapter"):
 
     name: AdapterName
     path: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
-    digest: Annotated[str, Meta(max_length=64, pattern="^[0-9a-f]{64}$")] | None = None
+    digest: Digest | None = None
 
 
 class AdapterReply(Struct, frozen=True, tag="adapter_reply"):

@@ -15,14 +15,13 @@ import msgspec
 from msgspec import Meta, Struct
 from nats.js import JetStreamContext
 from nats.js.api import RawStreamMsg
-from nats.js.errors import NotFoundError
 
 from shared.adapter_calls import AdapterName
 from shared.adapter_store import AdapterContent
 from shared.bounds import TenantName
 from shared.errors import InvalidNameError
 from shared.messages import UNDECODABLE
-from shared.publication import last_message, publish_expecting
+from shared.publication import last_message, messages_after, publish_expecting
 from shared.streams import ADAPTERS_STREAM
 from shared.subjects import ADAPTER_NAMES, adapter_name_subject
 
@@ -90,15 +89,9 @@ class AdapterNames:
 
     async def after(self, seq: int) -> AsyncIterator[tuple[int, NamedAdapter]]:
         """Yield the records that are stored after one, in their order, each with its sequence."""
-        while True:
-            try:
-                found = await self._js.get_msg(ADAPTERS_STREAM, seq + 1, subject=ADAPTER_NAMES, next=True)
-            except NotFoundError:
-                return
-            assert found.seq is not None
-            seq = found.seq
+        async for stored, found in messages_after(self._js, ADAPTERS_STREAM, ADAPTER_NAMES, seq):
             if (named := _read(found)) is not None:
-                yield seq, named
+                yield stored, named
 
 
 def _read(message: RawStreamMsg | None) -> NamedAdapter | None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from shared.adapter_calls import Digest
 from shared.errors import HeadraceError
 from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity
 
@@ -47,7 +48,7 @@ class AdapterContent(Struct, frozen=True, array_like=True):
         rank: As its configuration says; 0 if that does not.
     """
 
-    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    digest: Digest
     num_bytes: Annotated[int, Meta(ge=0)]
     rank: Annotated[int, Meta(ge=0)] = 0
 

@@ -1,6 +1,8 @@
-"""Publications to JetStream on a condition, what NATS answers to a publication, and the last message of a subject."""
+"""Publications to JetStream on a condition, what NATS answers to them, and reading of the messages of a subject."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
 
 import msgspec
 from nats.js import JetStreamContext
@@ -52,3 +54,17 @@ async def last_message(js: JetStreamContext, stream: str, subject: str) -> RawSt
         return await js.get_last_msg(stream, subject)
     except NotFoundError:
         return None
+
+
+async def messages_after(
+    js: JetStreamContext, stream: str, subject: str, seq: int = 0
+) -> AsyncIterator[tuple[int, RawStreamMsg]]:
+    """Yield the messages of a subject behind the sequence `seq`, oldest first, each with its own; raises as above."""
+    while True:
+        try:
+            message = await js.get_msg(stream, seq=seq + 1, subject=subject, next=True)
+        except NotFoundError:
+            return
+        assert message.seq is not None
+        seq = message.seq
+        yield seq, message

@@ -33,7 +33,7 @@ from shared.errors import ConfigError, DependencyError
 from shared.gateway_streams import ALIASES_STREAM
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, encode
-from shared.publication import publish_expecting
+from shared.publication import messages_after, publish_expecting
 from shared.streams import StreamLimits, ensure_stream
 from shared.subjects import ALIAS_CHANGED, ALIASES, canary_subject
 
@@ -201,15 +201,10 @@ class AliasStore:
             subject = canary_subject(canary.id, self._gateway)
             await self._js.publish(subject, payload, headers={"Nats-TTL": f"{COUNTS_KEPT_S}s"})
             self._sent[canary.id] = payload
-        others, seq = self._others.setdefault(canary.id, {}), self._read_to.get(canary.id, 0)
-        while True:
-            try:
-                subject = canary_subject(canary.id, "*")
-                message = await self._js.get_msg(ALIASES_STREAM, seq=seq + 1, subject=subject, next=True)
-            except NotFoundError:
-                return
-            assert message.seq is not None
-            self._read_to[canary.id] = seq = message.seq
+        others, read_to = self._others.setdefault(canary.id, {}), self._read_to.get(canary.id, 0)
+        subject = canary_subject(canary.id, "*")
+        async for seq, message in messages_after(self._js, ALIASES_STREAM, subject, read_to):
+            self._read_to[canary.id] = seq
             if message.subject != canary_subject(canary.id, self._gateway):
                 with suppress(*UNDECODABLE):
                     others[message.subject or ""] = msgspec.msgpack.decode(message.data or b"", type=BothArms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,10 +17,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.admission.shedding import UNKNOWN_RETRY_S
+from gateway.api.schemas.decoding import decode_typed
 from gateway.errors import ApiError
 from gateway.fleet.adapter_names import AdapterNameFollower
 from gateway.fleet.fleet import Fleet
-from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply, is_resident
+from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
 from shared.adapter_names import AdapterNames, NamedAdapter
 from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStore, AdapterStoreError
 from shared.bounds import TenantName
@@ -32,8 +33,6 @@ from shared.nats_connection import SEND_ERRORS
 from shared.objects.open import store_of
 from shared.subjects import adapter_name_subject, adapter_subject
 from shared.task_supervisor import TaskSupervisor
-
-Body = TypeVar("Body", bound=Struct)
 
 TIMEOUT_S = 120.0
 """For a worker to read an adapter of some gigabytes."""
@@ -122,7 +121,7 @@ class AdapterOrders:
         Raises:
             ApiError: The body is malformed, or the adapter cannot be stored or served.
         """
-        body = _decoded(content, LoadBody)
+        body = decode_typed(LoadBody, content)
         _check_name(body.lora_name, body.tenant)
         workers = self._workers(body.base_model_name)
         if any(body.lora_name == beat.model for beat in self._fleet.workers()):
@@ -138,7 +137,7 @@ class AdapterOrders:
         Raises:
             ApiError: The body is malformed, or there is no such name.
         """
-        body = _decoded(content, UnloadBody)
+        body = decode_typed(UnloadBody, content)
         _check_name(body.lora_name, body.tenant)
         if not await self._put(body.lora_name, body.tenant, body.base_model_name or "-", None):
             whose = "" if body.tenant is None else f" of the tenant {body.tenant!r}"
@@ -231,12 +230,5 @@ def _check_name(name: str, tenant: str | None) -> None:
         adapter_name_subject(tenant, name)
     except InvalidNameError as error:
         raise ApiError(400, f"lora_name: {error}", param="lora_name") from None
-    if len(name) == 64 and not set(name) - set("0123456789abcdef"):
+    if is_digest(name):
         raise ApiError(400, "lora_name: a name may not read as a digest does.", param="lora_name")
-
-
-def _decoded(content: bytes, kind: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except UNDECODABLE as error:
-        raise ApiError(400, f"The body cannot be read: {error}") from None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -32,16 +32,13 @@ from gateway.aliases.table import (
 )
 from gateway.api.operator_app import OperatorRoute
 from gateway.api.routes import RouteServices, json_response
+from gateway.api.schemas.decoding import decode_typed
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from shared.audit import audited
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError
-from shared.field_problem import field_problem
-from shared.messages import UNDECODABLE
 from shared.task_supervisor import TaskSupervisor
-
-Body = TypeVar("Body", bound=Struct)
 
 
 class AliasBody(Struct, forbid_unknown_fields=True):
@@ -121,7 +118,7 @@ class AliasRoutes:
         return json_response({"aliases": [self._shown(each) for each in self._book.table.aliases]})
 
     async def _set(self, request: Request) -> Response:
-        body = await _body(request, AliasBody)
+        body = decode_typed(AliasBody, await request.body())
         with self._audited("alias.set", body):
             is_served, is_hidden = self._is_served(body.tenant), self._is_hidden(body.tenant)
             await self._store.change(
@@ -130,7 +127,7 @@ class AliasRoutes:
         return await self._list(request)
 
     async def _remove(self, request: Request) -> Response:
-        body = await _body(request, RemoveBody)
+        body = decode_typed(RemoveBody, await request.body())
         with self._audited("alias.remove", body):
             await self._store.change(lambda table: remove_alias(table, body.name, body.tenant))
         return await self._list(request)
@@ -140,7 +137,7 @@ class AliasRoutes:
         return json_response({"canaries": [self._shown_canary(alias, canary) for alias, canary in found]})
 
     async def _start(self, request: Request) -> Response:
-        body = await _body(request, CanaryBody)
+        body = decode_typed(CanaryBody, await request.body())
         rules = msgspec.convert(body.rules, Rules, from_attributes=True)
         start = partial(start_canary, rules=rules, now=time.time(), is_served=self._is_served(body.tenant))
         with self._audited("canary.start", body):
@@ -148,7 +145,7 @@ class AliasRoutes:
         return await self._canaries(request)
 
     async def _change(self, request: Request) -> Response:
-        body = await _body(request, ChangeBody)
+        body = decode_typed(ChangeBody, await request.body())
         percent = body.percent
         if (percent is None) == (body.action == "percent"):
             raise ApiError(400, "'percent' goes with the action `percent`, and with no other.", param="percent")
@@ -227,13 +224,3 @@ def _shown_arm(arm: str, model: str, counts: ArmCounts) -> dict[str, Any]:
         "logprobs": counts.num_logprobs,
         "mean_logprob": counts.logprob / counts.num_logprobs if counts.num_logprobs else None,
     }
-
-
-async def _body(request: Request, kind: type[Body]) -> Body:
-    try:
-        return msgspec.json.decode(await request.body(), type=kind)
-    except msgspec.ValidationError as error:
-        problem = field_problem(error)
-        raise ApiError(400, f"{problem.sentence('the body')}.", param=problem.field, code="invalid_value") from None
-    except UNDECODABLE:
-        raise ApiError(400, "The body is no JSON object.", code="invalid_value") from None

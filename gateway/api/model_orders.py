@@ -9,10 +9,11 @@ from msgspec import Struct
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from gateway.api.schemas.checks import unknown_parameter
+from gateway.api.schemas.decoding import decode_typed
 from gateway.errors import ApiError
 from gateway.fleet.hosted_models import HostedModels
 from shared.errors import InvalidNameError
-from shared.field_problem import field_problem
 from shared.hosted_models import Action, ModelOrder, ModelReply
 from shared.messages import UNDECODABLE, encode
 from shared.subjects import model_order_subject
@@ -71,20 +72,15 @@ class ModelOrders:
 
 
 def _decoded(action: Action, content: bytes) -> tuple[ModelOrder, str | None]:
-    try:
-        fields = msgspec.json.decode(content, type=dict[str, Any])
-        unknown = set(fields) - set(ModelOrder.__struct_fields__) - {"host"}
-        if unknown or "action" in fields:
-            name = min(unknown or {"action"})
-            raise ApiError(400, f"{name[:64]}: there is no such field.", param=name[:64])
-        where = msgspec.convert({"host": fields.pop("host", None)}, _Where)
-        return msgspec.convert({**fields, "action": action, "type": "model_order"}, ModelOrder), where.host
-    except msgspec.ValidationError as error:
-        problem = field_problem(error)
-        message = f"{problem.sentence('the body')}."
-        raise ApiError(400, message, param=problem.field, code="invalid_value") from None
-    except UNDECODABLE:
-        raise ApiError(400, "The body is no JSON object.", code="invalid_value") from None
+    # Each field of an order may be given, but what the route says of it.
+    fields = decode_typed(dict[str, Any], content)
+    unknown = set(fields) - set(ModelOrder.__struct_fields__) - {"host"}
+    if unknown or "action" in fields:
+        raise unknown_parameter(min(unknown or {"action"}))
+    host = decode_typed(_Where, content).host
+    order = {name: value for name, value in fields.items() if name != "host"}
+    order |= {"action": action, "type": "model_order"}
+    return decode_typed(ModelOrder, msgspec.json.encode(order)), host
 
 
 def _listed(names: list[str]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 from nats.js.errors import NoStreamResponseError, NotFoundError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,8 +52,6 @@ _MAX_WINDOW_S = 7 * 86_400
 _METADATA = (16, 64, 512)
 
 Result = TypeVar("Result")
-
-_decoder = msgspec.json.Decoder(BatchBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ class BatchRoutes:
 
 
 def _parse(data: bytes, rules: BodyRules) -> BatchBody:
-    return decode_typed(_decoder, data)
+    return decode_typed(BatchBody, data)
 
 
 def _window_s(text: str) -> int:

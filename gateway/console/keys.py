@@ -20,11 +20,10 @@ from gateway.admission.api_keys import (
     list_keys,
     revoke_key,
 )
+from gateway.api.schemas.decoding import decode_typed
 from gateway.errors import ApiError
 from shared.audit import audited
 from shared.errors import ConfigError, HeadraceError
-from shared.field_problem import field_problem
-from shared.messages import UNDECODABLE
 
 Made = TypeVar("Made")
 
@@ -67,14 +66,7 @@ class ConsoleKeys:
             ApiError: 400; a field is wrong, or the name is taken. 403; the gateway has no operator's key, key file or
                 audit log. 500; a file cannot be written.
         """
-        try:
-            body = msgspec.json.decode(content, type=KeyBody)
-        except msgspec.ValidationError as error:
-            problem = field_problem(error)
-            message = f"{problem.sentence('the body')}."
-            raise ApiError(400, message, param=problem.field, code="invalid_value") from None
-        except UNDECODABLE:
-            raise ApiError(400, "The body is no JSON object.", code="invalid_value") from None
+        body = decode_typed(KeyBody, content)
         fields = msgspec.structs.asdict(body)
         days = fields.pop("expires_days")
         fields["models"] = body.models or (ALL_MODELS,)

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -27,6 +26,7 @@ from gateway.telemetry.row import MetricRow, add
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE
 from shared.nats_connection import SEND_ERRORS
+from shared.publication import messages_after
 from shared.streams import RESPONSES_STREAM
 from shared.subjects import answers_subject
 from shared.usage_ledger import day_of
@@ -158,15 +158,12 @@ class DriftWatch(Collector):
 
     async def _read(self, day: str) -> list[AnswerRow]:
         rows: list[AnswerRow] = []
-        seq = 0
-        for _ in range(MAX_DOCUMENTS):
-            try:
-                subject = answers_subject(day, "*")
-                message = await self._js.get_msg(RESPONSES_STREAM, seq=seq + 1, subject=subject, next=True)
-            except NotFoundError:
+        num_read = 0
+        async for _, message in messages_after(self._js, RESPONSES_STREAM, answers_subject(day, "*")):
+            num_read += 1
+            if num_read > MAX_DOCUMENTS:
                 break
-            assert message.seq is not None
-            seq, data = message.seq, message.data or b""
+            data = message.data or b""
             if len(data) <= MAX_DOCUMENT_BYTES:
                 with suppress(*UNDECODABLE):
                     document = self._decode(data)

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 from gpu_worker.adapters.config import AdapterError
-from shared.adapter_calls import MAX_ADAPTERS
+from shared.adapter_calls import MAX_ADAPTERS, is_digest
 from shared.errors import ConfigError
 
 VARIABLE = "HEADRACE_LORA_MODULES"
-_DIGEST = re.compile("[0-9a-f]{64}")
 _MAX_NAME = 128
 
 
@@ -31,11 +30,6 @@ def parse_modules(text: str) -> dict[str, Path]:
     if len(modules) > MAX_ADAPTERS:
         raise ConfigError(VARIABLE, f"has {len(modules)} adapters; at most {MAX_ADAPTERS} are served")
     return modules
-
-
-def is_digest(text: str) -> bool:
-    """Whether this is the digest of an adapter's content."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def check_name(name: str) -> None:

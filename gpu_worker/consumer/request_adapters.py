@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from gpu_worker.adapters.config import AdapterError
-from gpu_worker.adapters.names import is_digest
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.engine.engine_thread import EngineThread
+from shared.adapter_calls import is_digest
 from shared.adapter_names import AdapterNames
 from shared.adapter_store import AdapterFilesError, AdapterStore, AdapterStoreError
 from shared.background_tasks import BackgroundTasks

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 
-from gpu_worker.adapters.names import is_digest
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
@@ -19,6 +18,7 @@ from gpu_worker.text.output_text import OutputText
 from gpu_worker.text.prompt_encoder import PromptText
 from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.adapter_calls import is_digest
 from shared.conversation import ChatOptions, Conversation
 from shared.errors import BadRequestError, prompt_too_long
 from shared.messages import Request, TokenLogprob

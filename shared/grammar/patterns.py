@@ -101,9 +101,7 @@ def _schema(value: Any, path: str) -> Any:
         where = f"{path}.{name}"
         if name in _DOCUMENTS:
             written[name] = child
-        elif name == "format" and isinstance(child, str) and is_note(child):
-            continue
-        elif name == "uniqueItems" and (child is False or value.get("maxItems") in (0, 1)):
+        elif _says_nothing(name, child, value):
             continue
         elif name == "pattern" and isinstance(child, str):
             written[name] = exact_pattern(child, path)
@@ -114,6 +112,12 @@ def _schema(value: Any, path: str) -> Any:
         else:
             written[name] = _schema(child, where)
     return written
+
+
+def _says_nothing(name: str, child: Any, schema: dict[str, Any]) -> bool:
+    if name == "uniqueItems":
+        return child is False or schema.get("maxItems") in (0, 1)
+    return name == "format" and isinstance(child, str) and is_note(child)
 
 
 def _atom(pattern: str, position: int) -> tuple[str, int]:

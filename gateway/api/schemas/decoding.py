@@ -66,12 +66,13 @@ class BodyReader(Generic[T]):
         return self._decoder.decode(without_ignored(whole, self._table, self._kind, rules))
 
 
-def decode_typed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode_typed(struct: type[T], body: bytes) -> T:
     """Decode a body whose names are not in the table of parameters.
 
     Raises:
         ApiError: 400; `param` names the field at fault, where one is known.
     """
+    decoder = msgspec.json.Decoder(struct)
     return _decode_or_refuse(decoder, body, lambda: decoder.decode(body))
 
 

@@ -257,23 +257,23 @@ async def test_canary_whose_worker_has_gone_gets_nothing_and_says_so(aliases: Al
 
 
 BAD = [
-    ("aliases", {"name": "x"}, "'model' is missing"),
+    ("aliases", {"name": "x"}, "Missing required parameter: 'model'"),
     ("aliases", {"name": "x" * 129, "model": "m"}, "'name' is invalid: expected string of length <= 128"),
     ("canaries", {"alias": "chat", "model": "m", "percent": 0}, "'percent' is invalid: expected number > 0"),
     ("canaries", {"alias": "chat", "model": "m", "percent": 101}, "'percent' is invalid: expected number <= 100"),
     (
         "canaries",
         {"alias": "chat", "model": "m", "percent": 1, "rules": {"max_ttft": 2}},
-        "'rules.max_ttft' is not a field of",
+        "Unknown parameter: 'rules.max_ttft'",
     ),
     (
         "canaries",
         {"alias": "chat", "model": "m", "percent": 1, "rules": {"min_requests": 1}},
         "'rules.min_requests' is invalid: expected integer >= 20",
     ),
-    ("canaries/change", {"alias": "chat", "action": "stop"}, "'action' is invalid"),
+    ("canaries/change", {"alias": "chat", "action": "stop"}, "'action' must be one of promote, rollback, percent"),
     ("canaries/change", {"alias": "chat", "action": "percent"}, "'percent' goes with the action"),
-    ("aliases/remove", [], "the body is invalid"),
+    ("aliases/remove", [], "The body is invalid"),
 ]
 
 

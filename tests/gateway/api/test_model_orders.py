@@ -14,12 +14,12 @@ from gateway.fleet.hosted_models import HostedModels
 @pytest.mark.parametrize(
     ("body", "status", "param", "told"),
     [
-        (b"", 400, None, "no JSON object"),
-        (b'{"path": "p"}', 400, "name", "^'name' is missing[.]$"),
+        (b"", 400, None, "body is empty"),
+        (b'{"path": "p"}', 400, "name", "^Missing required parameter: 'name'[.]$"),
         (b'{"name": ""}', 400, "name", "^'name' is invalid: "),
         (b'{"name": "m", "workers": 0}', 400, "workers", "^'workers' is invalid: .*1"),
         (b'{"name": "m", "host": 3}', 400, "host", "^'host' is invalid"),
-        (b'{"name": "m", "colour": "red"}', 400, "colour", "no such field"),
+        (b'{"name": "m", "colour": "red"}', 400, "colour", "^Unknown parameter"),
         (b'{"name": "m"}', 404, None, "start `headrace host`"),
     ],
 )
