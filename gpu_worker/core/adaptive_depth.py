@@ -51,11 +51,7 @@ _LONGEST_LOSS_STEPS = 100
 
 
 class _Run:
-    """Steps with drafts until an exploration of steps without any, which shows what those take.
-
-    Attributes:
-        plain_s: What the steps of that exploration took, so far.
-    """
+    """Steps with drafts until an exploration of steps without any, which shows what those take."""
 
     def __init__(self, budget_s: float) -> None:
         self._budget_s = budget_s
@@ -63,7 +59,6 @@ class _Run:
         self.plain_s: list[float] = []
 
     def add(self, duration_s: float, plain_steps: float) -> None:
-        """Add a step with as many tokens as `plain_steps` without drafts make."""
         self._budget_s += _LOST_SHARE * duration_s - duration_s
         self._plain_steps += plain_steps
 

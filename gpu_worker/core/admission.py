@@ -47,7 +47,6 @@ class _StepTokens:
             self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """Count a sequence that is to be computed."""
         share = (sequence.tenant, sequence.key) if self._has_several_keys else ("", "")
         num_tokens, _ = self._wanted.get(share, (0, sequence))
         self._wanted[share] = num_tokens + sequence.num_computable_tokens, sequence
@@ -66,11 +65,7 @@ class _StepTokens:
 
 
 class Admission:
-    """Moves sequences between the waiting queues and the running set.
-
-    Attributes:
-        num_preemptions: Sequences that were preempted so far, each time.
-    """
+    """Moves sequences between the waiting queues and the running set."""
 
     def __init__(self, config: SchedulerConfig, blocks: SequenceBlocks, live: LiveSequences) -> None:
         self._config = config

@@ -10,11 +10,7 @@ a smaller one may be all that ever fits."""
 
 
 class BatchAllowance:
-    """Seconds that batch work may still add to the step. What a sequence or a token adds is predicted by the model.
-
-    Attributes:
-        is_throttled: It is limited for the sake of interactive sequences.
-    """
+    """Seconds that batch work may still add to the step. What a sequence or a token adds is predicted by the model."""
 
     __slots__ = ("_is_first_free", "_min_chunk_tokens", "_seconds", "_sequence_s", "_token_s", "is_throttled")
 

@@ -24,9 +24,6 @@ class BatchSequence:
     Attributes:
         block_table: Ids of its blocks, in order, of the layers that keep all tokens. Only grows: where its end is
             replaced, the list is a new one.
-        window_tables: The same in each group of layers that keeps the last tokens.
-        constraint: What its output must look like; None for anything.
-        has_failed: A step of it had an error, which ends it.
     """
 
     row: int
@@ -57,10 +54,8 @@ class Share(Struct, frozen=True, gc=False):
     The last of these may be one that a step in flight is sampling, and not in `sequence.token_ids` yet.
 
     Attributes:
-        samples: A token is sampled behind the last one.
         num_draft_tokens: Draft tokens behind these that may be computed and verified.
         forced: Draft tokens that the sequence's constraint forces; these are verified instead of others.
-        state: What becomes of the state, other than that it goes on.
     """
 
     sequence: BatchSequence

@@ -23,11 +23,7 @@ MAX_SPENT_A_STEP = 4096
 
 
 class BlockHints:
-    """A part of `SequenceBlocks`.
-
-    Attributes:
-        sessions: Which blocks are of one conversation alone.
-    """
+    """A part of `SequenceBlocks`."""
 
     def __init__(self, pools: Values[BlockPool], states: StateSlots | None, tiers: KvTiers | None) -> None:
         self._pools = pools

@@ -26,13 +26,6 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, evicted: Evicted | None = None, retained_share: float = 0.0) -> None:
-        """Make `num_blocks` blank blocks with ids 0 … num_blocks - 1.
-
-        Args:
-            num_blocks: How many.
-            evicted: Told before content is lost.
-            retained_share: Of the blocks, which may be retained.
-        """
         assert num_blocks > 0
         self._evicted = evicted
         self.num_blocks = num_blocks
@@ -131,12 +124,7 @@ class BlockPool:
         self.order.retain(tenant, weight, [digest for digest in digests if digest in self._block_of], until)
 
     def release(self, blocks: list[int], *, is_spent: bool = False) -> None:
-        """Drop one holder of each block. Of blocks in prefix order, the last ones are reused first.
-
-        Args:
-            blocks: In prefix order.
-            is_spent: They are reused before all others that can be found.
-        """
+        """Drop one holder of each block, in prefix order: the last are reused first, spent ones before all others."""
         for block in reversed(blocks):
             count = self._ref_counts[block] - 1
             assert count >= 0, f"block {block} was released twice"

@@ -20,7 +20,6 @@ class DeviceTime:
     """Writes the records of sequences. Used by the scheduler as steps land."""
 
     def __init__(self, model: StepTimeModel) -> None:
-        """Weigh tokens by `model`."""
         self._model = model
         self._payers: list[bool] | None = None
         self._unpaid_s = 0.0
@@ -34,14 +33,7 @@ class DeviceTime:
         self._payers = None if all(payers) else payers
 
     def share(self, step: ScheduledStep, result: StepResult, duration_s: float, landed_at: float) -> None:
-        """Share out the step of which the payers were found last.
-
-        Args:
-            step: As it was planned.
-            result: What came of it.
-            duration_s: How long it had the device.
-            landed_at: Monotonic seconds.
-        """
+        """Share out the step of which the payers were found last."""
         items, payers = step.scheduled, self._payers
         if payers is not None and not any(payers):
             self._unpaid_s += duration_s

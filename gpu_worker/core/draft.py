@@ -20,7 +20,6 @@ class Draft(Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of draft tokens."""
         return len(self.token_ids)
 
     def first(self, count: int) -> Draft:
@@ -39,11 +38,7 @@ class Draft(Struct, frozen=True, gc=False):
         return [self.token_ids[:count] for count in range(len(self.token_ids) + 1)]
 
     def num_accepted(self, sampled: Values[int]) -> int:
-        """Return how many draft tokens equal what was sampled at the row before them, up to the first that does not.
-
-        Args:
-            sampled: The token of each row.
-        """
+        """Return how many draft tokens equal what was sampled at the row before them, up to the first that does not."""
         for number, token_id in enumerate(self.token_ids):
             if sampled[number] != token_id:
                 return number

@@ -30,14 +30,7 @@ class FirstTokenSteps:
         self._looked_at = math.inf
 
     def limit(self, prompts: Values[Sequence], num_decodes: int, budget: int, now: float) -> int:
-        """Return how many tokens of prompts a step may compute, `budget` at most.
-
-        Args:
-            prompts: Of several clients, in the order in which they are computed.
-            num_decodes: Sequences that decode in the step.
-            budget: Tokens that decodes leave.
-            now: Monotonic seconds.
-        """
+        """Return how many tokens of prompts a step may compute, `budget` at most."""
         model, num_own = self._model, _num_completed(prompts, budget)
         if not num_own or not model.is_known:
             return budget

@@ -26,9 +26,6 @@ class LiveSequences:
         num_of_tenants: Interactive sequences of each tenant that has any; kept beside `num_of_keys` because admission
             asks at each step.
         num_of_keys: Sequences of each lane, tenant and key that has any.
-        running: Those that hold blocks and a slot.
-        restores: Those that wait for their prefixes; None without lower tiers.
-        in_flight: Plans that have not landed, oldest first.
         now: Monotonic seconds at which a step was planned last.
     """
 
@@ -53,7 +50,6 @@ class LiveSequences:
         self.now = 0.0
 
     def __len__(self) -> int:
-        """Return how many have not finished."""
         return len(self._by_id)
 
     def get(self, sequence_id: str) -> Sequence | None:

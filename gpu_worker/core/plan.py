@@ -53,11 +53,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
 
     Attributes:
         row: Its place in the batch, which it keeps until it departs. Whoever was there has departed.
-        id: Unique among the sequences of the batch.
-        token_ids: All known ones: the prompt, then what was generated.
-        sampling: How to sample. Its grammar is the one that the output follows.
         num_windows: Groups of layers that keep the last tokens.
-        state_slot: Where its state is, of a model with recurrent layers.
         num_evicted: Tokens that are not in its blocks any more.
     """
 

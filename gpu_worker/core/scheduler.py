@@ -162,13 +162,7 @@ class Scheduler:
         return bool(self._live or self._events or self._in_flight)
 
     def pause_s(self, now: float) -> float:
-        """Return for how many seconds batch work should wait, because interactive requests are likely to come.
-
-        The caller may wait so long for new requests; `schedule` plans a step whenever it is called.
-
-        Args:
-            now: Monotonic seconds.
-        """
+        """Return for how many seconds batch work should wait at `now`: interactive requests are likely to come."""
         if self._in_flight or self._events:
             return 0.0
         restores = self._live.restores
@@ -200,8 +194,6 @@ class Scheduler:
         """Queue a sequence; one that its emitted tokens have already completed only gets its last event.
 
         Raises:
-            PromptTooLongError: The prompt leaves no room for a generated token.
-            BadRequestError: The prompt is empty.
             DuplicateSequenceError: Its id is in use.
         """
         self.validate(sequence)

@@ -35,10 +35,8 @@ class Sequence:
     """Tokens and counters of one request.
 
     Attributes:
-        id: Request id, unique in the engine.
         token_ids: Prompt, then tokens emitted by earlier attempts, then tokens generated here.
         arrival: Monotonic seconds; orders sequences of equal lane and priority.
-        deadline: Monotonic seconds after which the sequence is expired, or None.
         tenant: Who shares slots and blocks with others, in the interactive lane, and tokens in both.
         key: Who shares its tenant's tokens with other keys.
         weight: Tokens count by this much less for its tenant and key.
@@ -53,11 +51,8 @@ class Sequence:
             given back, or the next token is the last.
         last_chunk_step: Number of the last step that was planned with more than a decode of it.
         block_table: Ids of the blocks that hold the KV, in order, of the layers that keep all tokens.
-        window_tables: Its blocks in each group of layers that keeps the last tokens.
-        state_slot: Where its state is, of a model with recurrent layers.
         row: Its place in the batch from the plan that tells it to the runner until it departs, else None.
         num_told_tokens: Tokens that plans have told since then.
-        num_told_blocks: Blocks of `block_table` that plans have told.
         max_num_tokens: Length at which the sequence ends, from `max_tokens` and the model's context.
         num_input_tokens: Tokens that were known when it came: its prompt, and what earlier attempts have emitted.
         num_charged_tokens: Computed tokens that its tenant and key were charged with; see `VirtualCounters`.
@@ -70,14 +65,10 @@ class Sequence:
         needs_last_token: A step can be planned for it only when the host knows its last token, which says what may
             follow. So no step is planned behind one in flight that samples for it.
         acceptance: Recent share of accepted draft tokens, as the policy of speculation keeps it; None before the first.
-        scheduled_at: Monotonic seconds of the first step that was planned with it; None before.
         trial_end: Known tokens up to which a batch sequence is on trial: it may end the worker, and others wait for
             what comes of it. It goes before all other batch sequences.
         was_restored: Lower tiers were asked for its prefix since it began to wait.
-        num_restored_blocks: Blocks that these have brought.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
-        images: Their pixels, which may be needed as long as it lives.
-        record: What it has taken of the device.
         budget: Blocks of `block_table` that it may hold; None for as many as its tokens need.
         num_evicted_tokens: Computed tokens that have left `block_table`, a whole number of blocks.
         has_lost_eviction: A step failed that may have evicted for it, and it was computed again.

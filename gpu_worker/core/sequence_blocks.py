@@ -29,7 +29,6 @@ class SequenceBlocks:
 
     Attributes:
         pool: Blocks that keep all tokens.
-        num_evicted: Blocks of `pool` whose content could be found, and was overwritten.
         rules: What the further groups say of a prefix, by number of the group from 1 on.
         num_budgeted: Running sequences that have a budget, of which `evictions` evicts blocks.
     """
@@ -316,12 +315,7 @@ class SequenceBlocks:
             self.states.close(sequence)
 
     def check_integrity(self, holders: list[Sequence], others: Values[Values[int]] = ()) -> None:
-        """Assert that exactly these sequences hold blocks, each block as often as it is counted.
-
-        Args:
-            holders: Those that run, or have ended in a step in flight.
-            others: Of each group, blocks that are held besides, each as often as it is.
-        """
+        """Assert that exactly these sequences hold blocks, each block as often as it is counted."""
         assert self._num_promised == sum(map(self._promised, holders))
         assert self.num_budgeted == sum(sequence.budget is not None for sequence in holders)
         besides = [*(others[FULL] if others else ()), *self.evictions.check_integrity(holders, self._block_size)]

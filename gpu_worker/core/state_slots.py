@@ -65,7 +65,6 @@ class StateSlots:
         group: int = 1,
         retained_share: float = 0.0,
     ) -> None:
-        """Manage the slots that `config` describes; checkpoints are stored in `tiers` too, as those of `group`."""
         self.retention = Retention(int(config.num_slots * retained_share))
         self._tiers = tiers
         self._group = group

@@ -116,8 +116,6 @@ class SequenceEvent(Struct, frozen=True, gc=False):
 
     Attributes:
         token_ids: New output tokens, the end-of-sequence token included (it counts in usage, but has no text).
-        num_tokens_before: Output tokens before this event (the delta's `seq`).
-        finish: Set once, in the sequence's last event.
         error: What went wrong, when `finish` is `failed`.
     """
 

@@ -14,11 +14,10 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from msgspec import Struct, structs
 
-from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.isolation import Isolation
 from gpu_worker.core.model_runner import BrokenRunnerError, InvalidLogitsError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
@@ -26,8 +25,6 @@ from gpu_worker.core.scheduler_config import SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.engine.rates import StepRates
-from shared.messages import Lane
-from shared.services import Services
 from shared.worker_metrics import StepCounts
 
 MAX_CONTROL_STEPS = 3
@@ -45,13 +42,9 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     """A snapshot of the engine after a step, for heartbeats, metrics and what the consumer may pull.
 
     Attributes:
-        step: Completed steps.
         prefill_rate: Tokens per second; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
         is_fatal: The runner or the engine broke down; the process should end with an error.
-        spec_decode_num_drafts: Times that a sequence verified drafts in a step.
-        spec_decode_num_draft_tokens: Draft tokens verified.
-        spec_decode_num_accepted_tokens: Those of them that were accepted.
     """
 
     step: int
@@ -66,15 +59,16 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
 
 
 class Engine:
-    """Not thread safe: one thread calls everything but `validate`.
+    """Not thread safe.
 
     Attributes:
+        scheduler: Another one after a restart.
         last_error: What the runner raised in the step that landed last, None when it succeeded.
         counts: What all steps did, for metrics; other threads may read it.
     """
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float] = time.monotonic) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._rates = StepRates()
@@ -91,11 +85,11 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Count what runs, waits and is free, and how fast it goes."""
-        speculation = self._scheduler.speculation
+        speculation = self.scheduler.speculation
         return EngineStats(
-            **structs.asdict(self._scheduler.stats),
-            step=self._scheduler.step,
-            max_num_seqs=self._scheduler.config.max_num_seqs,
+            **structs.asdict(self.scheduler.stats),
+            step=self.scheduler.step,
+            max_num_seqs=self.scheduler.config.max_num_seqs,
             prefill_rate=self._rates.prefill,
             decode_rate=self._rates.decode,
             num_failed_steps=self._num_failed_steps,
@@ -105,36 +99,17 @@ class Engine:
             spec_decode_num_accepted_tokens=0 if speculation is None else speculation.num_accepted_tokens,
         )
 
-    def validate(self, sequence: Sequence) -> None:
-        """Refuse a sequence that could never run. Any thread may call it.
-
-        Raises:
-            PromptTooLongError: The prompt leaves no room for a generated token.
-            BadRequestError: The prompt is empty.
-        """
-        self._scheduler.validate(sequence)
-
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence.
-
-        Raises:
-            PromptTooLongError: The prompt leaves no room for a generated token.
-            BadRequestError: The prompt is empty.
-            DuplicateSequenceError: Its id is in use.
-        """
-        self._scheduler.add(sequence)
+        """Queue a sequence; see `Scheduler.add`."""
+        self.scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> Sequence | None:
         """Drop a sequence without an event; None when it is not here (any more)."""
-        return self._scheduler.abort(sequence_id)
-
-    def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:
-        """Record what other workers have served to tenants, and return this worker's own report."""
-        return self._scheduler.exchange_services(heard)
+        return self.scheduler.abort(sequence_id)
 
     def hand_over(self, sequence_id: str, done: Callable[[Sequence], None]) -> None:
         """Drop a sequence as `abort` does, and call `done` when its blocks are given back and copied to lower tiers."""
-        sequence = self._scheduler.abort(sequence_id)
+        sequence = self.scheduler.abort(sequence_id)
         if sequence is not None:
             self._leaving.append((sequence, done))
             self._let_leave()
@@ -149,11 +124,6 @@ class Engine:
         for sequence, done in gone:
             done(sequence)
 
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The sequences that have not finished, best first."""
-        return self._scheduler.sequences
-
     def give_up(self) -> None:
         """Declare the engine broken. Its sequences get no event: they are left to other workers."""
         self._is_broken = True
@@ -163,27 +133,18 @@ class Engine:
         self._in_flight.clear()
         self._isolation = Isolation()
         self._leaving.clear()
-        self._scheduler = self._scheduler.emptied()
-
-    @property
-    def num_blank_blocks(self) -> int:
-        """Blocks that hold nothing. Any thread may ask."""
-        return self._scheduler.num_blank_blocks
-
-    def is_cached(self, digest: bytes) -> bool:
-        """Return whether the prefix cache has a block of this digest. Any thread may ask."""
-        return self._scheduler.is_cached(digest)
+        self.scheduler = self.scheduler.emptied()
 
     def has_work(self) -> bool:
-        """Return whether there is something to compute, to land or to report."""
-        return self._scheduler.has_work()
+        """Say whether there is something to compute, to land or to report."""
+        return self.scheduler.has_work()
 
     @property
     def pause_s(self) -> float:
         """Seconds for which it is better to wait for something new than to step."""
         if self._in_flight or self._isolation.is_active:
             return 0.0
-        return self._scheduler.pause_s(self._clock())
+        return self.scheduler.pause_s(self._clock())
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -201,11 +162,7 @@ class Engine:
         return self.land()
 
     def land(self) -> list[SequenceEvent]:
-        """Wait for the oldest step in flight and return what it did to each sequence; submit nothing.
-
-        Raises:
-            BrokenRunnerError: The runner can compute nothing any more.
-        """
+        """Wait for the oldest step in flight and return what it did to each sequence; submit nothing."""
         flight = self._in_flight.popleft()
         step = flight.step
         self.last_error = None
@@ -219,7 +176,7 @@ class Engine:
             return self._undo(error)
         if _is_all_invalid(step, result):
             return self._undo(InvalidLogitsError())
-        events = self._scheduler.settle(step, result)
+        events = self.scheduler.settle(step, result)
         if step.scheduled:
             # A step that was submitted behind another one has had the device only since that one landed.
             began, self._landed_at = max(flight.started, self._landed_at), self._clock()
@@ -228,7 +185,7 @@ class Engine:
                 self._isolation.is_runner_proven = True
             else:
                 self._time_drafts(step, result, self._landed_at - began)
-            self._scheduler.observe(step, result, self._landed_at - began, self._landed_at)
+            self.scheduler.observe(step, result, self._landed_at - began, self._landed_at)
         if self._tiers is not None and not self.has_work():
             # No step follows that would do it.
             self._tiers.flush()
@@ -247,21 +204,21 @@ class Engine:
                 later.pending.result()
         self._in_flight.clear()
         self._landed_at = self._clock()
-        suspect = self._isolation.split(self._scheduler.roll_back())
+        suspect = self._isolation.split(self.scheduler.roll_back())
         if suspect is not None:
             self._fail_suspect(suspect, error)
         self._let_leave()
-        return self._scheduler.take_events()
+        return self.scheduler.take_events()
 
     def _fail_suspect(self, sequence: Sequence, error: Exception) -> None:
         if not self._isolation.is_runner_proven:
             self._prove_runner(sequence, error)
-        self._scheduler.fail(sequence, f"{type(error).__name__}: {error}")
+        self.scheduler.fail(sequence, f"{type(error).__name__}: {error}")
 
     def _prove_runner(self, sequence: Sequence, error: Exception) -> None:
         """Let the runner compute a control step in place of this sequence; it fails only if the runner is broken."""
         for _ in range(MAX_CONTROL_STEPS):
-            step = self._scheduler.control_step(sequence)
+            step = self.scheduler.control_step(sequence)
             with contextlib.suppress(Exception):
                 result = self._submit(step).result()
                 if all(sampled.error is None for sampled in result.sampled):
@@ -297,31 +254,31 @@ class Engine:
     def _next_step(self, now: float) -> ScheduledStep | None:
         while self._isolation.is_active:
             group = self._isolation.next_group()
-            if group is not None and (step := self._scheduler.schedule_again(group, now)) is not None:
+            if group is not None and (step := self.scheduler.schedule_again(group, now)) is not None:
                 return step
-        return self._scheduler.schedule(now)
+        return self.scheduler.schedule(now)
 
     def _time_drafts(self, step: ScheduledStep, result: StepResult, duration_s: float) -> None:
-        speculation = self._scheduler.speculation
+        speculation = self.scheduler.speculation
         if speculation is not None and step.num_decodes == len(step.scheduled):
             num_drafted = sum([sampled.num_drafted for sampled in result.sampled])
             speculation.policy.time(step.num_decodes, num_drafted, duration_s)
 
     def _measure(self, step: ScheduledStep, events: list[SequenceEvent], duration_s: float) -> None:
         num_generated = sum([len(event.token_ids) for event in events])
-        num_prefilled, config = step.num_prefilled, self._scheduler.config
+        num_prefilled, config = step.num_prefilled, self.scheduler.config
         self.counts.observe(step.num_tokens, num_prefilled, num_generated, duration_s)
         self._rates.observe(
             num_prefilled=num_prefilled,
             num_generated=num_generated,
             is_full=step.num_tokens >= config.max_num_batched_tokens,
-            is_batch_full=self._scheduler.is_saturated_by(step),
+            is_batch_full=self.scheduler.is_saturated_by(step),
             duration_s=duration_s,
         )
 
 
 def _is_all_invalid(step: ScheduledStep, result: StepResult) -> bool:
-    """Return whether all results are errors: then the runner may be at fault rather than the sequences."""
+    """Say whether all results are errors: then the runner may be at fault rather than the sequences."""
     has_error = False
     for item, sampled in zip(step.scheduled, result.sampled, strict=True):
         if sampled.error is None:

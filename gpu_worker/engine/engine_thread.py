@@ -41,7 +41,6 @@ class StepOutcome(Struct, frozen=True):
     """What one step did.
 
     Attributes:
-        step: Completed steps so far.
         error: What the runner or the engine raised, when something did; its sequences have a `failed` event each.
     """
 
@@ -52,11 +51,7 @@ class StepOutcome(Struct, frozen=True):
 
 
 class EngineThread:
-    """Thread-safe face of the engine.
-
-    Attributes:
-        services: This worker's report of the service that tenants have had, as of the last exchange.
-    """
+    """Thread-safe face of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -81,17 +76,17 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the engine is running."""
+        """Say whether the engine is running."""
         return self._thread.is_alive()
 
     @property
     def num_blank_blocks(self) -> int:
         """Blocks that hold nothing."""
-        return self._engine.num_blank_blocks
+        return self._engine.scheduler.num_blank_blocks
 
     def is_cached(self, digest: bytes) -> bool:
-        """Return whether the prefix cache has a block of this digest; it may be evicted in the next step."""
-        return self._engine.is_cached(digest)
+        """Say whether the prefix cache has a block of this digest; it may be evicted in the next step."""
+        return self._engine.scheduler.is_cached(digest)
 
     def start(self, deliver: Callable[[StepOutcome], None]) -> None:
         """Start the thread, which calls `deliver` after each step; that must neither block nor raise."""
@@ -102,13 +97,8 @@ class EngineThread:
         threading.stack_size(before)
 
     def validate(self, sequence: Sequence) -> None:
-        """Refuse a sequence that could never run.
-
-        Raises:
-            PromptTooLongError: The prompt leaves no room for a generated token.
-            BadRequestError: The prompt is empty.
-        """
-        self._engine.validate(sequence)
+        """Refuse a sequence that could never run; see `Scheduler.validate`."""
+        self._engine.scheduler.validate(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. One whose id is still in the engine gets a `failed` event.
@@ -118,7 +108,7 @@ class EngineThread:
             BadRequestError: The prompt is empty.
             EngineStoppedError: `stop` was called, or the engine broke down.
         """
-        self._engine.validate(sequence)
+        self._engine.scheduler.validate(sequence)
         if self._is_closed:
             raise EngineStoppedError("the engine has stopped and takes no more sequences")
         self._inbox.put(partial(self._add, sequence))
@@ -184,8 +174,8 @@ class EngineThread:
     def _end(self) -> None:
         while not self._inbox.empty():
             self._inbox.get()()
-        self._unfinished += self._engine.sequences
-        for sequence in self._engine.sequences:
+        self._unfinished += self._engine.scheduler.sequences
+        for sequence in self._engine.scheduler.sequences:
             self._engine.abort(sequence.id)
         if self._engine.has_work():
             # Sequences that were complete when they came have their last event still to be reported.
@@ -232,7 +222,7 @@ class EngineThread:
             self._report([SequenceEvent(sequence, (), sequence.num_output_tokens, "failed", error=str(error))], error)
 
     def _exchange_services(self, heard: Mapping[Lane, HeardServices]) -> None:
-        self.services = self._engine.exchange_services(heard)
+        self.services = self._engine.scheduler.exchange_services(heard)
 
     def _begin_stop(self, stop_at: float) -> None:
         self._stop_at = stop_at

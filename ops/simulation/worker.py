@@ -89,7 +89,7 @@ class VirtualWorker:
         self.stats: EngineStats = self.engine.stats
         self.held = HeldRequests()
         self.capacity = PullCapacity(self.held, config)
-        self.prefixes = HeldPrefixes(config.block_size, self.engine.is_cached)
+        self.prefixes = HeldPrefixes(config.block_size, self.engine.scheduler.is_cached)
         self.others = PeerPrefixes()
         self.waiting = WaitingRequests(self.prefixes, self.others, self, self.capacity, self)
         self.claims = PrefixClaims(self.prefixes, self, self.capacity, self)
@@ -99,7 +99,7 @@ class VirtualWorker:
     @property
     def num_blank_blocks(self) -> int:
         """Blocks that hold nothing."""
-        return self.engine.num_blank_blocks
+        return self.engine.scheduler.num_blank_blocks
 
     @property
     def takes_requests(self) -> bool:
@@ -107,8 +107,8 @@ class VirtualWorker:
         return self.is_alive and not self.held.is_withdrawn
 
     def is_cached(self, digest: bytes) -> bool:
-        """Return whether the prefix cache has a block of this digest."""
-        return self.engine.is_cached(digest)
+        """Say whether the prefix cache has a block of this digest."""
+        return self.engine.scheduler.is_cached(digest)
 
     def send(self, worker: str, message: PeerMessage) -> bool:
         """Send a message to another worker."""

@@ -92,7 +92,7 @@ def test_runner_that_computes_nothing_any_more_breaks_the_engine_and_blames_nobo
         engine.add(sequence)
     with pytest.raises(BrokenRunnerError, match="device lost"):
         assert run(engine) == []
-    assert set(engine.sequences) == set(sequences)
+    assert set(engine.scheduler.sequences) == set(sequences)
     assert all(sequence.num_output_tokens == 0 for sequence in sequences)
     # One step for each halving down to a sequence, which is computed alone at least once more; then the control steps.
     assert runner.num_executions == max(2, num_sequences.bit_length()) + MAX_CONTROL_STEPS

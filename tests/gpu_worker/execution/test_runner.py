@@ -262,7 +262,9 @@ def test_sequences_that_end_in_flight_change_nobody_else(
     while engine.has_work():
         num_steps += 1
         if num_steps in (5, 9):
-            aborted = next(s for s in engine.sequences if s.row is not None and s.id not in ("0", "3", "6", "9", "12"))
+            aborted = next(
+                s for s in engine.scheduler.sequences if s.row is not None and s.id not in ("0", "3", "6", "9", "12")
+            )
             engine.abort(aborted.id)
         for event in engine.step():
             outcome.add(event)

@@ -71,7 +71,7 @@ def check_cell(
 
     def give_up(step: int) -> None:
         check_between_steps(traffic)
-        quitters = [sequence for sequence in traffic.engine.sequences if sequence.id == QUITTER.name]
+        quitters = [sequence for sequence in traffic.engine.scheduler.sequences if sequence.id == QUITTER.name]
         if any(step == 5 or sequence.num_output_tokens for sequence in quitters):
             given_up.append(traffic.engine.abort(QUITTER.name))
 
