@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from gpu_worker.adapters.config import MAX_RANK, AdapterConfig, AdapterError, read_config
-from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets
+from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets, Packed
+from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
 from kernels.low_rank import LowRank, LowRankPart
@@ -175,3 +176,23 @@ def _part(matrix: AdaptedMatrix, index: int, down: torch.Tensor, up: torch.Tenso
         return LowRankPart(down, up, scale, torch.arange(first, end))
     features = ((matrix.order >= first) & (matrix.order < end)).nonzero()[:, 0]
     return LowRankPart(down, up[matrix.order[features] - first], scale, features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedAdapter:
+    """An adapter that can be placed. `num_bytes` is what it takes in memory, `max_rank` the largest of its ranks."""
+
+    packed: Packed
+    max_rank: int
+    num_bytes: int
+
+
+def read_packed(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...]) -> PackedAdapter:
+    """Read and pack an adapter for the model of `targets`; `AdapterError` if it is not served. Any thread may do so."""
+    try:
+        adapter = read_adapter(directory, targets, renamed)
+    except OSError as error:
+        raise AdapterError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
+    except CheckpointError as error:
+        raise AdapterError(str(error)) from None
+    return PackedAdapter(targets.pack(adapter.low_ranks), adapter.max_rank, adapter.num_bytes)

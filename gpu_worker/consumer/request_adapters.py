@@ -34,7 +34,7 @@ from shared.messages import Request
 from shared.nats_connection import SEND_ERRORS
 
 if TYPE_CHECKING:
-    from gpu_worker.adapters.modules import PackedAdapter
+    from gpu_worker.adapters.reader import PackedAdapter
     from gpu_worker.layers.adapters import AdapterTargets
 
 PATIENCE_S = 1.0
@@ -219,7 +219,7 @@ class RequestAdapters:
 
     async def _read(self, digest: str) -> PackedAdapter:
         # Torch is there where adapters can be.
-        from gpu_worker.adapters.modules import read_packed
+        from gpu_worker.adapters.reader import read_packed
 
         with tempfile.TemporaryDirectory(prefix="headrace-adapter-") as name:
             await self._store.fetch(digest, Path(name), self.slots.max_bytes)

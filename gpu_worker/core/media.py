@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct as Packing
 from typing import Any
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -74,3 +75,19 @@ def media_key(spans: Iterable[MediaSpan], first: int, end: int) -> bytes:
     return b"".join(
         span.digest + _PLACE(first - span.start) + b"".join(_PLACE(side) for side in span.token_grid) for span in inside
     )
+
+
+class SharedImages:
+    """The pixels of a scheduler's sequences, for a runner in the same process. Sequences own them."""
+
+    def __init__(self) -> None:
+        self._by_digest: WeakValueDictionary[bytes, PreparedImage] = WeakValueDictionary()
+
+    def add(self, images: Iterable[PreparedImage]) -> None:
+        """Offer the images of a sequence that the scheduler has taken in."""
+        for image in images:
+            self._by_digest[image.digest] = image
+
+    def get(self, digest: bytes) -> PreparedImage | None:
+        """Return an image; None when no sequence has it any more."""
+        return self._by_digest.get(digest)

@@ -19,12 +19,12 @@ from gpu_worker.core.fleet_service import HeardServices
 from gpu_worker.core.isolation import control_share, restarted_shares
 from gpu_worker.core.landing import Landing, finish_reason, set_limits
 from gpu_worker.core.live_sequences import LiveSequences
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.planner import Planner
 from gpu_worker.core.restores import Restores
 from gpu_worker.core.scheduler_config import SchedulerConfig, SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.sequence_blocks import SequenceBlocks
-from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import ScheduledSequence, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.step_time import StepTimeModel

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence
-from gpu_worker.core.media import MediaSpan
+from gpu_worker.core.media import MediaSpan, SharedImages
 from gpu_worker.core.plan import EncodeWork, StepPlan
-from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.execution.batch.placed_tokens import axis_positions
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s

@@ -14,9 +14,8 @@ from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.media_inputs import attend_bidirectional, rotations_of
-from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
 from gpu_worker.layers.ranks import VectorNorm
-from gpu_worker.layers.rotations import gated_rows, head_order, head_rows, rows_by_head
+from gpu_worker.layers.rotations import GrowthTable, QueryGrowth, gated_rows, head_order, head_rows, rows_by_head
 from kernels.activation import times_sigmoid
 from kernels.layer_cache import CacheShape
 from kernels.linear.rounding import InputRounding, Rows

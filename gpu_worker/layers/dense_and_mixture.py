@@ -8,10 +8,10 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
-from gpu_worker.layers.gated_mlp import GatedMLP, GatedShape, GatedWeights
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.mixture import Mixture, MixtureShape, MixtureWeights
+from gpu_worker.layers.mlp import GatedMLP, GatedShape, GatedWeights
 from gpu_worker.layers.norms import NormWeights, make_norm
 
 

@@ -17,13 +17,12 @@ from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNo
 from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape, AttentionBesideMamba2Weights
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape, DenseAndMixtureWeights
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape, GatedDeltaWeights
-from gpu_worker.layers.gated_mlp import GatedShape, GatedWeights
 from gpu_worker.layers.latent_attention import LatentShape, LatentWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
 from gpu_worker.layers.linear import Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
-from gpu_worker.layers.plain_mlp import PlainShape, PlainWeights
+from gpu_worker.layers.mlp import GatedShape, GatedWeights, PlainShape, PlainWeights
 from gpu_worker.layers.ranks import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
 from gpu_worker.layers.stored_matrix import columns_of, rows_of, whole

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.bidirectional_attention import WholeAttention, sequences_of
 from gpu_worker.layers.linear import Projection
 from gpu_worker.layers.norms import LayerNorm
-from gpu_worker.layers.whole_attention import WholeAttention, sequences_of
 from kernels.activation import Activation, activate
 from kernels.linear import LinearFactory
 

@@ -18,7 +18,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, LinearShape, Partition, Projection
-from gpu_worker.layers.query_growth import GrowthTable, QueryGrowth
+from gpu_worker.layers.rotations import GrowthTable, QueryGrowth
 from kernels.layer_cache import CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.linear.rounding import InputRounding, Rows, common_rounding

@@ -15,10 +15,10 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import LayerInputShape
-from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.norms import Norm, NormWeights, make_norm
+from gpu_worker.layers.vocabulary import Embedding
 from kernels.activation import Activation, activate
 from kernels.linear import Linear as Product
 

@@ -9,10 +9,10 @@ import torch
 
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
-from gpu_worker.layers.gated_mlp import GatedShape, GatedWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
 from gpu_worker.layers.linear import Projection, adapter_tables
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
+from gpu_worker.layers.mlp import GatedShape, GatedWeights
 from gpu_worker.layers.norms import NormWeights
 from kernels.activation.experts import GatedActivation
 from kernels.cpu_library import CpuLibrary

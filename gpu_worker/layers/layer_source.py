@@ -12,8 +12,7 @@ from gpu_worker.layers.block_traits import BlockTraits
 from gpu_worker.layers.linear import LinearShape, Projection
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.stored_matrix import MatrixSource, PartSource, StoredMatrix, StoredPiece
-from gpu_worker.quantization.quantization_method import QuantizationMethod
-from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.quantization_method import QuantizationMethod, TensorSource
 from kernels.linear.forms import DenseWeight, WeightForm, concatenate, reorder_rows, scale_rows
 
 

@@ -10,10 +10,9 @@ import torch
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import ExpertSizes, MixtureNames, take_experts
-from gpu_worker.layers.gated_mlp import GatedMLP
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
-from gpu_worker.layers.plain_mlp import PlainMLP
+from gpu_worker.layers.mlp import GatedMLP, PlainMLP
 from kernels.activation import Activation, times_sigmoid
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, GatedActivation
 from kernels.moe import Experts, ExpertWeights, RoutingRule, route

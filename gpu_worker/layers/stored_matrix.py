@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.quantization_method import TensorSource
 from kernels.linear.forms import (
     SCALE_BLOCK,
     GroupQuantizedWeight,

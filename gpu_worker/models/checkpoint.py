@@ -25,7 +25,7 @@ from gpu_worker.models.shard_files import (
 )
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
-from gpu_worker.quantization.tensor_source import KeepsHalf
+from gpu_worker.quantization.quantization_method import KeepsHalf
 
 # Bytes of two tensors that are compared at a time.
 _COMPARED = 4 << 20

@@ -11,17 +11,16 @@ import torch
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import BlockTraits
 from gpu_worker.layers.cache_layout import CacheLayout, KeepsBoth, KeepsState
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import FeedForwardShape, LayerTraits, LayerWeights
 from gpu_worker.layers.layer_source import LayerSource, Projections, QuantizedLayers, WeightSource
-from gpu_worker.layers.plain_mlp import PlainShape
+from gpu_worker.layers.mlp import GatedShape, PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters
 from gpu_worker.models.draft_head import DraftHead
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import check_rope, max_model_len, read_rope, read_rotary_dim
 from gpu_worker.models.tensor_file import stored_dtype
 from gpu_worker.quantization import modelopt
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.config_fields import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 from kernels.activation import Activation

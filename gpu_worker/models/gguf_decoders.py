@@ -14,13 +14,12 @@ import numpy as np
 
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.block_traits import BlockTraits
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer import FeedForwardShape, LayerTraits, MixerShape
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.plain_mlp import PlainShape
-from gpu_worker.layers.query_growth import QueryGrowth
+from gpu_worker.layers.mlp import GatedShape, PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType, score_scale
+from gpu_worker.layers.rotations import QueryGrowth
 from gpu_worker.models.config import DTYPES as TYPES
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.families.deepseek import MAX_KEY_DIM, MAX_LATENT_DIM

@@ -12,7 +12,7 @@ import numpy as np
 from gpu_worker.layers.experts import MixtureNames
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.metadata import Metadata
 from gpu_worker.quantization.gguf.tensor_types import F16, F32, TensorType

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_worker.layers.query_growth import QueryGrowth
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
+from gpu_worker.layers.rotations import QueryGrowth
 from gpu_worker.models.json_file import JsonFile
 
 _ORIGINAL = "original_max_position_embeddings"

@@ -11,7 +11,7 @@ from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.models.checkpoint import Checkpoint, Progress
 from gpu_worker.quantization.gguf.checkpoint import GGUFCheckpoint
 from gpu_worker.quantization.gguf.model_file import find_gguf
-from gpu_worker.quantization.tensor_source import KeepsHalf
+from gpu_worker.quantization.quantization_method import KeepsHalf
 from kernels.linear.dense import keeps_half
 
 StoredWeights = Checkpoint | GGUFCheckpoint

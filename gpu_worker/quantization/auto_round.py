@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from gpu_worker.quantization.awq import read_awq
-from gpu_worker.quantization.config_fields import check_choice, read_fields
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.config_fields import QuantizationError, check_choice, read_fields
 from gpu_worker.quantization.gptq import GPTQ, GPTQSettings, read_gptq
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 

@@ -7,8 +7,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from gpu_worker.quantization.config_fields import check_choice
-from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
+from gpu_worker.quantization.config_fields import OTHER_FORMS, QuantizationError, check_choice
 from kernels.linear.forms import SCALE_BLOCK, Activation
 
 _ORDERED = (True, "group", "dynamic")

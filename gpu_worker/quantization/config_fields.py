@@ -7,9 +7,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpu_worker.quantization.errors import QuantizationError
+from shared.errors import HeadraceError
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
+
+
+OTHER_FORMS = "take the same model in 16 bits, which `headrace quantize` makes smaller, or in FP8, GPTQ, AWQ or GGUF"
+"""What helps where no part of a form is served."""
+
+
+class QuantizationError(HeadraceError):
+    """A field of a `quantization_config`, whose whole path is `field`, is missing, malformed or not supported."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        self.field = f"quantization_config.{field}".removesuffix(".")
+        super().__init__(f"{self.field!r} {problem}")
+        self.problem = problem
 
 
 def read_fields(config: Mapping[str, Any], kind: type[Fields], place: str = "") -> Fields:

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from gpu_worker.quantization.config_fields import check_choice, read_fields
-from gpu_worker.quantization.scaled_tensors import (
+from gpu_worker.quantization.quantization_method import TensorSource
+from gpu_worker.quantization.stored_tensors import (
     check_float8,
     check_weight_scales,
     take_activation_scale,
     take_float8,
     take_weight_scales,
 )
-from gpu_worker.quantization.tensor_source import TensorSource
 from kernels.linear.forms import SCALE_BLOCK, DenseWeight, ScaledWeight, WeightForm
 
 NAME = "fp8"

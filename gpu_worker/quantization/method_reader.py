@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpu_worker.quantization import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
-from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
+from gpu_worker.quantization.config_fields import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.quantization_method import QuantizationMethod
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any]], QuantizationMethod]] = {

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_worker.quantization.config_fields import read_fields
-from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
+from gpu_worker.quantization.config_fields import OTHER_FORMS, QuantizationError, read_fields
 from gpu_worker.quantization.fp8 import FP8
 
 NAME = "modelopt"

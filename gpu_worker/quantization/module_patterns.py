@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.config_fields import QuantizationError
 
 _MAX_LENGTH = 1000
 _MAX_PATHS = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.quantization_method import TensorSource
 from kernels.linear.forms import FLOAT4, DenseWeight, GroupQuantizedWeight, WeightForm
 
 NAME = "mxfp4"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_worker.adapters.names import parse_modules
 from gpu_worker.core.adaptive_depth import AdaptiveDepth
 from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
-from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.memory.state_sizes import state_config
+from gpu_worker.execution.memory.state_pool import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.speculative.recipe import Recipe

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
+from gpu_worker.execution.memory.state_pool import CHECKPOINT_TOKENS
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.start.config import WorkerConfig
@@ -63,8 +63,8 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     from gpu_worker.execution.memory.budget import shown_bytes
     from gpu_worker.execution.tiers.block_files import BlockFiles
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
+    from gpu_worker.execution.tiers.bucket import open_store
     from gpu_worker.execution.tiers.host_tier import HostTier
-    from gpu_worker.execution.tiers.open_store import open_store
     from gpu_worker.execution.tiers.transfer import Transfer
 
     groups = runner.block_contents

@@ -20,11 +20,10 @@ from typing import Any
 from gpu_worker.layers.attention import AttentionWeights
 from gpu_worker.layers.cache_layout import KeepsBoth, KeepsState
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureWeights
-from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
 from gpu_worker.layers.linear import LinearShape, Partition, Projection
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
-from gpu_worker.layers.plain_mlp import PlainWeights
+from gpu_worker.layers.mlp import GatedWeights, PlainWeights
 from gpu_worker.models.config import ModelConfig
 from kernels.moe import ExpertWeights
 

@@ -9,10 +9,9 @@ import torch
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import FeedForwardShape, MixerShape
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.plain_mlp import PlainShape
+from gpu_worker.layers.mlp import GatedShape, PlainShape
 from gpu_worker.models.config import ModelConfig
 
 _STATE_BYTES = torch.float32.itemsize

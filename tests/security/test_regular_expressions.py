@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.config_fields import QuantizationError
 from gpu_worker.quantization.module_patterns import compile_pattern
 from tests.architecture.source import PACKAGES, dotted_name, parsed, place, python_files
 

@@ -18,9 +18,8 @@ from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.prefixes.chain import PrefixChain, prefix_chain
 from gpu_worker.consumer.prefixes.claims import PrefixClaims
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
-from gpu_worker.consumer.prefixes.messages import Answer, Offer, PeerMessage, decode_peer_message
+from gpu_worker.consumer.prefixes.messages import Answer, EngineState, Offer, PeerMessage, decode_peer_message
 from gpu_worker.consumer.prefixes.peers import PeerBeat, PeerPrefixes
-from gpu_worker.consumer.prefixes.state import EngineState
 from gpu_worker.consumer.prefixes.waiting import WaitingRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage

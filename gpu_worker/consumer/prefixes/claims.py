@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
-from gpu_worker.consumer.prefixes.messages import Answer, Grant, Offer, Reply
-from gpu_worker.consumer.prefixes.state import EngineState, Peers, Timer
+from gpu_worker.consumer.prefixes.messages import Answer, EngineState, Grant, Offer, Peers, Reply, Timer
 from gpu_worker.consumer.prefixes.waiting import ANSWER_S
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage, delivery

@@ -6,11 +6,13 @@ them, or begins itself. So a request is never claimed twice, and a message that 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
 
+from gpu_worker.engine.engine import EngineStats
 from shared.bounds import Counter, NumBlocks, NumRequests, NumTokens, PeerName
 from shared.prefixes import LINK_BYTES, MAX_WAIT_S
 
@@ -66,3 +68,45 @@ class Grant(Struct, frozen=True, array_like=True, tag="grant"):
 PeerMessage = Offer | Answer | Grant
 
 decode_peer_message = msgspec.msgpack.Decoder(PeerMessage).decode
+
+
+class EngineState(Protocol):
+    """The engine, as far as it can be looked at from the event loop."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest snapshot."""
+
+    @property
+    def num_blank_blocks(self) -> int:
+        """Blocks that hold nothing."""
+
+    def is_cached(self, digest: bytes) -> bool:
+        """Say whether the prefix cache has a block of this digest."""
+
+
+class Timer(Protocol):
+    """Something that will be called."""
+
+    def cancel(self) -> None:
+        """Do not call it."""
+
+
+class Peers(Protocol):
+    """The other workers of the model, and the time."""
+
+    @property
+    def worker(self) -> str:
+        """This worker's own name among them."""
+
+    def send(self, worker: str, message: PeerMessage) -> bool:
+        """Send a message, which may get lost; say whether it can be sent at all."""
+
+    def time(self) -> float:
+        """Return monotonic seconds."""
+
+    def age_s(self, stored_at: float) -> float:
+        """Return for how long a request has been in the queue, which says when it has stored it."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
+        """Call something after `delay` seconds."""

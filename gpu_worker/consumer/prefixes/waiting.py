@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from gpu_worker.consumer.prefixes.chain import PrefixChain
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
-from gpu_worker.consumer.prefixes.messages import MAX_OFFERED_LINKS, Answer, Grant, Offer
+from gpu_worker.consumer.prefixes.messages import MAX_OFFERED_LINKS, Answer, EngineState, Grant, Offer, Peers, Timer
 from gpu_worker.consumer.prefixes.peers import PeerPrefixes
-from gpu_worker.consumer.prefixes.state import EngineState, Peers, Timer
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.messages import Request

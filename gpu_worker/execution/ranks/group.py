@@ -21,7 +21,6 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
-from gpu_worker.execution.ranks.last_resort import exit_within
 from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
 from gpu_worker.execution.ranks.messages import (
@@ -41,7 +40,7 @@ from gpu_worker.execution.ranks.node import interface_of
 from gpu_worker.execution.ranks.process import Host, Life, LocalHost, RankProcess
 from gpu_worker.execution.ranks.remote import Remote
 from gpu_worker.execution.ranks.replies import RankLostError, Replies
-from gpu_worker.execution.ranks.watch import FREEZE_S, Watch
+from gpu_worker.execution.ranks.watch import FREEZE_S, Watch, exit_within
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError, HeadraceError

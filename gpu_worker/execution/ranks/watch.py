@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +20,24 @@ FREEZE_S = 0.8
 _STARVED_FACTOR = 12.5
 """So many times longer may it be without one if it wants to run meanwhile: others have the cores then."""
 _PAUSE_S = 0.4
+
+
+_log = logging.getLogger(__name__)
+
+
+def exit_within(seconds: float) -> threading.Timer:
+    """End this process with status 1 if it has not ended by itself by then, unless the timer is cancelled."""
+    timer = threading.Timer(seconds, _exit)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _exit() -> None:
+    _log.error("this process did not leave its step in time: it ends")
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.dump_traceback(sys.__stderr__ or 2)
+    os._exit(1)
 
 
 @dataclass(slots=True)

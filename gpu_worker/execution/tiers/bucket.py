@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from pathlib import Path
 
-from gpu_worker.execution.tiers.file_store import Folder, StoredFile
+from gpu_worker.execution.tiers.directory import DirectoryStore
+from gpu_worker.execution.tiers.file_store import FileStore, Folder, StoredFile
 from shared.bucket import bucket_errors, open_bucket
 
 _TIMEOUT = "10s"
@@ -63,3 +65,8 @@ class BucketStore:
 
     def prune(self, folder: str) -> None:
         """Do nothing: a bucket has no folders."""
+
+
+def open_store(place: str) -> FileStore:
+    """Open a directory or a bucket; `ConfigError` if it cannot be used."""
+    return BucketStore(place) if "://" in place else DirectoryStore(Path(place))

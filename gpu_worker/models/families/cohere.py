@@ -7,9 +7,9 @@ from dataclasses import replace
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.block_traits import BlockTraits, NormKind, TensorNames
 from gpu_worker.layers.experts import MixtureNames
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, biased, read_decoder, rotate_windows_only
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile

@@ -8,9 +8,9 @@ from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.block_traits import BlockTraits, LayerInputShape, TensorNames
 from gpu_worker.layers.dense_and_mixture import DenseAndMixtureShape
 from gpu_worker.layers.experts import MixtureNames
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.families import Family, gemma

@@ -8,10 +8,10 @@ from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.attention_beside_mamba2 import AttentionBesideMamba2Shape
 from gpu_worker.layers.block_traits import BlockTraits, TensorNames
 from gpu_worker.layers.experts import MixtureNames
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.mamba2 import Mamba2Shape, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.models.config import FamilyTraits, ModelConfig, read_activation, read_decoder
 from gpu_worker.models.families import Family
 from gpu_worker.models.json_file import JsonFile

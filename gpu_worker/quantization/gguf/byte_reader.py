@@ -9,13 +9,24 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from gpu_worker.quantization.gguf.errors import GGUFError
+from shared.errors import HeadraceError
 
 MAX_HEADER_BYTES = 64 << 20
 """Vocabularies take up to 30 MB. The bound keeps what a hostile header can make us allocate to a few times this."""
 
 _UINT32 = struct.Struct("<I")
 _UINT64 = struct.Struct("<Q")
+
+
+class GGUFError(HeadraceError):
+    """A GGUF file cannot be read or served: `field` is the metadata key, tensor or part of the header that is wrong."""
+
+    def __init__(self, path: Path, field: str, problem: str) -> None:
+        field = field[:120]
+        super().__init__(f"{path}: {field} {problem}")
+        self.path = path
+        self.field = field
+        self.problem = problem
 
 
 class ByteReader:

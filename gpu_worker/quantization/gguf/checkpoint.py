@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
 from gpu_worker.quantization.gguf.tensor_names import CONFIGURATION, tensors_by_name
 from gpu_worker.quantization.gguf.tensor_types import BF16, F16, F32, TensorType
-from gpu_worker.quantization.tensor_source import KeepsHalf
+from gpu_worker.quantization.quantization_method import KeepsHalf
 
 # Dense tensors are converted in pieces of this many bytes.
 _CHUNK_BYTES = 8 << 20

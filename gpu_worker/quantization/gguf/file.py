@@ -18,8 +18,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.quantization.gguf.byte_reader import ByteReader
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import ByteReader, GGUFError
 from gpu_worker.quantization.gguf.metadata import Metadata, read_metadata
 from gpu_worker.quantization.gguf.tensor_types import TENSOR_TYPES, TensorType, type_name
 

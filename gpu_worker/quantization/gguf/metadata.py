@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.quantization.gguf.byte_reader import ByteReader
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import ByteReader, GGUFError
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS: Mapping[int, str] = {

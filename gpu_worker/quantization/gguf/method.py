@@ -11,7 +11,7 @@ from gpu_worker.quantization.gguf.blocks import NonFiniteScaleError, unpack
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.tensor_names import tensors_by_name
 from gpu_worker.quantization.gguf.tensor_types import TensorType
-from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.quantization_method import TensorSource
 from kernels.linear.forms import DenseWeight, WeightForm
 
 NAME = "gguf"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.encoder_names import ENCODER
-from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.quantization.gguf.special_tokens import TOKENS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.encoder_names import ENCODER, encoder_name
-from gpu_worker.quantization.gguf.errors import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile, TensorInfo
 
 ROPE_DIVISORS = "rope_freqs.weight"

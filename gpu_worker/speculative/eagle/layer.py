@@ -15,13 +15,12 @@ from pathlib import Path
 import torch
 
 from gpu_worker.layers.attention import AttentionWeights
-from gpu_worker.layers.embedding import Embedding
-from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
 from gpu_worker.layers.linear import Projection
+from gpu_worker.layers.mlp import GatedWeights
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rotations import Rotations
-from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.layers.vocabulary import Embedding, LMHead
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.linear import Projection
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rotations import Rotations
-from gpu_worker.layers.vocabulary import LMHead
+from gpu_worker.layers.vocabulary import Embedding, LMHead
 
 
 @dataclass(frozen=True, slots=True)

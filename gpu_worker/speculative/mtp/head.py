@@ -16,13 +16,13 @@ import torch
 
 from gpu_worker.layers.attention import AttentionShape
 from gpu_worker.layers.block_traits import TensorNames
-from gpu_worker.layers.embedding import Embedding
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.layer_source import LayerSource, QuantizedLayers
 from gpu_worker.layers.mixture import MixtureShape
+from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.vocabulary import Embedding
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.draft_head import DraftHead, draft_layer

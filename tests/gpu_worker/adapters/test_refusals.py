@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.adapters.config import AdapterError
-from gpu_worker.adapters.modules import read_packed
 from gpu_worker.adapters.names import parse_modules
+from gpu_worker.adapters.reader import read_packed
 from gpu_worker.layers.adapters import AdapterTargets
 from shared.adapter_store import content_digest
 from shared.errors import ConfigError

@@ -18,7 +18,7 @@ from nats.js.errors import NotFoundError
 
 import ops
 from gpu_worker.consumer.golden.watch import GoldenSettings
-from gpu_worker.consumer.request_budget import RequestBudgets
+from gpu_worker.consumer.request_reader import RequestBudgets
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig

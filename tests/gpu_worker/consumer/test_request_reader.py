@@ -10,8 +10,7 @@ import pytest
 
 import ops
 from gpu_worker.consumer.pooled_answers import PooledAnswers
-from gpu_worker.consumer.request_budget import RequestBudgets
-from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.consumer.request_reader import RequestBudgets, RequestReader
 from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.text.infill import InfillPrompt
 from gpu_worker.text.model_directory import read_model_directory

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.core.device_time import DeviceTime
-from gpu_worker.core.sequence import Sequence, SequenceStatus
-from gpu_worker.core.sequence_record import MAX_PARTS, SequenceRecord
+from gpu_worker.core.sequence import MAX_PARTS, Sequence, SequenceRecord, SequenceStatus
 from gpu_worker.core.step import SampledTokens, ScheduledSequence, ScheduledStep, StepResult
 from gpu_worker.core.step_time import StepTimeModel
 from ops.bench.spec.fixed_depth import FixedDepth

@@ -9,10 +9,9 @@ from hashlib import sha256
 from msgspec import structs
 
 from gpu_worker.core.block_pool import BlockPool
-from gpu_worker.core.media import MediaSpan, PreparedImage
+from gpu_worker.core.media import MediaSpan, PreparedImage, SharedImages
 from gpu_worker.core.prefix_cache import PrefixCache
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.shared_images import SharedImages
 from shared.sampling import Sampling
 
 BLOCK, IMAGE_TOKEN = 4, 9

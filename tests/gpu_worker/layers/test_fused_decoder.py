@@ -12,17 +12,17 @@ from msgspec import structs
 
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
-from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Projection
 from gpu_worker.layers.media_inputs import MediaInputs
+from gpu_worker.layers.mlp import GatedWeights
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.vocabulary import Embedding
 from kernels.decoder_stack import StackShape
 from kernels.linear import LinearFactory
 from kernels.linear.forms import (

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.layer_packing import can_pack
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.plain_mlp import PlainShape
+from gpu_worker.layers.mlp import GatedShape, PlainShape
 from kernels.activation import Activation
 from kernels.activation.experts import RELU_SQUARED
 from kernels.moe import RoutingRule

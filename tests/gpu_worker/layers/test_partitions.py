@@ -16,13 +16,12 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import BlockTraits, NormKind
 from gpu_worker.layers.cache_layout import CacheLayout, LayerMemory
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
-from gpu_worker.layers.gated_mlp import GatedShape
 from gpu_worker.layers.latent_attention import LatentShape
 from gpu_worker.layers.layer_source import LayerSource, Projections
 from gpu_worker.layers.linear import LayerParts, Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape
 from gpu_worker.layers.mixture import MixtureShape
-from gpu_worker.layers.plain_mlp import PlainShape
+from gpu_worker.layers.mlp import GatedShape, PlainShape
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.short_conv import ShortConvShape

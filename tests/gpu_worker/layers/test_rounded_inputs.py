@@ -15,15 +15,15 @@ from triton.runtime.interpreter import GridExecutor
 
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights
 from gpu_worker.layers.attention_context import AttentionContext
-from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.free_memory import free_host_bytes
-from gpu_worker.layers.gated_mlp import GatedWeights
 from gpu_worker.layers.layer import LayerNorms, LayerWeights
 from gpu_worker.layers.layered_decoder import LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Linear, Projection
+from gpu_worker.layers.mlp import GatedWeights
 from gpu_worker.layers.norms import NormWeights
 from gpu_worker.layers.rope_scaling import RopeParameters, RopeType
 from gpu_worker.layers.rotations import Rotations
+from gpu_worker.layers.vocabulary import Embedding
 from kernels.activation import Activation
 from kernels.activation.triton_kernel import gated_triton
 from kernels.gpu_config import Gpu, GpuGeneration

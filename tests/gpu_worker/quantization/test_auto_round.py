@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker.quantization.errors import QuantizationError
+from gpu_worker.quantization.config_fields import QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 from tests.gpu_worker.quantization.checkpoints import assert_equals_oracle, but_head, make_checkpoint
 from tests.gpu_worker.quantization.packers import PackedLayer, awq, gptq, in_order

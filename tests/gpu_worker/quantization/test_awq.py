@@ -11,7 +11,7 @@ import torch
 
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.quantization.awq import read_awq
-from gpu_worker.quantization.tensor_source import TensorSource
+from gpu_worker.quantization.quantization_method import TensorSource
 from tests.gpu_worker.quantization.checkpoints import Made, assert_equals_oracle, but_head, make_checkpoint
 from tests.gpu_worker.quantization.packers import awq
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.quantization.errors import OTHER_FORMS, QuantizationError
+from gpu_worker.quantization.config_fields import OTHER_FORMS, QuantizationError
 from gpu_worker.quantization.method_reader import read_method
 
 

@@ -174,8 +174,8 @@ def launch_mixtures_and_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for room in ("dispatch", "factory"):
         monkeypatch.setattr(f"kernels.moe.{room}.has_kernels", lambda _: True)
-    monkeypatch.setattr("kernels.moe.factory.gpu_of", lambda _: GPU)
-    monkeypatch.setattr("kernels.moe.factory.has_float8", lambda _: True)
+    monkeypatch.setattr("kernels.moe.layers.gpu_of", lambda _: GPU)
+    monkeypatch.setattr("kernels.moe.layers.has_float8", lambda _: True)
     monkeypatch.setattr(triton_route, "route_triton", choose)
     monkeypatch.setattr(gpu, "combine", lambda *args: combine(*args).zero_())
     for name, launch in (("gated_delta", gated_delta_triton), ("ssd", ssd_triton)):
@@ -216,16 +216,16 @@ def quantize_all(monkeypatch: pytest.MonkeyPatch, form: Callable[[torch.Tensor],
 
 def quantize_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let experts have float8 in blocks."""
-    from kernels.moe import factory
+    from kernels.moe import layers
     from kernels.moe.expert_weights import ExpertWeights
 
-    stack = factory.stack_experts
+    stack = layers.stack_experts
 
     def stack_quantized(weights: ExpertWeights, *, is_gated: bool) -> Any:
         forms = [fp8_blocks(form.weight) for form in weights.forms if isinstance(form, DenseWeight)]
         return stack(replace(weights, forms=forms), is_gated=is_gated)
 
-    monkeypatch.setattr(factory, "stack_experts", stack_quantized)
+    monkeypatch.setattr(layers, "stack_experts", stack_quantized)
 
 
 def int4(weight: torch.Tensor) -> GroupQuantizedWeight:

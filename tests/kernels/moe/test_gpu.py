@@ -17,7 +17,7 @@ from kernels.gpu_config import Gpu, GpuGeneration
 from kernels.linear import LinearFactory
 from kernels.linear.forms import FLOAT4, INT4, INT8, DenseWeight, GroupQuantizedWeight, ScaledWeight, SplitWeight
 from kernels.linear.product_launch import ProductLaunch
-from kernels.moe import RoutingRule, experts_reference, factory, gpu
+from kernels.moe import RoutingRule, experts_reference, gpu, layers
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.gpu import GpuExperts, expert_launch, max_blocks
 from kernels.moe.layers import ExpertLayers, LinearExperts
@@ -250,13 +250,13 @@ def test_experts_of_unequal_forms_equal_the_reference(
 
 
 def test_no_form_is_multiplied_expert_by_expert_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "cpu_library", lambda: None)
-    monkeypatch.setattr(factory, "has_kernels", lambda _: True)
-    monkeypatch.setattr(factory, "gpu_of", lambda _: H200)
-    monkeypatch.setattr(factory, "has_float8", lambda _: True)
+    monkeypatch.setattr(layers, "cpu_library", lambda: None)
+    monkeypatch.setattr(layers, "has_kernels", lambda _: True)
+    monkeypatch.setattr(layers, "gpu_of", lambda _: H200)
+    monkeypatch.setattr(layers, "has_float8", lambda _: True)
     for weights in [*UNEQUAL.values(), *(mixed(form, form, form) for form in FORMS)]:
         down = ExpertWeights.dense(torch.zeros(weights.num_experts, 160, 96))
-        experts = factory.make_experts(LinearFactory(lambda: 0), weights, down, ACTIVATIONS["silu"][0])
+        experts = layers.make_experts(LinearFactory(lambda: 0), weights, down, ACTIVATIONS["silu"][0])
         assert isinstance(experts, GpuExperts)
 
 

@@ -276,9 +276,7 @@ with started(Path(sys.argv[1]), 2) as (run, group):
 
 @pytest.mark.slow
 def test_process_that_does_not_leave_in_time_is_ended() -> None:
-    script = (
-        "import time\nfrom gpu_worker.execution.ranks.last_resort import exit_within\nexit_within(0.1)\ntime.sleep(600)"
-    )
+    script = "import time\nfrom gpu_worker.execution.ranks.watch import exit_within\nexit_within(0.1)\ntime.sleep(600)"
     with run_python(script) as process:
         assert process.wait(60) == 1
 

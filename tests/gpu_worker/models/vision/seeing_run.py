@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig, StateConfig
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.core.shared_images import SharedImages
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.memory.state_sizes import state_config
+from gpu_worker.execution.memory.state_pool import state_config
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision

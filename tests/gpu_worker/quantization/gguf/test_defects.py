@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpu_worker.models.loader import load_model
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair
 from tests.gpu_worker.quantization.gguf.written_file import written

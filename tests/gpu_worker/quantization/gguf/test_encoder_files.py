@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.models.gguf_config import read_gguf_config
 from gpu_worker.models.loader import load_model
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.text.gguf_tokenizer import tokenizer_json
 from gpu_worker.text.model_directory import read_model_directory

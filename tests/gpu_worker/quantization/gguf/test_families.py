@@ -13,7 +13,7 @@ import torch
 
 from gpu_worker.layers.gated_delta_net import GatedDeltaShape
 from gpu_worker.models.registry import read_model_config
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import make_runner, make_sequence, run
 from tests.gpu_worker.models.variants import oracle_logits

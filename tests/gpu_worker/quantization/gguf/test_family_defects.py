@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.models.gguf_config import read_gguf_config
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from tests.gpu_worker.quantization.gguf.family_files import CASES, write_family
 from tests.gpu_worker.quantization.gguf.test_defects import Change, Parts, field, without
 from tests.gpu_worker.quantization.gguf.test_families import FILES

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from shared.errors import HeadraceError
 from tests.gpu_worker.quantization.gguf.conftest import GGUFPair

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.models.loader import load_model
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.quantization.gguf.file import GGUFFile
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer

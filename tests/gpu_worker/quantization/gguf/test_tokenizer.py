@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_worker.quantization.gguf.errors import GGUFError
+from gpu_worker.quantization.gguf.byte_reader import GGUFError
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
