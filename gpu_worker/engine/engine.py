@@ -136,7 +136,7 @@ class Engine:
         self.scheduler = self.scheduler.emptied()
 
     def has_work(self) -> bool:
-        """Say whether there is something to compute, to land or to report."""
+        """Return whether there is something to compute, to land or to report."""
         return self.scheduler.has_work()
 
     @property
@@ -278,7 +278,7 @@ class Engine:
 
 
 def _is_all_invalid(step: ScheduledStep, result: StepResult) -> bool:
-    """Say whether all results are errors: then the runner may be at fault rather than the sequences."""
+    """Return whether all results are errors: then the runner may be at fault rather than the sequences."""
     has_error = False
     for item, sampled in zip(step.scheduled, result.sampled, strict=True):
         if sampled.error is None:

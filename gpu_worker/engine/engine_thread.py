@@ -76,7 +76,7 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether the engine is running."""
+        """Return whether the engine is running."""
         return self._thread.is_alive()
 
     @property
@@ -85,7 +85,7 @@ class EngineThread:
         return self._engine.scheduler.num_blank_blocks
 
     def is_cached(self, digest: bytes) -> bool:
-        """Say whether the prefix cache has a block of this digest; it may be evicted in the next step."""
+        """Return whether the prefix cache has a block of this digest; it may be evicted in the next step."""
         return self._engine.scheduler.is_cached(digest)
 
     def start(self, deliver: Callable[[StepOutcome], None]) -> None:

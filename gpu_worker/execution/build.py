@@ -15,16 +15,7 @@ from gpu_worker.core.media import SharedImages
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps
 from gpu_worker.execution.build_plan import BuildPlan, make_plan
 from gpu_worker.execution.encoder import ImageEncoder
-from gpu_worker.execution.memory.budget import (
-    MemoryBudget,
-    MemoryUse,
-    check_weights_fit,
-    reporting_out_of_memory,
-    shown_bytes,
-    smaller_model,
-    smaller_share,
-    smaller_step,
-)
+from gpu_worker.execution.memory.budget import MemoryBudget, MemoryUse, check_weights_fit, shown_bytes
 from gpu_worker.execution.memory.host import (
     ask_for_huge_pages,
     check_host_cache_fits,
@@ -33,7 +24,14 @@ from gpu_worker.execution.memory.host import (
     host_num_blocks,
 )
 from gpu_worker.execution.memory.kv_cache import KVCache, allocate_groups
-from gpu_worker.execution.memory.probe import DeviceMemory, MemoryProbe
+from gpu_worker.execution.memory.probe import (
+    DeviceMemory,
+    MemoryProbe,
+    reporting_out_of_memory,
+    smaller_model,
+    smaller_share,
+    smaller_step,
+)
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import (
     RunnerConfig,

@@ -107,7 +107,7 @@ class VirtualWorker:
         return self.is_alive and not self.held.is_withdrawn
 
     def is_cached(self, digest: bytes) -> bool:
-        """Say whether the prefix cache has a block of this digest."""
+        """Return whether the prefix cache has a block of this digest."""
         return self.engine.scheduler.is_cached(digest)
 
     def send(self, worker: str, message: PeerMessage) -> bool:

@@ -82,7 +82,7 @@ class EngineState(Protocol):
         """Blocks that hold nothing."""
 
     def is_cached(self, digest: bytes) -> bool:
-        """Say whether the prefix cache has a block of this digest."""
+        """Return whether the prefix cache has a block of this digest."""
 
 
 class Timer(Protocol):
@@ -100,7 +100,7 @@ class Peers(Protocol):
         """This worker's own name among them."""
 
     def send(self, worker: str, message: PeerMessage) -> bool:
-        """Send a message, which may get lost; say whether it can be sent at all."""
+        """Send a message, which may get lost; return whether it can be sent at all."""
 
     def time(self) -> float:
         """Return monotonic seconds."""

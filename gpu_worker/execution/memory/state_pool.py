@@ -15,7 +15,7 @@ from gpu_worker.layers.layer_state import LayerState
 _LEAST_CHECKPOINTS = 8
 
 CHECKPOINT_TOKENS = 1024
-"""Between checkpoints along a prompt, about: computing so many tokens again costs less than what a state displaces."""
+"""Tokens between checkpoints along a prompt, about: recomputing them costs less than the blocks a state displaces."""
 
 
 def state_config(num_slots: int, block_size: int) -> StateConfig:

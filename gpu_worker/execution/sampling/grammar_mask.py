@@ -97,8 +97,8 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
     device: torch.device
     vocabulary: Vocabulary
 
-    def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """See `StagedFeature`."""
+    def __call__(self, logits: torch.Tensor) -> None:
+        """Forbid tokens; see `Adjust`."""
         masks = self.vocabulary.share(self.fill())
         if self.device.type == "cpu":
             forbid_tokens(logits, self.places.tensor, masks)
@@ -116,6 +116,3 @@ class StagedGrammarMask(Struct, frozen=True, gc=False):
             if constraint is not None:
                 constraint.fill_mask(drafts, address)
         return self.masks.tensor
-
-    def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Ignore it: the scheduler tells the constraint what was drawn."""

@@ -104,15 +104,15 @@ class StagedPenalties:
     learned: tuple[StagedArray, StagedArray] | None
     drafts: StagedArray | None
 
-    def adjust(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
-        """See `StagedFeature`."""
+    def __call__(self, logits: torch.Tensor) -> None:
+        """Penalise tokens; see `Adjust`."""
         if self.learned is not None:
             rows, token_ids = self.learned
             count_tokens(self.table, rows.tensor, token_ids.tensor)
         apply_penalties(logits, self.rows.tensor, self.table, None if self.drafts is None else self.drafts.tensor)
 
-    def take_drawn(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """See `StagedFeature`."""
+    def count(self, token_ids: torch.Tensor) -> None:
+        """Count which token was drawn for each row, a negative one where the logits were no distribution."""
         if self.drafts is None:
             count_tokens(self.table, self.rows.tensor, token_ids)
 

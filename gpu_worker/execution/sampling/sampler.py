@@ -17,15 +17,11 @@ from msgspec import Struct
 from gpu_worker.core.batch_sequences import BatchSequence
 from gpu_worker.execution.batch.assembled_step import SampledRows
 from gpu_worker.execution.batch.transfers import Int64s, StagedArray, Upload
-from gpu_worker.execution.sampling.allowed_tokens import AllowedTokens
-from gpu_worker.execution.sampling.bad_words import BadWords
-from gpu_worker.execution.sampling.bias import Bias
 from gpu_worker.execution.sampling.distribution import Distributions, StagedDraw
-from gpu_worker.execution.sampling.feature import Feature, StagedFeature
+from gpu_worker.execution.sampling.features import Adjust, AllowedTokens, BadWords, Bias, Feature, MinTokens
 from gpu_worker.execution.sampling.grammar_mask import GrammarMask
 from gpu_worker.execution.sampling.logprobs import LogprobRows, StagedLogprobs
-from gpu_worker.execution.sampling.min_tokens import MinTokens
-from gpu_worker.execution.sampling.penalties import Penalties
+from gpu_worker.execution.sampling.penalties import Penalties, StagedPenalties
 from gpu_worker.execution.sampling.watermarks import Watermarks
 from gpu_worker.layers.divided_vocabulary import Vocabulary
 from gpu_worker.layers.ranks import ALONE, Ranks
@@ -61,7 +57,7 @@ class StagedSampling:
 
     slots: StagedArray
     draw: StagedDraw
-    features: list[StagedFeature] = field(default_factory=list)
+    features: list[Adjust] = field(default_factory=list)
     logprobs: StagedLogprobs | None = None
 
 
@@ -188,11 +184,12 @@ class Sampler:
         kept = None if logprobs is None else logprobs.keep(logits)
         if staged.features:
             logits = self.vocabulary.widened(logits)
-        for feature in staged.features:
-            feature.adjust(logits, slots)
+        for adjust in staged.features:
+            adjust(logits)
         token_ids = staged.draw.draw(logits, slots, self.vocabulary)
-        for feature in staged.features:
-            feature.take_drawn(slots, token_ids)
+        for adjust in staged.features:
+            if isinstance(adjust, StagedPenalties):
+                adjust.count(token_ids)
         if logprobs is None or kept is None:
             return DrawnTokens(token_ids)
         return DrawnTokens(token_ids, logprobs, logprobs.score(kept, token_ids))

@@ -172,7 +172,7 @@ def launch_mixtures_and_states(monkeypatch: pytest.MonkeyPatch) -> None:
         ids, weights = route(logits, rule)
         return ids.copy_(torch.arange(ids.shape[1])), weights.zero_()
 
-    for room in ("dispatch", "factory"):
+    for room in ("dispatch", "layers"):
         monkeypatch.setattr(f"kernels.moe.{room}.has_kernels", lambda _: True)
     monkeypatch.setattr("kernels.moe.layers.gpu_of", lambda _: GPU)
     monkeypatch.setattr("kernels.moe.layers.has_float8", lambda _: True)
