@@ -32,9 +32,9 @@ from gpu_worker.start.golden_baseline import served_name
 from gpu_worker.start.golden_setup import golden_settings
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.host_settings import check_hosts, with_launcher
-from gpu_worker.start.other_host import serve_host
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
+from gpu_worker.start.other_host import serve_host
 from gpu_worker.start.progress_bar import ProgressBar
 from gpu_worker.start.worker_adapters import AdapterAccess
 from gpu_worker.structured_output.grammar_tokenizer import UnsupportedTokenizerError

@@ -10,8 +10,7 @@ from kernels.activation.reference import gated_reference
 from kernels.activation.triton_kernel import MAX_SIZE, can_round, gated_rounded_triton, gated_triton
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.rounded_rows import ROUNDINGS, assert_same_rounded
-from tests.kernels.tolerances import assert_close
+from tests.kernels.tolerances import ROUNDINGS, assert_close, assert_same_rounded
 
 FUNCTIONS = [Activation.SILU, Activation.GELU, Activation.GELU_TANH]
 

@@ -10,8 +10,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rms_norm.triton_kernel import can_run, rms_norm_rounded_triton, rms_norm_triton
 from tests.kernels.poisoned_memory import poisoned_memory
-from tests.kernels.rounded_rows import ROUNDINGS, assert_same_rounded
-from tests.kernels.tolerances import assert_close
+from tests.kernels.tolerances import ROUNDINGS, assert_close, assert_same_rounded
 
 SIZES = [(1, 1), (5, 77), (13, 128), (3, 1000), (2, 5120), (1, 16384)]
 GPU_SIZES = [*SIZES, (1000, 4096), (33, 8192), (70_000, 16)]

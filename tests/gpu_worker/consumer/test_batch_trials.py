@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 
 import pytest
 
 from gpu_worker.consumer import batch_trials
+from gpu_worker.consumer.batch_progress import NO_PROGRESS, ProgressRecords
 from gpu_worker.consumer.batch_trials import HARMLESS_TOKENS, BatchTrials
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.messages import Request
+from tests.gpu_worker.consumer.harness import TestGateway
+from tests.gpu_worker.core.sequences import make_sequence
 
 
 class Lane:
@@ -114,3 +118,17 @@ async def test_end_of_a_trial_and_of_one_that_waits_lets_the_next_begin(lane: La
     lane.end(tried)
     await asyncio.sleep(0)
     assert lane.begun == ["tried", "next"]
+
+
+async def test_tokens_of_another_revision_or_message_are_not_continued(gateway: TestGateway) -> None:
+    message = QueuedMessage("s", b"job", "ack", stream_seq=7, num_delivered=3, num_pending=0)
+    held = HeldRequest("k", gateway.request(lane="batch", tenant="acme", reply=None), message)
+    held.sequence, held.num_output_tokens, held.parts = make_sequence([1, 2], emitted=[5, 6]), 2, ["a", "b"]
+    own, other = (ProgressRecords(gateway.nats, revision) for revision in ("own", "other"))
+    assert await own.save(held)
+    found = [await records.load("acme", held.request.id, message) for records in (own, other)]
+    # Who has lost it and how often is told whatever weights it ran on.
+    assert [(each.token_ids, each.text, each.num_delivered) for each in found] == [((5, 6), "ab", 3), ((), "", 3)]
+    for changes in ({"data": b"another job"}, {"stream_seq": 8}):
+        changed = dataclasses.replace(message, **changes)  # type: ignore[arg-type]
+        assert await own.load("acme", held.request.id, changed) == NO_PROGRESS

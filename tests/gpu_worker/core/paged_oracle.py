@@ -30,7 +30,7 @@ from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
 from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.plan import Eviction, StepPlan
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, ScheduledStep, StepResult
-from tests.gpu_worker.core.kept_tokens import kept_tokens
+from tests.gpu_worker.core.sequences import kept_tokens
 
 
 def content(previous: int, token_id: int) -> int:

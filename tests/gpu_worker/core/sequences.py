@@ -49,3 +49,13 @@ def make_sequence(
         salt=salt,
         hints=hints,
     )
+
+
+def kept_tokens(place: int, num_tokens: int, num_sinks: int, num_evicted: int) -> list[int]:
+    """Return which tokens are kept when the one at `place` is computed, itself the last; all sizes in tokens."""
+    kept: list[int] = []
+    for token in range(place + 1):
+        if len(kept) == num_tokens:
+            kept = kept[:num_sinks] + kept[num_sinks + num_evicted :]
+        kept.append(token)
+    return kept

@@ -15,8 +15,7 @@ from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import BadRequestError
 from shared.kv_budget import KvBudget
 from tests.gpu_worker.core.harness import BLOCK, Harness
-from tests.gpu_worker.core.kept_tokens import kept_tokens
-from tests.gpu_worker.core.sequences import make_sequence
+from tests.gpu_worker.core.sequences import kept_tokens, make_sequence
 
 BUDGET = BlockBudget(num_blocks=6, num_sinks=1, num_evicted=2, block_size=BLOCK)
 

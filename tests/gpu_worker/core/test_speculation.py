@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpu_worker.core.draft import MAX_DRAFT_TOKENS, Draft
 from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from ops.bench.spec.fixed_depth import FixedDepth
@@ -268,3 +269,23 @@ def test_policy_that_wants_more_than_a_sequence_may_have_gets_no_more() -> None:
     harness.step()
     # It may have three more tokens, and the last of them is sampled, never drafted.
     assert [item.num_draft_tokens for item in harness.schedule().scheduled] == [2]
+
+
+VOCAB = 5
+
+
+def test_draft_ends_before_the_first_token_that_cannot_be_one() -> None:
+    assert Draft((1, VOCAB, 1)).valid(VOCAB) == Draft((1,))
+    assert Draft((1, -1, 1)).valid(VOCAB) == Draft((1,))
+    assert len(Draft((1,) * 100).valid(VOCAB)) == MAX_DRAFT_TOKENS
+
+
+def test_tokens_are_accepted_up_to_the_first_that_was_not_sampled() -> None:
+    draft = Draft((1, 2, 3))
+    for sampled, num_accepted in (((1, 2, 3, 4), 3), ((1, 2, 4, 3), 2), ((0, 2, 3, 4), 0)):
+        assert draft.num_accepted(sampled) == num_accepted
+    assert Draft().num_accepted((5,)) == 0
+
+
+def test_each_row_is_sampled_behind_the_drafts_before_it() -> None:
+    assert Draft((1, 2)).paths() == [(), (1,), (1, 2)]

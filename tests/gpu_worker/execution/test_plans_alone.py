@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
 
 from gpu_worker.core.block_budget import BlockBudget
-from gpu_worker.core.constraint import SharedConstraints
+from gpu_worker.core.constraint import OutputConstraint, SharedConstraints
 from gpu_worker.core.model_runner import ModelRunner
-from gpu_worker.core.plan import StepPlan
+from gpu_worker.core.plan import NewSequence, StepPlan
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig
@@ -23,14 +24,73 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import CompletedStep, StepResult
 from gpu_worker.engine.engine import Engine
+from gpu_worker.execution.simulated_runner import SimulatedRunner
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
 from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
-from tests.gpu_worker.execution.replica import make_runner, receive, send
 from tests.gpu_worker.models.recurrent_models import save_case
+from tests.gpu_worker.structured_output.tiny_tokenizer import VOCAB, constraint_of
 
 ROOT = Path(__file__).parents[3]
+
+
+class OwnConstraints:
+    """Makes constraints of the grammars in plans, and advances them by the tokens there."""
+
+    def open(self, new: NewSequence) -> OutputConstraint:
+        return constraint_of(new.sampling, new.token_ids[new.num_prompt_tokens :])
+
+    def follow(self, constraint: OutputConstraint, token_ids: list[int]) -> None:
+        for token_id in token_ids:
+            assert constraint.advance(token_id), "a plan has a token that the grammar does not allow"
+
+
+def make_runner(config: dict[str, Any], constraints: Any) -> ModelRunner:
+    """Make the runner of either process."""
+    if config["directory"] is None:
+        return SimulatedRunner(0, range(3, VOCAB), constraints=constraints)
+    from pathlib import Path
+
+    from gpu_worker.execution.build import build_runner
+    from gpu_worker.execution.runner_config import RunnerConfig
+    from gpu_worker.speculative.ngram.proposer import NgramProposer
+
+    runner = build_runner(
+        RunnerConfig(
+            Path(config["directory"]),
+            block_size=4,
+            num_blocks=120,
+            max_num_seqs=6,
+            num_threads=1,
+            max_draft_tokens=4,
+            state_checkpoint_ratio=0.5,
+        ),
+        constraints=constraints,
+    )
+    runner.verify_drafts_of(NgramProposer(100_000))
+    return runner
+
+
+def send(stream: BinaryIO, value: object) -> None:
+    data = msgspec.msgpack.encode(value)
+    stream.write(struct.pack("<I", len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> bytes | None:
+    length = stream.read(4)
+    return stream.read(struct.unpack("<I", length)[0]) if len(length) == 4 else None
+
+
+def main() -> None:
+    runner = make_runner(json.loads(sys.argv[1]), OwnConstraints())
+    while (data := receive(sys.stdin.buffer)) is not None:
+        send(sys.stdout.buffer, runner.submit(msgspec.msgpack.decode(data, type=StepPlan)).result())
+
+
+if __name__ == "__main__":
+    main()
 
 
 class Recorder:
@@ -86,7 +146,7 @@ def record(config: dict[str, Any], state: StateConfig | None, pooled: Sequence |
 
 def replay(config: dict[str, Any], plans: list[bytes]) -> list[StepResult]:
     """Let a second process compute encoded plans."""
-    command = [sys.executable, "-m", "tests.gpu_worker.execution.replica", json.dumps(config)]
+    command = [sys.executable, "-m", "tests.gpu_worker.execution.test_plans_alone", json.dumps(config)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdin is not None
         assert process.stdout is not None

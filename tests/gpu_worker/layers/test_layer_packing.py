@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_worker.layers.attention import AttentionShape, HeadNorm
 from gpu_worker.layers.layer import LayerTraits
 from gpu_worker.layers.layer_packing import can_pack
+from gpu_worker.layers.layer_source import Projections
 from gpu_worker.layers.mixture import MixtureShape
 from gpu_worker.layers.mlp import GatedShape, PlainShape
+from gpu_worker.models.errors import CheckpointError
 from kernels.activation import Activation
 from kernels.activation.experts import RELU_SQUARED
 from kernels.moe import RoutingRule
@@ -76,3 +80,17 @@ def test_layer_that_the_kernels_do_not_compute_is_not_packed(traits: LayerTraits
 )
 def test_layer_of_a_form_that_nobody_has_named_is_not_packed(traits: LayerTraits) -> None:
     assert not can_pack(traits)
+
+
+class Empty:
+    """A checkpoint without a tensor of such a size."""
+
+    def take_rows(self, names: list[str], shapes: list[tuple[int, ...]]) -> Any:
+        raise CheckpointError(Path("model.safetensors"), f"{names[0]} is not {shapes[0]}")
+
+
+def test_factors_of_features_that_a_checkpoint_does_not_have_are_not_made() -> None:
+    width = 1 << 48
+    projections = Projections(Empty())  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="up_proj"):
+        projections.take(["up_proj"], [width], 64, scales=[(width, 0.5)])

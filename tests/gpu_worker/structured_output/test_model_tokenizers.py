@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, Tok
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.token_table import build_table
 from gpu_worker.text.tokenizer import ModelTokenizer
+from shared.formats import Tool, ToolChoice, format_named
 from shared.grammar import Grammar
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import TOKENIZER
 from tests.gpu_worker.quantization.gguf.gguf_models import write_model
 from tests.gpu_worker.quantization.gguf.vocabularies import byte_pair_vocabulary, sentencepiece_vocabulary
+from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, VOCAB, tokenizer_json, tokens_of
 from tests.gpu_worker.text.conftest import sentencepiece_tokenizer, wordpiece_tokenizer
 
 
@@ -76,3 +79,39 @@ def test_gguf_tokenizer_follows_a_grammar(tmp_path: Path, name: str) -> None:
 def test_tokenizer_without_bytes_or_without_anything_is_refused(content: str) -> None:
     with pytest.raises(UnsupportedTokenizerError, match="its tokenizer is not supported"):
         GrammarTokenizer(TokenizerSource(content, 7, 7, frozenset({2})))
+
+
+OPEN, CLOSE = VOCAB, VOCAB + 1
+
+
+def _tokenizer_with_tags() -> GrammarTokenizer:
+    """Return a tokenizer like Qwen's: the tags of calls are tokens, though none that are left out of the text."""
+    content = json.loads(tokenizer_json())
+    tag = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+    content["added_tokens"] += [
+        {"id": OPEN, "content": "<tool_call>", **tag},
+        {"id": CLOSE, "content": "</tool_call>", **tag},
+    ]
+    return GrammarTokenizer(TokenizerSource(json.dumps(content), VOCAB + 2, VOCAB + 2, frozenset({EOS})))
+
+
+def test_special_tokens_are_known_by_their_text() -> None:
+    special = {"<|end|>": EOS, "<tool_call>": OPEN, "</tool_call>": CLOSE}
+    assert _tokenizer_with_tags().special_tokens == special
+
+
+def test_model_writes_the_tags_of_a_call_as_its_own_tokens() -> None:
+    strict = Tool("f", json.dumps({"type": "object", "properties": {}, "additionalProperties": False}), strict=True)
+    call = (OPEN, *tokens_of('\n{"name": "f", "arguments": {}}\n'), CLOSE)
+    for mode, before in (("required", ()), ("auto", tokens_of("I look."))):
+        grammar = format_named("hermes").grammar([strict], ToolChoice(mode))
+        assert grammar is not None
+        compiled = compile_grammar(grammar, _tokenizer_with_tags())
+        constraint = compiled.constraint(Sampling(grammar=grammar), before)
+        assert all(map(constraint.advance, (*call, EOS)))
+
+
+def test_grammar_of_a_client_is_left_as_it_is() -> None:
+    grammar = Grammar(kind="lark", source='start: "<tool_call>"')
+    constraint = compile_grammar(grammar, _tokenizer_with_tags()).constraint(Sampling(grammar=grammar), ())
+    assert not constraint.advance(OPEN)

@@ -5,8 +5,10 @@ import torch
 
 from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import Draft
+from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import StateWork, StepPlan
 from gpu_worker.execution.batch.graph_shapes import GraphShape
+from gpu_worker.execution.batch.placed_tokens import axis_positions, text_positions
 from gpu_worker.execution.batch.step_table import (
     FIELDS,
     Frame,
@@ -79,3 +81,19 @@ def test_checkpoints_are_copied_when_the_upload_arrives_though_their_slots_are_w
     assert part.view(-1).tolist() == [0, 1, 2, 3, 4]
     upload.send()
     assert part.view(-1).tolist() == [0, 2, 1, 3, 4]
+
+
+# Four tokens that count as two positions each, the second image directly behind the first.
+SPANS = [MediaSpan(2, 4, b"a" * 32, 4, (2, 2)), MediaSpan(6, 4, b"b" * 32, 4, (2, 2))]
+POSITIONS = [0, 1, 2, 2, 2, 2, 4, 4, 4, 4, 6, 7]
+
+
+def test_positions_are_the_same_wherever_a_step_begins_and_ends() -> None:
+    for start in range(len(POSITIONS)):
+        for end in range(start + 1, len(POSITIONS) + 1):
+            places = np.arange(start, end, dtype=np.int64)
+            assert text_positions(SPANS, places).tolist() == POSITIONS[start:end]
+
+
+def test_image_counts_its_rows_and_columns_on_the_other_axes() -> None:
+    assert axis_positions(SPANS, 5, 6).tolist() == [[2, 4, 4, 4, 4, 6], [3, 4, 4, 5, 5, 6], [3, 4, 5, 4, 5, 6]]

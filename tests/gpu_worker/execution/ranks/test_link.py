@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 import pytest
+import torch
 from msgspec.msgpack import Decoder
 
 from gpu_worker.execution.ranks import link as link_module
 from gpu_worker.execution.ranks.link import Link, LinkError, LinkListener, connect
+from gpu_worker.execution.ranks.meeting import ProcessGroupRanks
 
 TOKEN = "a token of a group in a test"
 NUMBERS, TEXT = Decoder(list[int]), Decoder(str)
@@ -151,3 +155,17 @@ def test_host_that_is_not_one_of_the_group_is_let_go(admitted: Admitted, caplog:
     link = connect("127.0.0.1", admitted.listener.port, TOKEN, 9, 5)
     assert link.receive(TEXT) is None
     link.close()
+
+
+def test_ranks_listen_on_loopback_alone_unless_the_operator_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    ranks = ProcessGroupRanks(0, 1, torch.device("cpu"))
+    ranks.join(str(tmp_path / "store"))
+    try:
+        assert ranks.gather(torch.ones(2, 3)).tolist() == torch.ones(2, 3).tolist()
+        assert os.environ.pop("NCCL_SOCKET_IFNAME") in ("lo", "lo0")
+    finally:
+        ranks.leave()
