@@ -21,7 +21,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.memory.state_pool import state_config
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.speculative.recipe import Recipe

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_worker.execution.memory.state_pool import CHECKPOINT_TOKENS
+from gpu_worker.execution.memory.state_sizes import CHECKPOINT_TOKENS
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.start.config import WorkerConfig

@@ -19,7 +19,7 @@ import torch
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.memory.kv_cache import group_block_bytes
-from gpu_worker.execution.memory.state_pool import checkpoints_a_block
+from gpu_worker.execution.memory.state_sizes import checkpoints_a_block
 from gpu_worker.layers.cache_layout import CacheLayout
 
 _WINDOWS_OF_A_SEQUENCE = 8

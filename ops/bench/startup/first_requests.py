@@ -10,7 +10,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
-from gpu_worker.execution.memory.state_pool import state_config
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from shared.sampling import Sampling
 

@@ -10,7 +10,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig, StateConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, StepResult
-from gpu_worker.execution.memory.state_pool import checkpoints_a_block, num_sure_slots
+from gpu_worker.execution.memory.state_sizes import checkpoints_a_block, num_sure_slots
 from gpu_worker.start.config import WorkerConfig
 from shared.sampling import Sampling
 

@@ -13,7 +13,7 @@ from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.memory.state_pool import state_config
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.tiers.block_files import BlockFiles
 from gpu_worker.execution.tiers.block_tiers import BlockTiers

@@ -11,7 +11,7 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
-from gpu_worker.execution.memory.state_pool import num_sure_slots, state_config
+from gpu_worker.execution.memory.state_sizes import num_sure_slots, state_config
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.spec.fixed_depth import FixedDepth

@@ -16,7 +16,7 @@ from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.memory.state_pool import state_config
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.remote import Remote
 from gpu_worker.execution.ranks.runner import build_group_runner

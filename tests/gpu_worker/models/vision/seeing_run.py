@@ -12,7 +12,7 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import DraftPolicy, Speculation
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.memory.state_pool import state_config
+from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision
