@@ -114,7 +114,7 @@ def best_fixed(world: World, acceptance: float) -> float:
     return max(speeds)
 
 
-@pytest.mark.parametrize("batch", [1, 4, 30])
+@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.slow), 30])
 @pytest.mark.parametrize(
     "acceptance", [0.0, pytest.param(0.2, marks=pytest.mark.slow), 0.5, pytest.param(0.8, marks=pytest.mark.slow), 0.97]
 )

@@ -161,8 +161,14 @@ def decode(model: LayeredDecoder, observer: Callable[..., None] | None = None) -
     return model(torch.tensor([7, 9]), torch.tensor([20, 8]), context)
 
 
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "activation"),
+    [
+        *((form, Activation.SILU) for form in FORMS),
+        ("int8", Activation.GELU_TANH),
+        *(pytest.param(form, Activation.GELU_TANH, marks=pytest.mark.slow) for form in FORMS if form != "int8"),
+    ],
+)
 def test_decode_rounds_in_one_launch_a_layer_to_the_bits_of_four(
     form: str, activation: Activation, launched: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

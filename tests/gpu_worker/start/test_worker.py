@@ -124,9 +124,10 @@ async def test_second_signal_exits_at_once(nats_url: str, gateway: TestGateway) 
             "must be 1 to 128 bytes",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             {"model": str(DEMO_MODEL), "simulate": "1", "max_num_seqs": "64", "max_num_batched_tokens": "8"},
             "HEADRACE_MAX_NUM_BATCHED_TOKENS",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -35,8 +35,7 @@ class Meeting:
             return list(pool.map(work, range(self.size), self.exchanges))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (4, torch.float16)])
 def test_sums_are_those_in_the_order_of_ranks_on_each(size: int, dtype: torch.dtype) -> None:
     meeting, generator = Meeting(size), torch.Generator().manual_seed(size)
     # The last is larger than a slot, and no multiple of anything.

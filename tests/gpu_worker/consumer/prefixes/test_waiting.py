@@ -218,7 +218,9 @@ class LyingFleet(VirtualFleet):
             super().send(message.worker, Answer("liar", message.number, self.reply))
 
 
-@pytest.mark.parametrize("reply", [None, "claim", "later", "decline", "taken"])
+@pytest.mark.parametrize(
+    "reply", [None, "claim", "later", *(pytest.param(reply, marks=pytest.mark.slow) for reply in ("decline", "taken"))]
+)
 def test_worker_that_announces_falsely_delays_others_no_longer_than_the_prefix_would_save(reply: Reply | None) -> None:
     conversations = LOAD.conversations(2, 6)
     served = LyingFleet(2, config(), TIMES, is_affine=True)

@@ -74,7 +74,7 @@ def _peak_of(action: Callable[[], None]) -> int:
         tracemalloc.stop()
 
 
-@settings(max_examples=300, suppress_health_check=SHARED_PATH)
+@settings(max_examples=100, suppress_health_check=SHARED_PATH)
 @given(mutate=mutations())
 def test_mutated_file_is_read_or_refused(content: bytes, mutate: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "mutated.gguf"

@@ -34,15 +34,11 @@ from tests.gpu_worker.speculative.recorder import Listener, Recorder, recorded_r
 SIZE, NUM_FEATURES, TAPPED = 48, VOCAB // 2, [1, 0]
 LEAST_CHANCE = 0.1
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
-runs = pytest.mark.parametrize(
-    "how",
-    [
-        {"token_budget": 200},
-        {"token_budget": 21, "arrivals_per_step": 1, "max_num_seqs": 5},
-        {"num_blocks": 36, "headroom_tokens": 0, "token_budget": 64},
-    ],
-    ids=["together", "prompts in chunks", "preempted"],
-)
+RUNS = {
+    "together": {"token_budget": 200},
+    "prompts in chunks": {"token_budget": 21, "arrivals_per_step": 1, "max_num_seqs": 5},
+    "preempted": {"num_blocks": 36, "headroom_tokens": 0, "token_budget": 64},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -152,16 +148,13 @@ def check_run(directory: Path, oracle: Oracle, how: dict[str, int], draft: str =
     assert (outcome.num_preemptions > 0) == ("num_blocks" in how)
 
 
-@runs
-def test_drafts_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: dict[str, int]) -> None:
-    check_run(directory, oracle, how)
+@pytest.mark.parametrize("how", RUNS)
+def test_drafts_are_those_of_the_dense_layer(directory: Path, oracle: Oracle, how: str) -> None:
+    check_run(directory, oracle, RUNS[how])
 
 
-@runs
-@pytest.mark.parametrize("layout", ["authors", "speculators"])
-def test_drafts_are_those_of_the_dense_eagle3_layer(
-    directory: Path, oracle: Oracle, layout: str, how: dict[str, int]
-) -> None:
+@pytest.mark.parametrize(("layout", "how"), [*(("authors", how) for how in RUNS), ("speculators", "prompts in chunks")])
+def test_drafts_are_those_of_the_dense_eagle3_layer(directory: Path, oracle: Oracle, layout: str, how: str) -> None:
     torch.manual_seed(3)
     if layout == "authors":
         tensors = eagle3_tensors(SIZE, VOCAB, NUM_FEATURES, num_tapped=2)
@@ -178,7 +171,7 @@ def test_drafts_are_those_of_the_dense_eagle3_layer(
     save_draft(directory / layout, config, tensors)
     third = Eagle3Oracle(oracle.model, tensors)
     third.is_stream_normed = layout == "speculators"
-    check_run(directory, third, how, layout)
+    check_run(directory, third, RUNS[how], layout)
 
 
 def test_prompt_found_in_the_prefix_cache_has_its_entries_already(directory: Path, oracle: Oracle) -> None:

@@ -137,7 +137,7 @@ def test_ends_are_all_places_where_the_run_occurs_the_latest_first(text: list[in
     assert list(index.ends(run)) == places[::-1]
 
 
-@pytest.mark.parametrize("num_tokens", [1_000, 22_000, 44_000, 100_000])
+@pytest.mark.parametrize("num_tokens", [1_000, 44_000])
 def test_index_takes_no_more_memory_than_is_counted(num_tokens: int) -> None:
     generator = random.Random(1)
     text = [generator.randrange(1 << 20) for _ in range(num_tokens)]
