@@ -1,4 +1,4 @@
-"""Adapters on the wire: what workers tell of theirs, and the orders to load and unload them while workers run."""
+"""Adapters on the wire: what workers and gateways tell of them, and the orders to load them while workers run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from shared.bounds import UnixSeconds
 
 MAX_ADAPTERS = 256
 """Names of adapters beside the model of a worker."""
@@ -47,6 +49,18 @@ def is_resident(digest: str, residents: ResidentAdapters) -> bool:
     """Return whether a heartbeat lists this adapter."""
     wanted, starts = bytes.fromhex(digest), range(0, len(residents), _DIGEST_BYTES)
     return any(residents[start : start + _DIGEST_BYTES] == wanted for start in starts)
+
+
+class NamesRead(Struct, frozen=True, array_like=True):
+    """How far a gateway has read what the names of adapters mean.
+
+    Attributes:
+        created: When the stream of names was made, Unix seconds: the sequences of another one say nothing.
+        seq: The last sequence that it has read.
+    """
+
+    created: UnixSeconds
+    seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class AdapterOrder(Struct, frozen=True, tag="adapter"):

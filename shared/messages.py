@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.adapter_calls import AdapterBeats, AdapterName, ResidentAdapters
+from shared.adapter_calls import AdapterBeats, AdapterName, NamesRead, ResidentAdapters
 from shared.bounds import (
     BlockSize,
     CacheSalt,
@@ -304,6 +304,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         unclaimed_of: `unclaimed` and `unclaimed_tokens` by model; None from gateways that do not tell them apart.
         features: What the gateway understands that earlier versions do not; others write nothing that needs more.
         services: By model, how far tenants were ahead at workers that are silent now.
+        adapter_names: How far the names of adapters were read; None before that, and from earlier versions.
     """
 
     gateway: PeerName
@@ -315,6 +316,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     unclaimed_of: Awaited | None = None
     features: Features = ()
     services: ServicesOfModels = {}
+    adapter_names: NamesRead | None = None
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):

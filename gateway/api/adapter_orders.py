@@ -1,11 +1,12 @@
 """The operator's calls about adapters: vLLM's `/v1/load_lora_adapter` and its counterpart, and the list of all.
 
-Content goes into the store once, one worker of the model checks it, and then the name is changed in NATS: before that
-every request gets the old content, and after the call every request that this gateway takes gets the new one.
+Content goes into the store once, one worker of the model checks it, and then the name is changed in NATS. The call
+returns when all gateways have told that they have read it: every request that comes after that gets the new content.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,8 +19,9 @@ from nats.errors import Error as NatsError
 
 from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.schemas.decoding import decode_typed
+from gateway.dispatch.dispatcher import HEARTBEAT_INTERVAL_S, Dispatcher
 from gateway.errors import ApiError
-from gateway.fleet.adapter_names import AdapterNameFollower
+from gateway.fleet.adapter_names import REVIEW_S, AdapterNameFollower
 from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
 from shared.adapter_names import AdapterNames, NamedAdapter
@@ -36,6 +38,9 @@ from shared.task_supervisor import TaskSupervisor
 
 TIMEOUT_S = 120.0
 """For a worker to read an adapter of some gigabytes."""
+FOLLOW_S = 10.0
+"""For all gateways to read a change of names; they look every `REVIEW_S` even if they were not told of it."""
+_LOOK_S = 0.02
 
 
 class LoadBody(Struct, forbid_unknown_fields=True):
@@ -200,14 +205,35 @@ class AdapterOrders:
         except SEND_ERRORS as error:
             message = f"The names of adapters cannot be written ({error!r}): run `headrace setup`."
             raise ApiError(503, message, code="nats_unavailable", retry_after_s=UNKNOWN_RETRY_S) from error
+        await self._wait_for_gateways(name)
         return is_change
+
+    async def _wait_for_gateways(self, name: str) -> None:
+        """Return when all live gateways know what this one knows of names; those of earlier versions do not tell.
+
+        Raises:
+            ApiError: One does not follow in time.
+        """
+        read, loop = self._fleet.named_adapters.read, asyncio.get_running_loop()
+        started = loop.time()
+        while read is not None and (behind := self._fleet.gateways_behind(read)):
+            waited_s = loop.time() - started
+            if waited_s > REVIEW_S + HEARTBEAT_INTERVAL_S and not any(behind.values()):
+                return
+            if waited_s > FOLLOW_S:
+                names = ", ".join(sorted(behind)[:8])
+                message = f"The name {name!r} is changed, but not all gateways have read that within {waited_s:.0f} s"
+                message += f" and may use what it meant before: {names}. Try again to wait for them."
+                raise ApiError(503, message, code="gateways_behind", retry_after_s=UNKNOWN_RETRY_S)
+            await asyncio.sleep(_LOOK_S)
 
 
 async def adapter_orders(
-    stack: AsyncExitStack, store: str | None, nats: DirectClient, fleet: Fleet, tasks: TaskSupervisor
+    stack: AsyncExitStack, store: str | None, nats: DirectClient, dispatcher: Dispatcher, tasks: TaskSupervisor
 ) -> AdapterOrders:
     """Return what carries out orders, with the store of the settings; the fleet knows names from now on."""
-    names = AdapterNameFollower(nats, fleet.named_adapters)
+    fleet = dispatcher.fleet
+    names = AdapterNameFollower(nats, fleet.named_adapters, dispatcher.send_heartbeat)
     stack.push_async_callback(tasks.stop, await names.start(tasks))
     if store is None:
         return AdapterOrders(nats, fleet, None, names.read)

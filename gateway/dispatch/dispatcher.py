@@ -167,7 +167,7 @@ class Dispatcher:
         await self._heartbeats.start(self._nats)
         self._running = [
             self._tasks.start(self._sweep.run(), "sweep of workers and requests"),
-            self._tasks.every(HEARTBEAT_INTERVAL_S, self._send_heartbeat, "heartbeats"),
+            self._tasks.every(HEARTBEAT_INTERVAL_S, self.send_heartbeat, "heartbeats"),
             self._tasks.every(SYNCHRONIZE_INTERVAL_S, partial(self.clock.synchronize, self._nats), "time of NATS"),
         ]
         self._streams.restore_records()
@@ -373,7 +373,8 @@ class Dispatcher:
     def _worker_reconnected(self, worker: str) -> None:
         self._recovery.worker_reconnected(worker)
 
-    async def _send_heartbeat(self) -> None:
+    async def send_heartbeat(self) -> None:
+        """Tell other gateways and workers of this one's state."""
         unclaimed, tokens = self._flights.unclaimed()
         unclaimed_of, now = self._flights.unclaimed_of(), asyncio.get_running_loop().time()
         heartbeat = GatewayHeartbeat(
@@ -385,5 +386,6 @@ class Dispatcher:
             unclaimed_of=unclaimed_of,
             features=GATEWAY_FEATURES,
             services=self.fleet.services.of_silent(now, unclaimed_of, self.fleet.models()),
+            adapter_names=self.fleet.named_adapters.read,
         )
         await self._nats.publish(gateway_subject(self.name), encode(heartbeat))

@@ -8,7 +8,7 @@ one model must not take over another's requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from functools import partial
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from shared.adapter_calls import AdapterBeat
+from shared.adapter_calls import AdapterBeat, NamesRead
 from shared.adapter_names import AdapterNames, NamedAdapter
 from shared.direct_client import DirectClient
 from shared.features import ADAPTER_STORE
@@ -38,9 +38,14 @@ class FoundAdapter:
 
 
 class NamedAdapters:
-    """The names. Only whoever follows them writes them."""
+    """The names. Only whoever follows them writes them.
+
+    Attributes:
+        read: How far they were read; None before that.
+    """
 
     def __init__(self) -> None:
+        self.read: NamesRead | None = None
         self._named: dict[tuple[str | None, str], NamedAdapter] = {}
         self._removed: set[tuple[str | None, str]] = set()
 
@@ -138,15 +143,15 @@ def find_adapter(
 
 
 class AdapterNameFollower:
-    """Reads the names at the start, when one changes, and every `REVIEW_S`."""
+    """Reads the names at the start, when one changes, and every `REVIEW_S`; `tell` is called when there was news."""
 
-    def __init__(self, nats: DirectClient, named: NamedAdapters) -> None:
+    def __init__(self, nats: DirectClient, named: NamedAdapters, tell: Callable[[], Awaitable[None]]) -> None:
         self._js = nats.jetstream()
         self._nats = nats
         self._names = AdapterNames(self._js)
         self._named = named
-        self._seq = 0
-        self._created: object = None
+        self._tell = tell
+        self._read = NamesRead(0.0, 0)
         self._reading = asyncio.Lock()
         self._has_heard = asyncio.Event()
 
@@ -180,11 +185,17 @@ class AdapterNameFollower:
                 info = await self._js.stream_info(ADAPTERS_STREAM)
             except NotFoundError:
                 return  # the version before has set NATS up: there are no names
-            if info.created != self._created or info.state.last_seq < self._seq:
-                self._created, self._seq = info.created, 0
+            assert info.created is not None
+            created = info.created.timestamp()
+            if created != self._read.created or info.state.last_seq < self._read.seq:
+                self._read = NamesRead(created, 0)
                 self._named.clear()
-            if info.state.last_seq == self._seq:
-                return
-            async for seq, named in self._names.after(self._seq):
-                self._seq = seq
-                self._named.note(named)
+            if info.state.last_seq > self._read.seq:
+                async for seq, named in self._names.after(self._read.seq):
+                    self._read = NamesRead(created, seq)
+                    self._named.note(named)
+                # The last record may be one that cannot be read.
+                self._read = NamesRead(created, max(self._read.seq, info.state.last_seq))
+            if self._named.read != self._read:
+                self._named.read = self._read
+                await self._tell()

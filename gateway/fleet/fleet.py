@@ -20,6 +20,7 @@ from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.last_services import LastServices
 from gateway.fleet.liveness import FleetLimits, Liveness
 from gateway.fleet.queue_takers import pulled_between, sees_empty_queue, takes
+from shared.adapter_calls import NamesRead
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.sampling import SamplingDefaults
@@ -134,6 +135,11 @@ class Fleet:
         """Whether all gateways have a feature; False until those that run must have been heard."""
         is_young = time.time() - self.started <= GATEWAY_SILENCE_S
         return not is_young and all(feature in heartbeat.features for heartbeat, _ in self._gateways.values())
+
+    def gateways_behind(self, read: NamesRead) -> dict[str, NamesRead | None]:
+        """Return the other gateways that have not told that they have read names as far, and what they have told."""
+        told = ((name, heartbeat.adapter_names) for name, (heartbeat, _) in self._gateways.items())
+        return {name: own for name, own in told if own is None or own.created != read.created or own.seq < read.seq}
 
     def discount_pause(self, lost_s: float, now: float) -> None:
         """Do not count the last `lost_s` seconds as silence of workers and gateways: this process was paused."""

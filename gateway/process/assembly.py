@@ -114,7 +114,7 @@ async def assemble(
     cache = PromptCache(redis, config.cache_ttl_s, config.cache_max_value_bytes, config.cache_memory_bytes)
     starter = _starter(stack, config, dispatcher, shedder, cache, metrics)
     observer = await stack.enter_async_context(observing(config, slot, dispatcher.counts.timelines))
-    adapters = await adapter_orders(stack, config.adapters, nats, dispatcher.fleet, tasks)
+    adapters = await adapter_orders(stack, config.adapters, nats, dispatcher, tasks)
     services = RouteServices(
         config=config,
         keys=_keys(config, metrics),

@@ -180,11 +180,19 @@ def _part(matrix: AdaptedMatrix, index: int, down: torch.Tensor, up: torch.Tenso
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedAdapter:
-    """An adapter that can be placed. `num_bytes` is what it takes in memory, `max_rank` the largest of its ranks."""
+    """An adapter that can be placed.
+
+    Attributes:
+        packed: Laid out as the kernels read it.
+        max_rank: The largest of its ranks.
+        num_bytes: What it takes in memory.
+        low_ranks: What it adds to each matrix, as it was read.
+    """
 
     packed: Packed
     max_rank: int
     num_bytes: int
+    low_ranks: Mapping[str, LowRank]
 
 
 def read_packed(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...]) -> PackedAdapter:
@@ -195,4 +203,4 @@ def read_packed(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[s
         raise AdapterError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
     except CheckpointError as error:
         raise AdapterError(str(error)) from None
-    return PackedAdapter(targets.pack(adapter.low_ranks), adapter.max_rank, adapter.num_bytes)
+    return PackedAdapter(targets.pack(adapter.low_ranks), adapter.max_rank, adapter.num_bytes, adapter.low_ranks)

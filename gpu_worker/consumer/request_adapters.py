@@ -62,6 +62,7 @@ class RequestAdapters:
         self,
         slots: AdapterSlots,
         targets: AdapterTargets,
+        place: Callable[[int, PackedAdapter], None],
         renamed: tuple[tuple[str, str], ...],
         store: AdapterStore,
         names: AdapterNames,
@@ -73,6 +74,7 @@ class RequestAdapters:
         self.load_s = 0.0
         self.give_back: Callable[[HeldRequest], None] | None = None
         self._targets = targets
+        self._place_in_slot = place
         self._renamed = renamed
         self._store = store
         self._names = names
@@ -280,7 +282,7 @@ class RequestAdapters:
         def place() -> None:
             error = None
             try:
-                self._targets.place(slot, adapter.packed, adapter.max_rank)
+                self._place_in_slot(slot, adapter)
             except Exception as raised:  # the device may have no memory for it; the engine goes on
                 error = raised
             loop.call_soon_threadsafe(told, error)

@@ -38,7 +38,7 @@ class RunnerConfig:
         tensor_parallel_size: Ranks that each layer is divided among.
         takes_images: A model that sees is served with its vision tower; only by one rank.
         nnodes: Hosts that all ranks are on, as many on each.
-        max_loras: Adapters that may be beside the model at once; 0 where several ranks have parts of it.
+        max_loras: Adapters that may be beside the model at once.
         enable_expert_parallel: Each of them has some experts, not some features of each.
         pipeline_parallel_size: Stages that layers are divided among, each of `tensor_parallel_size` ranks.
     """

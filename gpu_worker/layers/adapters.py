@@ -31,6 +31,8 @@ class AdaptedMatrix:
         scales: `[sum(rows)]` float32, what the modules' features are multiplied by; None is by one.
         tables: What multiplies by it in parts: of which features each part is, and its adapters.
         is_gated: It is packed as gates and what they are for.
+        own_rows: `[num_rows]` int64, which features this rank has; None is all, in their order.
+        own_columns: `[num_columns]` int64, which inputs this rank has; None is all.
     """
 
     modules: tuple[str, ...]
@@ -40,11 +42,24 @@ class AdaptedMatrix:
     scales: torch.Tensor | None
     tables: tuple[tuple[int, int, AdapterTable], ...]
     is_gated: bool = False
+    own_rows: torch.Tensor | None = None
+    own_columns: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output features and input features."""
         return sum(self.rows), self.columns
+
+    def pack(self, low_rank: LowRank) -> list[Any]:
+        """Lay out what each table has of an adapter's part."""
+        rows = torch.arange(self.shape[0]) if self.own_rows is None else self.own_rows
+        is_whole = len(self.tables) == 1 and self.own_rows is None and self.own_columns is None
+        parts: list[LowRank | None] = [low_rank]
+        if not is_whole:
+            parts = [low_rank.of_rows(rows[first:end], self.own_columns) for first, end, _ in self.tables]
+        return [
+            None if part is None else table.pack(part) for part, (_, _, table) in zip(parts, self.tables, strict=True)
+        ]
 
 
 Packed = Mapping[str, list[Any]]
@@ -71,12 +86,17 @@ class AdapterTargets:
         scales: torch.Tensor | None = None,
         parts: tuple[int, ...] = (),
         is_gated: bool = False,
+        own_rows: torch.Tensor | None = None,
+        own_columns: torch.Tensor | None = None,
     ) -> tuple[AdapterTable, ...]:
         """Let adapters be beside a matrix; return a table for each of the parts, `parts` features wide, or for all."""
-        ends = np.cumsum(parts or (sum(rows),)).tolist()
+        num_rows = sum(rows) if own_rows is None else len(own_rows)
+        ends = np.cumsum(parts or (num_rows,)).tolist()
         tables = tuple(make_adapter_table(self.num_slots, self._device, self._dtype) for _ in ends)
         placed = tuple(zip([0, *ends[:-1]], ends, tables, strict=True))
-        self.matrices[modules[0]] = AdaptedMatrix(modules, rows, columns, order, scales, placed, is_gated)
+        self.matrices[modules[0]] = AdaptedMatrix(
+            modules, rows, columns, order, scales, placed, is_gated, own_rows, own_columns
+        )
         return tables
 
     def add_embedding(self, vocab_size: int, size: int, scale: float, table: AdapterTable) -> None:
@@ -87,13 +107,7 @@ class AdapterTargets:
 
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
         """Lay an adapter out as the kernels read it; any thread may do so."""
-        packed = {}
-        for name, low_rank in adapter.items():
-            matrix = self.matrices[name]
-            is_whole = len(matrix.tables) == 1
-            parts = [low_rank if is_whole else low_rank.of_rows(first, end) for first, end, _ in matrix.tables]
-            pairs = zip(parts, matrix.tables, strict=True)
-            packed[name] = [None if part is None else table.pack(part) for part, (_, _, table) in pairs]
+        packed = {name: self.matrices[name].pack(low_rank) for name, low_rank in adapter.items()}
         join(part for parts in packed.values() for part in parts)
         return packed
 

@@ -105,7 +105,7 @@ class Division:
         if shape.partition is Partition.COLUMN:
             rows = self.features(shape.divided_parts, counts)
             bias = None if layer.bias is None else layer.bias[rows.to(layer.bias.device)]
-            return replace(layer, weight=rows_of(layer.weight, rows), bias=bias)
+            return replace(layer, weight=rows_of(layer.weight, rows), bias=bias, rows=rows)
         weight, inputs = columns_of(layer.weight, self.columns(shape.columns))
         return replace(layer, weight=weight, bias=layer.bias if self.rank == 0 else None, inputs=inputs)
 

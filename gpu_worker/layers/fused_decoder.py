@@ -14,7 +14,7 @@ from gpu_worker.layers.expert_loads import ExpertLoads
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
-from kernels.collectives import Exchange
+from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.cpu_library import CpuLibrary, cpu_library
 from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable
@@ -44,20 +44,21 @@ class FusedDecoder:
         final_norm: torch.Tensor,
         cos_sin: torch.Tensor,
         tapped_layers: Sequence[int] = (),
-        exchange: Exchange | None = None,
         vocab_size: int | None = None,
         adapters: AdapterTargets | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        packed = [LayerPacking(library, dtype, adapters).pack(weights) for weights in layers]
+        packed = [LayerPacking(library, dtype, adapters, ranks).pack(weights) for weights in layers]
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
         self._embedding, self._cos_sin = embedding, cos_sin
         self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
-        inputs = StackInputs(embedding, dtype, exchange=exchange, vocab_size=vocab_size)
+        inputs = StackInputs(embedding, dtype, exchange=ranks.exchange, vocab_size=vocab_size)
         if adapters is not None:
             table = CpuAdapterTable(library, adapters.num_slots, dtype, is_lookup=True)
             adapters.add_embedding(vocab_size or len(embedding), shape.hidden_size, 1.0, table)
-            inputs = dataclasses.replace(inputs, adapters=table.address)
+            # Embeddings of all ranks are added up.
+            inputs = dataclasses.replace(inputs, adapters=table.address if ranks.rank == 0 else None)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:

@@ -14,6 +14,7 @@ from gpu_worker.layers.linear import Projection, adapter_tables
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights
 from gpu_worker.layers.norms import NormWeights
+from gpu_worker.layers.ranks import ALONE, Ranks
 from kernels.activation.experts import GatedActivation
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import LayerAdapters, StackLayer
@@ -69,6 +70,7 @@ class LayerPacking:
     library: CpuLibrary
     dtype: torch.dtype
     adapters: AdapterTargets | None = None
+    ranks: Ranks = ALONE
 
     def pack(self, weights: LayerWeights) -> StackLayer:
         """Pack the matrices of a layer that `can_pack` lets pass, and make the others float32."""
@@ -104,7 +106,7 @@ class LayerPacking:
         form = projection.weight
         is_split = isinstance(form, SplitWeight)
         rows = tuple(part.shape[0] for part in form.parts) if isinstance(form, SplitWeight) else ()
-        tables = adapter_tables(self.adapters, projection, rows, is_gated=is_gated and not is_split)
+        tables = adapter_tables(self.adapters, projection, rows, is_gated=is_gated and not is_split, ranks=self.ranks)
         return [table.address for table in tables if isinstance(table, CpuAdapterTable)]
 
     def _mixture(self, weights: MixtureWeights) -> CpuMixture:

@@ -81,6 +81,8 @@ class Projection:
         inputs: `[in_features]` int64, which input features of all ranks it multiplies, of a layer that is divided by
             rows; None is this rank's own.
         layer: The layer whose block declares it, `model.layers.3`.
+        rows: `[out_features]` int64, which of the features of all ranks these are, of a layer that is divided by
+            columns; None is all, in their order.
     """
 
     weight: WeightForm
@@ -88,10 +90,16 @@ class Projection:
     shape: LinearShape | None = None
     inputs: torch.Tensor | None = None
     layer: str = ""
+    rows: torch.Tensor | None = None
 
 
 def adapter_tables(
-    targets: AdapterTargets | None, projection: Projection, parts: tuple[int, ...] = (), *, is_gated: bool = False
+    targets: AdapterTargets | None,
+    projection: Projection,
+    parts: tuple[int, ...] = (),
+    *,
+    is_gated: bool = False,
+    ranks: Ranks = ALONE,
 ) -> tuple[AdapterTable, ...]:
     """Let adapters be beside a matrix of a block; return a table for each of its parts, or one, or none at all."""
     shape = projection.shape
@@ -102,8 +110,20 @@ def adapter_tables(
         widths, scales = zip(*shape.scales, strict=True)
         factors = torch.tensor(scales).repeat_interleave(torch.tensor(widths))
     modules = tuple(f"{projection.layer}.{module}" for module in shape.modules)
-    order, columns = shape.order, shape.columns
-    return targets.add(modules, shape.rows, columns, order=order, scales=factors, parts=parts, is_gated=is_gated)
+    own_columns = projection.inputs
+    if own_columns is None and ranks.size > 1 and shape.partition is Partition.ROW:
+        own_columns = torch.arange(shape.columns).chunk(ranks.size)[ranks.rank]
+    return targets.add(
+        modules,
+        shape.rows,
+        shape.columns,
+        order=shape.order,
+        scales=factors,
+        parts=parts,
+        is_gated=is_gated,
+        own_rows=projection.rows,
+        own_columns=own_columns,
+    )
 
 
 class Linear:
@@ -138,10 +158,12 @@ class Linear:
             return result if self._ranks is None else self._ranks.sum(result)
         if context.observer is not None and self.shape is not None:
             context.observer(self.shape.modules, x)
-        result = self._product(x) if self._ranks is None else self._summed(x, self._ranks)
+        if self._inputs is not None and self._ranks is not None:
+            x = self._ranks.gather(x).index_select(1, self._inputs)
+        result = self._product(x)
         if context.adapters is not None and self._adapters is not None:
             self._adapters.add(x, result, context.adapters)
-        return result
+        return result if self._ranks is None else self._ranks.sum(result)
 
     def to_float32(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do the same, in float32, not rounded to the type of `x` where the form of the weights allows it."""
@@ -152,11 +174,6 @@ class Linear:
         if context.adapters is not None and self._adapters is not None:
             self._adapters.add(x, result, context.adapters)
         return result
-
-    def _summed(self, x: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        if self._inputs is not None:
-            x = ranks.gather(x).index_select(1, self._inputs)
-        return ranks.sum(self._product(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +209,7 @@ class LayerParts:
 
     def linear(self, projection: Projection) -> Linear:
         """Make a linear layer of a block."""
-        tables = adapter_tables(self.adapters, projection)
+        tables = adapter_tables(self.adapters, projection, ranks=self.ranks)
         table = tables[0] if tables else None
         return Linear(self.product(projection), projection.shape, self.ranks, projection.inputs, table)
 

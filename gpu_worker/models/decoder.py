@@ -102,7 +102,7 @@ class CausalLM:
             head = source.projections.take(["lm_head"], [config.vocab_size], config.hidden_size, has_bias=has_bias)
             head = head if division is None else division.vocabulary(head)
         self._head_bias = head.bias
-        self._head = self._lm_head(head.weight, dtype, _head_adapters(config, self.adapters))
+        self._head = self._lm_head(head.weight, dtype, _head_adapters(config, self.adapters, division))
         self._classes = take_class_head(config, checkpoint, linears)
         if config.encoder is not None:
             checkpoint.discard(_ENCODER_UNUSED)
@@ -213,9 +213,9 @@ def _decoder(
             final_norm.weight,
             cos_sin,
             taps,
-            ranks.exchange,
             config.vocab_size,
             adapters,
+            ranks,
         )
     embed = _embedding(source, embedding, dtype, ranks)
     parts = LayerParts.made_by(linears, rotations, ranks, adapters)
@@ -236,8 +236,13 @@ def _embedding_adapters(
     return lookups
 
 
-def _head_adapters(config: ModelConfig, adapters: AdapterTargets | None) -> AdapterTable | None:
-    return None if adapters is None else adapters.add((HEAD,), (config.vocab_size,), config.hidden_size)[0]
+def _head_adapters(
+    config: ModelConfig, adapters: AdapterTargets | None, division: Division | None
+) -> AdapterTable | None:
+    if adapters is None:
+        return None
+    own_rows = None if division is None else division.tokens(config.vocab_size)
+    return adapters.add((HEAD,), (config.vocab_size,), config.hidden_size, own_rows=own_rows)[0]
 
 
 def _take_words(config: ModelConfig, checkpoint: WeightSource, name: str, division: Division | None) -> torch.Tensor:

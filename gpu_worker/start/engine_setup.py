@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gpu_worker.adapters.reader import PackedAdapter
     from gpu_worker.execution.ranks.runner import GroupRunner
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
@@ -54,9 +56,10 @@ _log = logging.getLogger(__name__)
 
 
 class Adapting(NamedTuple):
-    """The matrices that adapters may be beside, and how their modules are renamed."""
+    """The matrices that adapters may be beside, what places an adapter in a slot, and how modules are renamed."""
 
     targets: AdapterTargets
+    place: Callable[[int, PackedAdapter], None]
     renamed: tuple[tuple[str, str], ...] = ()
 
 
@@ -115,7 +118,7 @@ def build_engine(
         loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, divided
-        adapting = _adapting(config, loaded)
+        adapting = _adapting(config, loaded, divided)
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
         media = _processor(directory, scheduler)
@@ -232,10 +235,15 @@ def _check_ranks(config: WorkerConfig) -> None:
             raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
 
 
-def _adapting(config: WorkerConfig, runner: TorchModelRunner) -> Adapting | None:
+def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner | None) -> Adapting | None:
     targets = runner.model.adapters
     if targets is not None:
-        return Adapting(targets, runner.model_config.block.names.renamed)
+
+        def place(slot: int, adapter: PackedAdapter) -> None:
+            targets.place(slot, adapter.packed, adapter.max_rank)
+
+        place_at_all = place if group is None else group.place_adapter
+        return Adapting(targets, place_at_all, runner.model_config.block.names.renamed)
     if lora_modules(config):
         raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
     return None
@@ -248,8 +256,8 @@ def lora_modules(config: WorkerConfig) -> dict[str, Path]:
     variable = "HEADRACE_MAX_LORAS" if config.lora_modules is None else "HEADRACE_LORA_MODULES"
     if config.simulate is not None:
         raise ConfigError(variable, "is set, but a simulated engine has no model to adapt")
-    if config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1:
-        raise ConfigError(variable, "is set, but adapters go with one rank alone yet, not with several")
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(variable, "is set, but adapters need all layers in one stage: use tensor parallel ranks")
     return {} if config.lora_modules is None else parse_modules(config.lora_modules)
 
 

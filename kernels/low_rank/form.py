@@ -62,11 +62,20 @@ class LowRank:
         ]
         return LowRank(tuple(parts), self.shape, self.is_gated)
 
-    def of_rows(self, first: int, end: int) -> LowRank | None:
-        """Return what is added to some neighbouring features; None where nothing is."""
+    def of_rows(self, rows: torch.Tensor, columns: torch.Tensor | None = None) -> LowRank | None:
+        """Return what is added to some features, which may be repeated, by all inputs or some; None where nothing is.
+
+        Shapes:
+            rows: `[num_rows]` int64
+            columns: `[num_columns]` int64
+        """
         parts = []
         for part in self.parts:
-            is_here = (part.features >= first) & (part.features < end)
-            if is_here.any():
-                parts.append(LowRankPart(part.down, part.up[is_here], part.scale, part.features[is_here] - first))
-        return LowRank(tuple(parts), (end - first, self.shape[1])) if parts else None
+            places = torch.full((self.shape[0],), -1)
+            places[part.features] = torch.arange(len(part.features))
+            features = (places[rows] >= 0).nonzero()[:, 0]
+            if len(features):
+                down = part.down if columns is None else part.down[:, columns]
+                parts.append(LowRankPart(down, part.up[places[rows][features]], part.scale, features))
+        shape = (len(rows), self.shape[1] if columns is None else len(columns))
+        return LowRank(tuple(parts), shape, self.is_gated) if parts else None

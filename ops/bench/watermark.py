@@ -2,10 +2,12 @@
 
 Run as `python -m ops.bench.watermark`. The engine alone samples the demo model, or `--model`, at temperature 1: as many
 texts with a watermark, each by a key of its own, as without. Prompts are random tokens; detectors see the output alone.
+With `--corpus` it counts false positives alone: of the text files below a directory, cut into distinct texts.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -19,6 +21,8 @@ import torch
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.text.model_directory import read_model_directory
+from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.sampling import SamplingParameters, sample_tokens
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
@@ -32,6 +36,8 @@ BATCH = 128
 EDITS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 LENGTHS = (25, 50, 100, 200)
 LEVELS = (1e-2, 1e-3, 1e-4, 1e-5)
+COLUMNS = ("measure", "at", "value")
+_TEXT_SUFFIXES = (".md", ".py", ".rst", ".txt")
 _BLOCK_SIZE = 16
 _PAIRS_AT_ONCE = 500
 _NUM_MARKS, _NUM_CONTEXT_TEXTS = 500, 16
@@ -147,19 +153,31 @@ def _edited_texts(texts: Values[Text], share: float, length: int, vocab_size: in
         yield edited(text.token_ids[:length], share, vocab_size, source), bytes.fromhex(text.key)
 
 
-def false_positives(texts: Values[Text], num_pairs: int) -> dict[float, int]:
-    """Count, of `num_pairs` pairs of an unmarked text and a random key, the p-values at or below each level.
+def corpus_texts(directory: Path, model: Path, length: int) -> Iterator[list[int]]:
+    """Yield the texts of `length` tokens, each once, that the UTF-8 files below a directory have."""
+    tokenizer, seen = ModelTokenizer(read_model_directory(model)), set()
+    for path in sorted(path for path in directory.rglob("*") if path.suffix in _TEXT_SUFFIXES and path.is_file()):
+        token_ids = tokenizer.encode_text(path.read_text("utf-8", "ignore"), add_special_tokens=False)
+        for first in range(0, len(token_ids) - length + 1, length):
+            text = token_ids[first : first + length]
+            if (digest := hash(tuple(text))) not in seen:
+                seen.add(digest)
+                yield text
+
+
+def false_positives(texts: Iterable[list[int]]) -> tuple[int, dict[float, int]]:
+    """Count unmarked texts, each with a random key, and their p-values at or below each level.
 
     The p-values are those of torch's regularized incomplete Gamma function, not the detector's own sum.
     """
-    source, found = random.Random(3), dict.fromkeys(LEVELS, 0)
-    for first in range(0, num_pairs, _PAIRS_AT_ONCE):
-        numbers = range(first, min(num_pairs, first + _PAIRS_AT_ONCE))
-        counts, sums = scores((texts[number % len(texts)].token_ids, source.randbytes(32)) for number in numbers)
+    source, found, num_texts, rest = random.Random(3), dict.fromkeys(LEVELS, 0), 0, iter(texts)
+    while some := list(itertools.islice(rest, _PAIRS_AT_ONCE)):
+        num_texts += len(some)
+        counts, sums = scores((text, source.randbytes(32)) for text in some)
         tails = torch.special.gammaincc(counts.double(), sums)
         for level in LEVELS:
             found[level] += int((tails <= level).sum())
-    return found
+    return num_texts, found
 
 
 def _perplexity(texts: Values[Text]) -> tuple[float, float]:
@@ -197,7 +215,7 @@ def perplexity_of_draws(logprobs: torch.Tensor, num_marks: int) -> tuple[float, 
 
 def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
     """Measure, print and record."""
-    table = ResultTable("watermark", ("measure", "at", "value"))
+    table = ResultTable("watermark", COLUMNS)
 
     def tell(measure: str, at: str, value: object) -> None:
         table.add({"measure": measure, "at": at, "value": value}, texts=num_texts, length=length)
@@ -224,8 +242,14 @@ def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
             tell("AUC", at, round(auc(values, unmarked[each]), 5))
             tell("found at p <= 1e-5", at, round(sum(value <= -5 for value in values) / len(values), 4))
             tell("median log10 p", at, round(sorted(values)[len(values) // 2], 1))
-    for level, count in false_positives(plain, num_pairs).items():
-        tell(f"false positives of {num_pairs}", f"p <= {level:g}", count)
+    _tell_false_positives(table, itertools.islice(itertools.cycle(text.token_ids for text in plain), num_pairs), length)
+
+
+def _tell_false_positives(table: ResultTable, texts: Iterable[list[int]], length: int) -> None:
+    num_texts, found = false_positives(texts)
+    for level, count in found.items():
+        row = {"measure": f"false positives of {num_texts}", "at": f"p <= {level:g}", "value": count}
+        table.add(row, texts=num_texts, length=length)
 
 
 def main(arguments: Values[str] | None = None) -> None:
@@ -235,7 +259,12 @@ def main(arguments: Values[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=200, help="tokens of a text")
     parser.add_argument("--texts", type=int, default=256, help="texts with a watermark, and without")
     parser.add_argument("--pairs", type=int, default=100_000, help="unmarked texts and keys in the false positives")
+    parser.add_argument("--corpus", type=Path, help="directory of texts: count only false positives, of --pairs texts")
     options = parser.parse_args(arguments)
+    if options.corpus is not None:
+        texts = itertools.islice(corpus_texts(options.corpus, options.model, options.length), options.pairs)
+        _tell_false_positives(ResultTable("watermark", COLUMNS), texts, options.length)
+        return
     run(Writer(options.model, options.length), options.length, options.texts, options.pairs)
 
 

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -179,6 +179,12 @@ class RankGroup:
         """Send a step to all other ranks; one that is gone is found by the watch."""
         self._tell_all(Order(plan, drafts))
 
+    def send(self, messages: Iterable[bytes]) -> None:
+        """Send encoded messages to all other ranks, between the steps that they were and will be told of."""
+        for message in messages:
+            for host in self._hosts:
+                host.tell(message)
+
     def landed(self) -> StepResult:
         """Wait for what the next step gave, from the rank that draws tokens where this one does not.
 
@@ -279,9 +285,7 @@ class RankGroup:
         return process
 
     def _tell_all(self, command: Meet | Order) -> None:
-        message = encode(command)
-        for host in self._hosts:
-            host.tell(message)
+        self.send([encode(command)])
 
     def _life(self, rank: int) -> Life:
         return self._hosts[rank // self._config.ranks_per_host].life(rank)

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,11 +26,13 @@ import torch
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.execution.build import build_replacement, build_runner
+from gpu_worker.execution.ranks.adapters import ReceivedAdapter
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
 from gpu_worker.execution.ranks.messages import (
     COMMANDS,
     START,
+    AdapterPiece,
     Failure,
     Hello,
     Landed,
@@ -36,6 +40,7 @@ from gpu_worker.execution.ranks.messages import (
     Load,
     Meet,
     Order,
+    PlaceAdapter,
     Ready,
     Reply,
     Stumbled,
@@ -98,6 +103,7 @@ class _Member:
         self._board = board
         self._answers = answers
         self._runner: TorchModelRunner | None = None
+        self._adapters: ReceivedAdapter | None = None
         # The group is lost, and this rank has not been told to leave yet.
         self._is_lost = False
         self._drafts: deque[list[Draft] | None] = deque()
@@ -111,8 +117,11 @@ class _Member:
         """
         while (command := receive(told, COMMANDS)) is not None:
             if isinstance(command, Order):
-                if not self._is_lost:
-                    self._compute(command)
+                self._attempt(partial(self._compute, command))
+            elif isinstance(command, AdapterPiece):
+                self._attempt(partial(self._placing.add, command))
+            elif isinstance(command, PlaceAdapter):
+                self._attempt(partial(self._placing.place, command.slot, command.max_rank))
             elif isinstance(command, Meet):
                 self._meet(command)
             elif isinstance(command, Load):
@@ -140,24 +149,36 @@ class _Member:
     def _keep(self, runner: TorchModelRunner) -> None:
         runner.share_drafts = lambda _, __: self._drafts.popleft()
         self._runner = runner
+        if runner.model.adapters is not None:
+            self._adapters = ReceivedAdapter(runner.model.adapters)
         self._board.note_load(self._ranks.number)
 
-    def _compute(self, order: Order) -> None:
-        runner, in_flight = self._runner, self._in_flight
-        assert runner is not None, "ranks meet before they compute"
+    @property
+    def _placing(self) -> ReceivedAdapter:
+        assert self._adapters is not None, "ranks meet before they have adapters"
+        return self._adapters
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        if self._is_lost:
+            return
         try:
-            if in_flight and in_flight[-1][0].drafts is not None:
-                # What follows verified drafts begins where those end that were right.
-                self._land()
-            self._drafts.append(order.drafts)
-            in_flight.append((order, runner.submit(order.plan)))
-            if len(in_flight) == runner.max_steps_in_flight:
-                self._land()
+            work()
         except Exception as error:
             self._is_lost = True
             if not self._was_lost():
                 _log.exception("rank %d failed within a step", self._ranks.number)
                 _tell(self._answers, Stumbled(f"{type(error).__name__}: {error}"))
+
+    def _compute(self, order: Order) -> None:
+        runner, in_flight = self._runner, self._in_flight
+        assert runner is not None, "ranks meet before they compute"
+        if in_flight and in_flight[-1][0].drafts is not None:
+            # What follows verified drafts begins where those end that were right.
+            self._land()
+        self._drafts.append(order.drafts)
+        in_flight.append((order, runner.submit(order.plan)))
+        if len(in_flight) == runner.max_steps_in_flight:
+            self._land()
 
     def _land(self) -> None:
         order, pending = self._in_flight.popleft()

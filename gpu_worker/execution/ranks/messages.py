@@ -71,6 +71,37 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag=5):
     problem: str
 
 
+class Numbers(msgspec.Struct, frozen=True, array_like=True):
+    """A matrix, row by row: bfloat16 or float32."""
+
+    is_bfloat16: bool
+    data: bytes
+
+
+class AdapterPart(msgspec.Struct, frozen=True, array_like=True):
+    """A `LowRankPart`; `features` are int64."""
+
+    rank: int
+    scale: float
+    features: bytes
+    down: Numbers
+    up: Numbers
+
+
+class AdapterPiece(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """What an adapter adds beside one matrix, of all its features; `PlaceAdapter` follows its last piece."""
+
+    matrix: str
+    parts: list[AdapterPart]
+
+
+class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Place the adapter whose pieces came, in a slot that no step before this names."""
+
+    slot: int
+    max_rank: int
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """What a rank is, in which all must agree: by the names that differences are told by."""
 
@@ -101,7 +132,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-Command = Load | Meet | Order | Leave | Refuse
+Command = Load | Meet | Order | Leave | Refuse | AdapterPiece | PlaceAdapter
 Reply = Hello | Ready | Stumbled | Landed | Failure
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+from gpu_worker.adapters.reader import PackedAdapter
 from gpu_worker.core.constraint import ConstraintSource
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError, PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
 from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.ranks.adapters import pieces_of
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.meeting import device_of
+from gpu_worker.execution.ranks.messages import PlaceAdapter, encode
 from gpu_worker.execution.ranks.replies import RankLostError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
@@ -37,6 +40,8 @@ class GroupRunner:
         self.group = group
         self._was_told = False
         self._num_in_vain = 0
+        # By slot, what the others were sent of its adapter: a rank that is replaced needs all of them.
+        self._adapters: dict[int, list[bytes]] = {}
         # Of several stages each computes a plan meanwhile.
         self.max_steps_in_flight = max(runner.max_steps_in_flight, group.ranks.num_stages)
         runner.share_drafts = self._tell
@@ -86,8 +91,19 @@ class GroupRunner:
         self._num_in_vain = 0
         self.group.note_step(step)
 
+    def place_adapter(self, slot: int, adapter: PackedAdapter) -> None:
+        """Place an adapter in a slot that no step reads, at all ranks, in the thread that submits steps."""
+        pieces = [encode(piece) for piece in pieces_of(adapter.low_ranks)]
+        self._adapters[slot] = [*pieces, encode(PlaceAdapter(slot, adapter.max_rank))]
+        assert self.own.model.adapters is not None
+        self.own.model.adapters.place(slot, adapter.packed, adapter.max_rank)
+        if self.group.lost is None:
+            self.group.send(self._adapters[slot])
+
     def _recover(self) -> None:
         self.group.reform(self.own.num_blocks, self.own.restart)
+        for messages in self._adapters.values():
+            self.group.send(messages)
 
     def _tell(self, plan: StepPlan, drafts: list[Draft] | None) -> list[Draft] | None:
         self._was_told = True

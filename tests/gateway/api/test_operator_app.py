@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from gateway.api import adapter_orders
 from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
@@ -22,11 +24,11 @@ from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
 from gateway.process.settings_check import check_operator_settings
-from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply, pack_residents
+from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply, NamesRead, pack_residents
 from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStoreError
 from shared.errors import ConfigError
 from shared.features import ADAPTER_STORE, FEATURES
-from shared.messages import Heartbeat, encode
+from shared.messages import GatewayHeartbeat, Heartbeat, encode
 from shared.subjects import adapter_subject
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
 from tests.gateway.fleet.test_worker_needs import needs_of
@@ -102,8 +104,9 @@ def client(
     queue: Queue | None = None,
     others: tuple[Heartbeat, ...] = (),
     more: Sequence[OperatorRoute] = (),
+    fleet: Fleet | None = None,
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
-    fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+    fleet = fleet or Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
     for beat in (heartbeat("org/demo", worker="w", features=ADAPTING), *others):
         fleet.note_heartbeat(beat, time.monotonic())
     metrics, queue, needs = metrics or GatewayMetrics(), queue or Queue(), needs_of(fleet)
@@ -321,3 +324,36 @@ async def test_adapter_waits_until_all_workers_of_its_model_have_places() -> Non
         answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
     assert_error(answer, 503, code="no_worker")
     assert not queue.asked
+
+
+async def test_swap_waits_for_all_gateways_and_names_the_one_that_does_not_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, read = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict)), NamesRead(5.0, 7)
+    fleet.named_adapters.read = read
+
+    def hear(gateway: str, told: NamesRead | None) -> None:
+        beat = GatewayHeartbeat(gateway=gateway, unclaimed=0, unclaimed_tokens=0, adapter_names=told)
+        fleet.note_gateway_heartbeat(beat, time.monotonic())
+
+    body = {"lora_name": "a", "lora_path": "/a"}
+    async with client(KEY, shown=KEY, fleet=fleet) as http:
+        # One has not read so far, and one has read that of another stream.
+        hear("slow", NamesRead(5.0, 6))
+        hear("quick", NamesRead(4.0, 9))
+        adding = asyncio.create_task(http.post("/v1/load_lora_adapter", json=body))
+        hear("quick", read)
+        await asyncio.sleep(0.1)
+        assert not adding.done()
+        hear("slow", NamesRead(5.0, 8))
+        assert (await adding).status_code == 200
+        monkeypatch.setattr(adapter_orders, "FOLLOW_S", 0.05)
+        hear("slow", NamesRead(5.0, 6))
+        late = await http.post("/v1/unload_lora_adapter", json={"lora_name": "a"})
+        message = assert_error(late, 503, code="gateways_behind")["message"]
+        assert "0 s and may use what it meant before: slow." in message
+        # Of an earlier version: it does not tell, and has read the names anew when it is not waited for any more.
+        monkeypatch.setattr(adapter_orders, "REVIEW_S", 0.0)
+        monkeypatch.setattr(adapter_orders, "HEARTBEAT_INTERVAL_S", 0.0)
+        hear("slow", None)
+        assert (await http.post("/v1/load_lora_adapter", json=body)).status_code == 200

@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-class _Run(PagedRun):
+class AdaptedRun(PagedRun):
     """Sequences of which some have an adapter, by their number."""
 
     slots: dict[int, int]
@@ -64,7 +64,7 @@ class _Run(PagedRun):
 
 
 def _computed(model: CausalLM, slots: dict[int, int]) -> list[torch.Tensor]:
-    run = _Run(model, [random_tokens(18) % model.config.vocab_size for _ in range(3)])
+    run = AdaptedRun(model, [random_tokens(18) % model.config.vocab_size for _ in range(3)])
     run.slots = slots
     rows: list[list[torch.Tensor]] = [[], [], []]
     for step in ({0: 9, 1: 14}, {1: 1, 2: 17}, {0: 8, 1: 2}, {0: 1, 1: 1, 2: 1}):

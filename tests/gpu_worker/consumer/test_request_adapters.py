@@ -53,7 +53,8 @@ class Bench:
         self.store = AdapterStore(DirectoryStore(directory / "store"))
         self.names, self.held = Names(), HeldRequests()
         self.slots = AdapterSlots(num_slots, 1 << 20)
-        parts: Any = (self.slots, self.targets, (), self.store, self.names, Engine(), self.held)
+        place = lambda slot, adapter: self.targets.place(slot, adapter.packed, adapter.max_rank)  # noqa: E731
+        parts: Any = (self.slots, self.targets, place, (), self.store, self.names, Engine(), self.held)
         self.adapters = RequestAdapters(*parts)
 
     async def put(self, seed: int, **config: Any) -> str:

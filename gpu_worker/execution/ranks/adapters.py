@@ -1,0 +1,53 @@
+"""Adapters as rank 0 sends them to the others: whole, a matrix at a time; each rank keeps what its features need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from gpu_worker.execution.ranks.messages import AdapterPart, AdapterPiece, Numbers
+from gpu_worker.layers.adapters import AdapterTargets
+from kernels.low_rank import LowRank, LowRankPart
+
+
+def pieces_of(adapter: Mapping[str, LowRank]) -> Iterator[AdapterPiece]:
+    """Yield an adapter's part beside each matrix."""
+    for name, low_rank in adapter.items():
+        parts = [
+            AdapterPart(part.rank, part.scale, part.features.numpy().tobytes(), _numbers(part.down), _numbers(part.up))
+            for part in low_rank.parts
+        ]
+        yield AdapterPiece(name, parts)
+
+
+class ReceivedAdapter:
+    """Collects the pieces of one adapter after another, and places each where the adapters of this rank are."""
+
+    def __init__(self, targets: AdapterTargets) -> None:
+        self._targets = targets
+        self._low_ranks: dict[str, LowRank] = {}
+
+    def add(self, piece: AdapterPiece) -> None:
+        """Take in a piece."""
+        matrix, parts = self._targets.matrices[piece.matrix], []
+        for part in piece.parts:
+            features = torch.from_numpy(np.frombuffer(part.features, dtype=np.int64).copy())
+            down, up = _tensor(part.down, part.rank), _tensor(part.up, len(features))
+            parts.append(LowRankPart(down, up, part.scale, features))
+        self._low_ranks[piece.matrix] = LowRank(tuple(parts), matrix.shape, matrix.is_gated)
+
+    def place(self, slot: int, max_rank: int) -> None:
+        """Place what the pieces add up to in a slot that no step reads; the next piece begins another adapter."""
+        low_ranks, self._low_ranks = self._low_ranks, {}
+        self._targets.place(slot, self._targets.pack(low_ranks), max_rank)
+
+
+def _numbers(matrix: torch.Tensor) -> Numbers:
+    return Numbers(matrix.dtype is torch.bfloat16, matrix.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def _tensor(numbers: Numbers, num_rows: int) -> torch.Tensor:
+    dtype = torch.bfloat16 if numbers.is_bfloat16 else torch.float32
+    return torch.frombuffer(bytearray(numbers.data), dtype=dtype).view(num_rows, -1)

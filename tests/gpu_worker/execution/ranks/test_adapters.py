@@ -1,0 +1,150 @@
+"""Adapters beside models that are divided among ranks: what each row scores, and answers before and after a death."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_worker.adapters.reader import PackedAdapter, read_packed
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.ranks.adapters import ReceivedAdapter, pieces_of
+from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece, encode
+from gpu_worker.execution.ranks.runner import GroupRunner
+from gpu_worker.layers.adapters import AdapterTargets
+from gpu_worker.layers.division import Division, divided_layer
+from gpu_worker.layers.ranks import Ranks
+from gpu_worker.models.loader import load_model
+from gpu_worker.speculative.ngram.proposer import NgramProposer
+from kernels.low_rank import LowRank, LowRankPart
+from shared.sampling import Sampling
+from tests.gpu_worker.adapters.peft_files import linear_sizes, write_adapter
+from tests.gpu_worker.adapters.test_merged import AdaptedRun
+from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
+from tests.gpu_worker.execution.ranks.group_run import Run, started
+from tests.gpu_worker.execution.ranks.test_divided_models import CPU, FORMS, MODELS, TOKENS
+from tests.gpu_worker.execution.ranks.test_group import assert_same, replace_rank
+from tests.gpu_worker.execution.ranks.thread_ranks import on_ranks, sharing_memory
+from tests.gpu_worker.quantization.checkpoints import make_checkpoint
+
+SLOT, RANK = 1, 3
+
+
+def _random_adapter(targets: AdapterTargets) -> dict[str, LowRank]:
+    """Return an adapter beside each matrix, whose modules have parts of their own, and some of them two."""
+    generator, found = torch.Generator().manual_seed(3), {}
+    for name, matrix in targets.matrices.items():
+        parts, first = [], 0
+        for rows in matrix.rows:
+            down = torch.randn(RANK, matrix.columns, generator=generator) * matrix.columns**-0.5
+            up = torch.randn(rows, RANK, generator=generator) * 0.2
+            parts.append(LowRankPart(down, up, 0.5, torch.arange(first, first + rows)))
+            first += rows
+        found[name] = LowRank((*parts, parts[0]), matrix.shape, matrix.is_gated)
+    return found
+
+
+def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None = None) -> list[torch.Tensor]:
+    """Score a sequence with an adapter and one without, in chunks and then token by token."""
+    model = load_model(directory, torch.float32, CPU, num_adapters=2, **({} if ranks is None else {"ranks": ranks}))
+    if ranks is not None:
+        layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
+        model.config = replace(model.config, layers=layers)
+    assert model.adapters is not None
+    received = ReceivedAdapter(model.adapters)
+    for piece in pieces_of(adapter):
+        command = COMMANDS.decode(encode(piece)[4:])
+        assert isinstance(command, AdapterPiece)
+        received.add(command)
+    received.place(SLOT, max(low_rank.rank for low_rank in adapter.values()))
+    run = AdaptedRun(model, [TOKENS, TOKENS])
+    run.slots = {0: SLOT}
+    steps = [run.step(step) for step in ({0: 13, 1: 9}, {0: 14, 1: 18}, *[{0: 1, 1: 1}] * 3)]
+    return [torch.cat([step[sequence] for step in steps]) for sequence in range(2)]
+
+
+def _check(directory: Path, make_ranks: Callable[[Ranks], Ranks], *, has_whole_experts: bool = False) -> None:
+    whole_model = load_model(directory, torch.float32, CPU, num_adapters=2)
+    assert whole_model.adapters is not None
+    adapter = _random_adapter(whole_model.adapters)
+    whole = _scores(directory, adapter)
+    assert (whole[0] - whole[1]).abs().max() > 0.1
+    found = on_ranks(
+        2, lambda ranks: _scores(directory, adapter, make_ranks(ranks)), has_whole_experts=has_whole_experts
+    )
+    for row, expected in enumerate(whole):
+        beside = torch.cat([rank[row] for rank in found], dim=1)[:, : expected.shape[1]]
+        torch.testing.assert_close(beside, expected, atol=2e-4 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2", "recurrent-bamba"]
+)
+def test_rows_of_two_ranks_score_as_those_of_one(name: str, tmp_path: Path) -> None:
+    MODELS[name](tmp_path)
+    _check(tmp_path, lambda ranks: ranks, has_whole_experts="moe" in name)
+
+
+@pytest.mark.parametrize("name", ["variant-llama", "gguf-llama-mixed"])
+def test_rows_of_ranks_that_compute_all_layers_in_one_call_score_as_those_of_one(name: str, tmp_path: Path) -> None:
+    MODELS[name](tmp_path)
+    _check(tmp_path, sharing_memory(2))
+
+
+def test_inputs_that_are_gathered_are_those_of_the_adapter_too(tmp_path: Path) -> None:
+    settings, pack, options = FORMS["gptq-act-order"]
+    make_checkpoint(tmp_path, settings, pack, **options)
+    _check(tmp_path, lambda ranks: ranks)
+
+
+def _place(run: Run, adapters: list[Path]) -> None:
+    targets = run.own.model.adapters
+    assert targets is not None
+    for slot, directory in enumerate(adapters):
+        packed: PackedAdapter = read_packed(directory, targets, ())
+        if isinstance(run.runner, GroupRunner):
+            run.runner.place_adapter(slot, packed)
+        else:
+            targets.place(slot, packed.packed, packed.max_rank)
+
+
+def _sequences() -> list[Sequence]:
+    sampling, shared = Sampling(temperature=0.0, max_tokens=10, logprobs=2), random_prompt(20, seed=1)
+    found = []
+    for number in range(9):
+        slot = number % 3 - 1
+        prompt = [*shared, *random_prompt(number // 3, seed=number // 3)]
+        own = (None, b"") if slot < 0 else (slot, bytes([slot + 1]))
+        found.append(Sequence(str(number), prompt, len(prompt), sampling, max_tokens=10, adapter=own[0], salt=own[1]))
+    return found
+
+
+def test_two_processes_answer_as_one_before_and_after_a_rank_is_killed(tmp_path: Path) -> None:
+    sizes = linear_sizes(save_tiny_model(tmp_path / "model"))
+    adapters = [write_adapter(tmp_path / str(i), sizes, rank=3 + 4 * i, seed=i) for i in range(2)]
+    settings = {"dtype": "float32", "max_loras": 2}
+
+    def ways(run: Run) -> list[object]:
+        return [run.answer(_sequences(), **way) for way in ({}, {"num_blocks": 32}, {"proposer": NgramProposer(99)})]
+
+    with started(tmp_path / "model", 1, None, **settings) as (alone, _):
+        _place(alone, adapters)
+        expected = ways(alone)
+    assert len({tuple(expected[0].tokens[str(number)]) for number in range(3)}) == 3
+    with started(tmp_path / "model", 2, None, **settings) as (run, group):
+        assert group is not None
+        _place(run, adapters)
+        for found, outcome in zip(ways(run), expected, strict=True):
+            assert_same(found, outcome)
+        replace_rank(run, group, 1, signal.SIGKILL)
+        # The new one has what the one before was sent.
+        for found, outcome in zip(ways(run), expected, strict=True):
+            assert_same(found, outcome)
+        # A slot gets another content, as where a name is swapped.
+        _place(run, adapters[:1] * 2)
+        swapped = run.answer(_sequences())
+        assert swapped.tokens["2"] == expected[0].tokens["1"]
