@@ -12,9 +12,8 @@ from typing import Any
 import click
 import msgspec
 
-from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import SettingsGroup, options, resolve_settings
-from ops.cli.running_system import Endpoint
+from ops.cli.running_system import Endpoint, OperatorAccess, find_operator
 from ops.text_table import aligned, printable_cell
 from shared.adapter_store import AdapterContent, AdapterStore
 from shared.config import setting

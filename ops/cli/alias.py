@@ -1,4 +1,4 @@
-"""`headrace alias`: names that stand for served models, changed without a restart."""
+"""`headrace alias` and `canary`: names that stand for served models, and models that are tried with a share of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import SettingsGroup, options, resolve_settings
+from ops.cli.running_system import OperatorAccess, find_operator
 from ops.text_table import aligned, printable_cell
+from shared.errors import HeadraceError
 
 _INSTEAD = {
     "Did you mean 'set'?": "add create new make update",
@@ -65,3 +66,122 @@ def remove(access: OperatorAccess, /, name: str, tenant: str | None) -> None:
     """Remove an alias; a canary of it ends."""
     find_operator(access).call("POST", "/v1/aliases/remove", {"name": name, "tenant": tenant})
     click.echo(f"{name} stands for nothing")
+
+
+_INSTEAD_OF_CANARY = {"Did you mean 'ls'?": "list status", "Did you mean 'rollback'?": "stop abort rm cancel undo"}
+_HEADS = ("ARM", "MODEL", "REQUESTS", "ERRORS", "TTFT P50", "P99", "ITL P50", "P99", "LOGPROB")
+
+
+@click.group("canary", cls=SettingsGroup, params=options(OperatorAccess), instead=_INSTEAD_OF_CANARY)
+@click.pass_context
+def canary(ctx: click.Context, /, **values: Any) -> None:
+    """Try a model with a share of an alias's requests.
+
+    All requests of a conversation go to the same model. Gateways compare failed answers, times and log probabilities,
+    and roll the canary back once it is certainly worse. Needs the operator's key.
+    """
+    ctx.obj = resolve_settings(OperatorAccess, values)
+
+
+_of_tenant = click.option("--tenant", help="Of this tenant's alias; that for all if not given.")
+_SHARE = click.FloatRange(0, 1)
+_RATIO = click.FloatRange(1, 100)
+
+
+@canary.command()
+@click.argument("alias")
+@click.option("--to", "model", required=True, metavar="MODEL", help="The model to try.")
+@click.option("--percent", type=click.FloatRange(0, 100, min_open=True), required=True, help="Share of conversations.")
+@_of_tenant
+@click.option("--min-requests", type=click.IntRange(20, 1_000_000), help="Its requests before it is judged; 100.")
+@click.option("--max-error-rate", type=_SHARE, help="How much more of its answers may fail; 0.01.")
+@click.option("--max-ttft-ratio", type=_RATIO, help="How many times as long its first token may take; 1.5.")
+@click.option("--max-itl-ratio", type=_RATIO, help="How many times as long its other tokens may take; 1.5.")
+@click.option(
+    "--max-logprob-drop", type=click.FloatRange(0, 10), help="How much lower its mean log probability may be; 0.2."
+)
+@click.option("--logprob-share", type=_SHARE, help="Share of requests whose log probabilities are compared; 0.1.")
+@click.pass_obj
+def start(
+    access: OperatorAccess, /, alias: str, model: str, percent: float, tenant: str | None, **rules: float | None
+) -> None:
+    """Send a share of ALIAS's requests to another model."""
+    given = {name: value for name, value in rules.items() if value is not None}
+    body = {"alias": alias, "model": model, "percent": percent, "tenant": tenant, "rules": given}
+    find_operator(access).call("POST", "/v1/canaries", body)
+    click.echo(f"{percent:g}% of {alias} goes to {model}")
+
+
+@canary.command("ls")
+@click.pass_obj
+def list_canaries(access: OperatorAccess) -> None:
+    """List the canaries: those that run, and the last one of each alias."""
+    rows = [("ALIAS", "TENANT", "FROM", "TO", "PERCENT", "STATE", "VERDICT")]
+    for each in _canaries(access):
+        stable, canary = each["arms"]
+        names = (each["alias"], each["tenant"] or "all", stable["model"], canary["model"])
+        shown = [printable_cell(name) for name in names]
+        rows.append((*shown, f"{each['percent']:g}", each["state"], each["verdict"]))
+    click.echo("\n".join(aligned(rows)))
+
+
+@canary.command()
+@click.argument("alias")
+@_of_tenant
+@click.pass_obj
+def show(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
+    """Compare both arms of ALIAS's canary."""
+    found = [each for each in _canaries(access) if (each["alias"], each["tenant"]) == (alias, tenant)]
+    if not found:
+        raise HeadraceError(f"the alias {alias!r} has had no canary; `headrace canary ls` shows what there is")
+    (each,) = found
+    rows = [_HEADS, *map(_arm, each["arms"])]
+    click.echo("\n".join(aligned(rows)))
+    click.echo(f"{each['state'].replace('_', ' ')}, {each['percent']:g}%: {each['verdict']}")
+
+
+@canary.command()
+@click.argument("alias")
+@click.argument("share", type=click.FloatRange(0, 100, min_open=True), metavar="PERCENT")
+@_of_tenant
+@click.pass_obj
+def percent(access: OperatorAccess, /, alias: str, share: float, tenant: str | None) -> None:
+    """Send another share to the canary; conversations that it has stay there as the share grows."""
+    _change(access, alias, tenant, "percent", percent=share)
+    click.echo(f"{share:g}% of {alias} goes to its canary")
+
+
+@canary.command()
+@click.argument("alias")
+@_of_tenant
+@click.pass_obj
+def promote(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
+    """Let ALIAS stand for the canary's model."""
+    _change(access, alias, tenant, "promote")
+    click.echo(f"{alias} stands for its canary's model")
+
+
+@canary.command()
+@click.argument("alias")
+@_of_tenant
+@click.pass_obj
+def rollback(access: OperatorAccess, /, alias: str, tenant: str | None) -> None:
+    """Send all requests of ALIAS to the model that it stands for."""
+    _change(access, alias, tenant, "rollback")
+    click.echo(f"the canary of {alias} is rolled back")
+
+
+def _change(access: OperatorAccess, alias: str, tenant: str | None, action: str, **more: float) -> None:
+    body = {"alias": alias, "tenant": tenant, "action": action, **more}
+    find_operator(access).call("POST", "/v1/canaries/change", body)
+
+
+def _canaries(access: OperatorAccess) -> list[dict[str, Any]]:
+    return list(find_operator(access).call("GET", "/v1/canaries")["canaries"])
+
+
+def _arm(arm: dict[str, Any]) -> tuple[str, ...]:
+    times = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")
+    shown = ["" if arm[name] is None else f"{1000 * arm[name]:.1f} ms" for name in times]
+    logprob = "" if arm["mean_logprob"] is None else f"{arm['mean_logprob']:.3f}"
+    return (arm["arm"], printable_cell(arm["model"]), str(arm["requests"]), str(arm["errors"]), *shown, logprob)

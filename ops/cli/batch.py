@@ -4,21 +4,136 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from ops.cli.admin import QueueAccess, admin_client
-from ops.cli.batch_api import BATCH_ID
-from ops.cli.batch_files import COMMANDS, ApiAccess
-from ops.cli.batch_list import list_
+from ops.cli.batch_api import BATCH_ID, BatchApi
+from ops.cli.batch_files import COMMANDS, ApiAccess, print_batch
 from ops.cli.options import SettingsGroup, checked_name, options, resolve_settings
 from ops.cli.running_system import find_admin_nats
+from ops.text_table import aligned, printable_cell
 from shared.audit import audited, nats_login
 from shared.errors import DependencyError, HeadraceError
 
 if TYPE_CHECKING:
     from ops.cli.batch_queue import QueuedJob
+
+_PAGE = 100
+_BATCH_HEADS = ("ID", "ENDPOINT", "STATUS", "COMPLETED", "FAILED", "TOTAL", "AGE")
+_HEADS = ("ID", "MODEL", "QUEUE", "STATE", "AGE")
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is shown of a job; `queued` is in Unix seconds by NATS's clock."""
+
+    id: str
+    tenant: str
+    model: str
+    queue: str
+    queued: float
+    age_s: float = 0.0
+    state: Literal["waiting", "taken"] = "waiting"
+
+
+@click.command("list", params=options(ApiAccess))
+@click.option("--jobs", is_flag=True, help="List jobs instead; so do --tenant and --model.")
+@click.option("--tenant", callback=checked_name, help="Whose jobs; `default` if not given.")
+@click.option("--model", callback=checked_name, help="Only jobs for this model.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Show this many.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def list_(
+    config: QueueAccess, /, jobs: bool, tenant: str | None, model: str | None, limit: int, is_json: bool, **api: Any
+) -> None:
+    """List the batches of the key's tenant, the newest first; with --jobs the jobs that have not ended.
+
+    Jobs are listed from the oldest on, without their prompts. A job is `waiting` until a worker takes it. One that is
+    `taken` runs, or is given to another worker if its own has died. Those of the queue `background` are responses that
+    were created with `background`.
+    """
+    if jobs or tenant is not None or model is not None:
+        _list_jobs(config, tenant or "default", model, limit, is_json)
+    else:
+        _list_batches(resolve_settings(ApiAccess, api).api(), limit, is_json)
+
+
+def _list_batches(api: BatchApi, limit: int, is_json: bool) -> None:
+    found: list[dict[str, Any]] = []
+    after, has_more = None, True
+    while has_more and len(found) < limit:
+        page = api.batches(min(_PAGE, limit - len(found)), after)
+        found += page["data"]
+        after, has_more = page["last_id"], page["has_more"]
+    if is_json:
+        for batch in found:
+            print_batch(batch)
+    elif found:
+        click.echo("\n".join(aligned([_BATCH_HEADS, *map(_batch_cells, found)])))
+    else:
+        click.echo("no batches; `headrace batch list --jobs` lists jobs", err=True)
+    if has_more:
+        click.echo(f"the newest {len(found)} batches; --limit shows more", err=True)
+
+
+def _batch_cells(batch: dict[str, Any]) -> list[str]:
+    counts = batch["request_counts"]
+    numbers = (counts["completed"], counts["failed"], counts["total"])
+    age = _age(max(0.0, time.time() - batch["created_at"]))
+    return [batch["id"], batch["endpoint"], batch["status"], *map(str, numbers), age]
+
+
+def _list_jobs(config: QueueAccess, tenant: str, model: str | None, limit: int, is_json: bool) -> None:
+    rows, count = asyncio.run(_rows(config, tenant, model, limit))
+    if is_json:
+        for row in rows:
+            click.echo(json.dumps(asdict(row)))
+    elif rows:
+        cells = [[*map(printable_cell, (row.id, row.model)), row.queue, row.state, _age(row.age_s)] for row in rows]
+        click.echo("\n".join(aligned([_HEADS, *cells])))
+    else:
+        of_model = "" if model is None else f" for {model!r}"
+        click.echo(f"no job of tenant {tenant!r} waits or runs{of_model}", err=True)
+    if count > len(rows) == limit:
+        click.echo(f"the oldest {len(rows)} of {count} jobs; --limit shows more", err=True)
+
+
+async def _rows(config: QueueAccess, tenant: str, model: str | None, limit: int) -> tuple[list[_Row], int]:
+    """Return the oldest jobs, and how many there are in all."""
+    from ops.cli.batch_queue import BatchQueue
+    from shared.server_clock import ServerClock
+
+    url = find_admin_nats(config.nats_url, config.state_dir)
+    found: list[tuple[int, str, _Row]] = []
+    async with admin_client(url, "headrace-batch", config, config.timeout_s) as client:
+        await (clock := ServerClock()).synchronize(client)
+        queue = BatchQueue(client, tenant, clock)
+        async for job in queue.jobs(model):
+            # Without the prompt: thousands of them are gigabytes.
+            found.append(
+                (job.seq, job.consumer, _Row(job.request.id, tenant, job.request.model, job.queue, job.queued))
+            )
+            if len(found) == limit:
+                break
+        last = await queue.last_taken({consumer for _, consumer, _ in found})
+        count = await queue.count(model)
+    now = clock.now()
+    for seq, consumer, row in found:
+        row.age_s = round(max(0.0, now - row.queued), 3)
+        row.state = "taken" if seq <= last[consumer] else "waiting"
+    return [row for _, _, row in found], count
+
+
+def _age(seconds: float) -> str:
+    """Write a time in the largest unit of which it has two, or else in seconds."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), _UNITS[-1])
+    return f"{seconds / size:.0f} {unit}"
+
 
 _INSTEAD = {
     "Did you mean 'cancel'?": "stop delete remove rm del drop abort kill",

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from ops.cli.golden_recording import Recorder
-from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import SettingsGroup, settings_command
-from ops.cli.running_system import find_endpoint, only_model
+from ops.cli.running_system import OperatorAccess, find_endpoint, find_operator, only_model
 from ops.golden.prompts import default_prompts, read_prompts
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.text_table import aligned, printable_cell

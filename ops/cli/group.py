@@ -92,10 +92,19 @@ _COMMANDS = (
     "cache",
     "bench",
 )
+# Where a command is that has no file of its own.
+_PLACES = {
+    "drain": ("worker_orders", "DRAIN"),
+    "cordon": ("worker_orders", "CORDON"),
+    "uncordon": ("worker_orders", "UNCORDON"),
+    "role": ("worker_orders", "ROLE"),
+    "canary": ("alias", "canary"),
+    "worker-login": ("tenant", "worker_login"),
+}
 
 
 class LazyGroup(click.Group):
-    """Finds the command `some-name` as `ops.cli.some_name.command`."""
+    """Finds the command `some-name` as `ops.cli.some_name.command`, or in its place."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which one meets them."""
@@ -131,7 +140,8 @@ class LazyGroup(click.Group):
         """Import the command."""
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"ops.cli.{cmd_name.replace('-', '_')}").command
+        module, name = _PLACES.get(cmd_name, (cmd_name, "command"))
+        command = getattr(importlib.import_module(f"ops.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -12,9 +12,8 @@ from urllib.parse import quote
 
 import click
 
-from ops.cli.operator_port import OperatorAccess, find_operator
 from ops.cli.options import settings_command
-from ops.cli.running_system import ServerRefusedError
+from ops.cli.running_system import OperatorAccess, ServerRefusedError, find_operator
 from ops.text_table import printable_cell
 from shared.config import setting
 

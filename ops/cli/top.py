@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ops.cli.hosted_table import hosted_table
-from ops.cli.operator_port import OperatorAccess, find_operator
+from ops.cli.model import hosted_table
 from ops.cli.options import settings_command
+from ops.cli.running_system import OperatorAccess, find_operator
 from ops.text_table import aligned, printable_cell
 from shared.config import setting
 

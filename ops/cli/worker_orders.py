@@ -1,4 +1,7 @@
-"""Orders to one worker over NATS: heard first, so that a wrong name or an earlier version is told as such."""
+"""`headrace cordon`, `uncordon`, `role` and `drain`: orders to one worker over NATS.
+
+The worker is heard first, so that a wrong name or an earlier version is told as such.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
+
 from ops.cli.admin import AuditedAccess, admin_client
+from ops.cli.options import settings_command
 from ops.cli.running_system import find_admin_nats
 from shared.audit import audited, nats_login
 from shared.config import setting
+from shared.disaggregation import ROLES
 from shared.errors import DependencyError
 
 if TYPE_CHECKING:
@@ -116,3 +123,100 @@ async def _give_order(config: OrderConfig, url: str, worker: str, content: bytes
     async with admin_client(url, "headrace-order", config, ANSWER_S) as client:
         await HeardWorkers(worker).find(client, feature, f"has no orders of the kind {feature!r}")
         await order(client, worker, content)
+
+
+def cordon(config: OrderConfig, worker: str) -> int:
+    """Cordon a worker: it takes no more requests, and stays.
+
+    It finishes those that it has begun, and keeps its model, its caches and its connection; `headrace uncordon WORKER`
+    lets it take requests again, and so does its restart. WORKER is the name that `headrace doctor` and the metrics
+    show. Requests that it has begun end there, however long they take: `headrace drain` hands them over. Needs an
+    administrator's credentials.
+    """
+    give_order(config, worker, b"cordon")
+    click.echo(f"{worker} takes no more requests")
+    return 0
+
+
+CORDON = settings_command(OrderConfig, "cordon", cordon, [click.Argument(["worker"])])
+
+
+def uncordon(config: OrderConfig, worker: str) -> int:
+    """Let a cordoned worker take requests again.
+
+    WORKER is the name that `headrace doctor` and the metrics show. Needs an administrator's credentials.
+    """
+    give_order(config, worker, b"uncordon")
+    click.echo(f"{worker} takes requests")
+    return 0
+
+
+UNCORDON = settings_command(OrderConfig, "uncordon", uncordon, [click.Argument(["worker"])])
+
+
+def role(config: OrderConfig, worker: str, role: str) -> int:
+    """Give a running worker a role.
+
+    ROLE is prefill (it hands requests over with their first token), decode (it goes on with them) or both. WORKER is
+    the name that `headrace doctor` and the metrics show; it was started with --role. What it has begun it finishes as
+    before. Its restart brings back the role of --role. Needs an administrator's credentials.
+    """
+    give_order(config, worker, f"role {role}".encode(), "role")
+    click.echo(f"{worker} has the role {role}")
+    return 0
+
+
+_ARGUMENTS = [click.Argument(["worker"]), click.Argument(["role"], type=click.Choice(ROLES))]
+ROLE = settings_command(OrderConfig, "role", role, _ARGUMENTS)
+
+
+_SILENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig(OrderConfig):
+    """Where the worker is heard, and how long to wait for it."""
+
+    wait: bool = setting(True, "Wait until the worker has ended.")
+    timeout_s: float = setting(120.0, "How long to wait for that.", minimum=0.1)
+
+
+def drain(config: DrainConfig, worker: str) -> int:
+    """Drain a worker: it hands over what it has, and ends.
+
+    It takes no more requests, finishes what it can, and hands the rest to others. WORKER is the name that `headrace
+    doctor` and the metrics show. What it cannot finish within its --drain-timeout-s goes on at other workers, with
+    the same text. Whatever supervises the worker may start it anew: `headrace up` and Kubernetes do, systemd does
+    not. Needs an administrator's credentials.
+    """
+    url = find_admin_nats(config.nats_url, config.state_dir)
+    user = nats_login(config.nats_user, url, config)
+    with audited(config.audit_log, "worker.drain", nats_user=user, worker=worker):
+        asyncio.run(_drain(config, url, worker))
+    return 0
+
+
+async def _drain(config: DrainConfig, url: str, worker: str) -> None:
+    async with admin_client(url, "headrace-drain", config, ANSWER_S) as client:
+        fleet = HeardWorkers(worker)
+        beat = await fleet.find(client, "drain", "drains on SIGTERM")
+        await order(client, worker, b"")
+        click.echo(f"{worker} drains: {beat.running} running, {beat.waiting} waiting")
+        if config.wait:
+            await _wait(client, fleet, beat, config.timeout_s)
+
+
+async def _wait(client: Client, fleet: HeardWorkers, first: Heartbeat, timeout_s: float) -> None:
+    """Wait until nothing more is heard of this life of the worker."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() - fleet.heard_at < _SILENCE_S or not client.is_connected:
+        if fleet.beat is not None and fleet.beat.started != first.started:
+            break  # started anew
+        if time.monotonic() > deadline:
+            running = 0 if fleet.beat is None else fleet.beat.running
+            raise DependencyError(f"{first.worker} has not ended after {timeout_s:g} s: {running} sequences run")
+        await asyncio.sleep(0.1)
+    click.echo(f"{first.worker} has ended")
+
+
+DRAIN = settings_command(DrainConfig, "drain", drain, [click.Argument(["worker"])])

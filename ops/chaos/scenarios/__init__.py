@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ops.chaos.outcome import Outcome
 from ops.chaos.scenarios import (
@@ -31,7 +32,6 @@ SCENARIOS: dict[str, Scenario] = {disturbance.case: disturbance for disturbance 
     "gateway-sigkill": gateway_deaths.sigkill,
     "resumed-streams": resumed_streams.resumed_streams,
     "resumed-streams-at-once": resumed_streams.resumed_streams_at_once,
-    "resumed-streams-earlier": resumed_streams.resumed_streams_earlier,
     "poison": poison.poison,
     "batch-poison": poison.batch_poison,
     "batch-kills": batch.kills,
@@ -41,9 +41,7 @@ SCENARIOS: dict[str, Scenario] = {disturbance.case: disturbance for disturbance 
     "greedy-keys": fairness.greedy_keys,
     "long-prompts": fairness.long_prompts,
     "background": fairness.background,
-    "earlier-workers": versions.earlier_workers,
-    "earlier-gateway": versions.earlier_gateway,
-    "mixed-workers": versions.mixed_workers,
+    **{name: partial(versions.worker_deaths, name) for name in versions.EARLIER_PARTS},
 }
 
 # What CI runs, in about three minutes, and with how many requests.

@@ -23,29 +23,23 @@ _ROOMS = ("gateway", "gpu_worker", "shared", "kernels", "ops")
 _SOURCE = Path(__file__).parents[3]
 
 
-async def earlier_workers(num_requests: int | None) -> Outcome:
-    """SIGKILL of one of two workers of an earlier version, under a gateway of today's."""
-    return await _deaths("earlier-workers", ("worker-0", "worker-1"), num_requests)
+EARLIER_PARTS = {
+    "earlier-workers": ("worker-0", "worker-1"),
+    "earlier-gateway": ("gateway-0",),
+    "mixed-workers": ("worker-0",),
+}
+"""The parts of each scenario that are of the earlier version."""
 
 
-async def earlier_gateway(num_requests: int | None) -> Outcome:
-    """SIGKILL of one of two workers of today's, under a gateway of an earlier version."""
-    return await _deaths("earlier-gateway", ("gateway-0",), num_requests)
-
-
-async def mixed_workers(num_requests: int | None) -> Outcome:
-    """SIGKILL of two workers in turn, one of an earlier version and one of today's."""
-    return await _deaths("mixed-workers", ("worker-0",), num_requests)
-
-
-async def _deaths(name: str, earlier: tuple[str, ...], num_requests: int | None) -> Outcome:
+async def worker_deaths(name: str, num_requests: int | None) -> Outcome:
+    """SIGKILL of two workers in turn while some parts are of an earlier version."""
     with tempfile.TemporaryDirectory(prefix="headrace-earlier-") as directory:
         unpack(EARLIER, Path(directory))
         return await disturbance.run(
             Disturbance(
                 name,
                 "0 failed",
-                SystemOptions(num_workers=2, source_of=dict.fromkeys(earlier, Path(directory))),
+                SystemOptions(num_workers=2, source_of=dict.fromkeys(EARLIER_PARTS[name], Path(directory))),
                 mixed_bodies(60, 8),
                 lambda n: [Kill(1.0, 0.5, f"worker-{n % 2}")],
                 concurrency=12,

@@ -15,7 +15,6 @@ GAP_P99_S = 1.5
 QUEUED_GAP_P99_S = 12.0
 # Times that all workers die in the life of a stream: three were once enough to fail an innocent one.
 NUM_WAVES = 3
-_REAL = SystemOptions(num_gateways=1, num_workers=2, simulate_ms=None, worker={"num_blocks": 600, "dtype": "float32"})
 
 
 def _victim(number: int) -> str:
@@ -56,16 +55,6 @@ WORKER_DEATHS = (
     _deaths("worker-sigterm", schedule=lambda n: [Drain(0.5, 0.2, _victim(n))], num_requests=1000),
     # A worker gets no memory any more for three seconds; then it is killed and comes back.
     _deaths("worker-oom", schedule=lambda n: [Squeeze(0.5, 3.0, _victim(n))], num_requests=1000),
-    # One of two workers that run the demo model is killed.
-    Disturbance(
-        "worker-sigkill-real",
-        "0 failed",
-        _REAL,
-        mixed_bodies(60, 8),
-        lambda n: [Kill(1.0, 0.5, f"worker-{n % 2}")],
-        concurrency=6,
-        num_requests=120,
-    ),
     # All workers die at once, again five seconds after they are back: every stream is hit each time, hundreds of tokens
     # apart, and goes on when a worker has started.
     Disturbance(

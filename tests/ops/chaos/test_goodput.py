@@ -30,7 +30,7 @@ def test_slow_machine_could_do_less_and_an_idle_one_more_than_it_did() -> None:
 
 
 def test_share_is_that_of_the_possible() -> None:
-    assert Goodput(380.0, 400.0, 0.5).share == pytest.approx(0.95)
+    assert Goodput(380.0, 400.0).share == pytest.approx(0.95)
     assert possible_per_s(heartbeats((0, 0), (0, 0)), 8) == 0.0
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.cli import model
-from ops.cli.hosted_table import hosted_table
+from ops.cli.model import hosted_table
 
 MODEL = {"name": "m", "state": "asleep", "num_ready": 0, "on_demand": True, "ready_in_s": 9.1, "need_bytes": 0}
 MODEL |= {"load_s": None, "error": None}

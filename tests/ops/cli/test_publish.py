@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ops.cli import publish
 from ops.cli.batch_client import BatchClient
-from ops.cli.publish_lines import PublishConfig
+from ops.cli.publish import PublishConfig
 from ops.examples import batch_publish
 from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.messages import Request

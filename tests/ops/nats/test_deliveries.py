@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from ops.cli.worker_login import user_block
+from ops.cli.tenant import user_block
 from shared.streams import (
     DEAD_STREAM,
     INTERACTIVE_STREAM,

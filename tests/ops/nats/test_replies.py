@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from nats.js import JetStreamContext
 
-from ops.cli.worker_login import user_block
+from ops.cli.tenant import user_block
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from nats.aio.client import Client
 
-from ops.cli.worker_login import command, user_block
+from ops.cli.tenant import command, user_block
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_stream, batch_tenants
