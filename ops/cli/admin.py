@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
-from ops.stack.wait_notice import told_of_nats
+from ops.stack.console import told_of_nats
 from shared.audit import AUDIT_HELP
 from shared.config import setting
 from shared.nats_files import NatsFiles

@@ -16,7 +16,7 @@ from nats.errors import StaleConnectionError, UnexpectedEOF
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from ops.stack.wait_notice import told_of_nats
+from ops.stack.console import told_of_nats
 from shared.audit import servers_in
 from shared.errors import DependencyError
 from shared.messages import Request, encode_request

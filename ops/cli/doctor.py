@@ -52,10 +52,9 @@ def run(config: DoctorConfig) -> int:
 
 
 def _findings(config: DoctorConfig) -> Iterator[Finding]:
-    from ops.doctor.files import file_findings
     from ops.doctor.finding import problem
     from ops.doctor.machine import machine_findings
-    from ops.doctor.settings import key_findings, setting_findings
+    from ops.doctor.settings import file_findings, key_findings, setting_findings
 
     yield from machine_findings(config.state_dir, os.environ)
     yield from setting_findings({name: value for name, value in os.environ.items() if value})

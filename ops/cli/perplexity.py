@@ -54,7 +54,7 @@ def run(config: PerplexityConfig) -> int:
     from gpu_worker.text.model_directory import read_model_directory
     from gpu_worker.text.tokenizer import ModelTokenizer
     from ops.perplexity import score
-    from ops.quantize.calibration import read_text
+    from ops.quantize.job_settings import read_text
 
     check_device(config.device)
     model = existing_model(config.model, "HEADRACE_MODEL")

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.servers import tenant_login
 from ops.stack.state import ReadyFile, has_died, read_ready_file
-from ops.stack.tenant_accounts import tenant_login
 from shared.config import setting
 from shared.errors import ConfigError, DependencyError, HeadraceError
 from shared.http_url import is_http_url

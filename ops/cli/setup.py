@@ -14,8 +14,8 @@ from ops.cli.options import settings_command
 from ops.cli.running_system import find_admin_nats
 from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.config import DEFAULT_STATE_DIR
+from ops.stack.servers import add_account, tenant_login
 from ops.stack.state import read_ready_file
-from ops.stack.tenant_accounts import add_account, tenant_login
 from shared.audit import audited, nats_login, servers_in
 from shared.config import setting
 from shared.subjects import encode_name

@@ -22,8 +22,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from ops.bench.record import append_record
-from ops.mutation.covering import CoveringTests
-from ops.mutation.judge import Judge, Kind
+from ops.mutation.judge import CoveringTests, Judge, Kind
 from ops.mutation.mutant import Mutant, equivalent_mutants, serious_mutants
 from ops.mutation.sample import ROOT, draw, rooms
 from ops.mutation.semantic import is_crash

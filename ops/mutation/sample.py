@@ -10,8 +10,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from ops.mutation.mutant import Edit, Mutant, SourceFile
-from ops.mutation.semantic import block_edits, semantic_edits
-from ops.mutation.variables import fields_of, is_logging, scope_of, variable_edits
+from ops.mutation.semantic import block_edits, fields_of, is_logging, scope_of, semantic_edits, variable_edits
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("gateway", "gpu_worker", "shared", "kernels", "ops")

@@ -22,9 +22,8 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.linear.forms import DenseWeight
-from ops.quantize.calibration import calibration_windows
 from ops.quantize.folder import QuantizedFolder, StoredNames, read_all
-from ops.quantize.job_settings import QuantizeJob, check_job
+from ops.quantize.job_settings import QuantizeJob, calibration_windows, check_job
 from ops.quantize.layer_blocks import (
     is_of_expert,
     kept_modules,

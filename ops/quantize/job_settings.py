@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.quantize.layer_blocks import matrices
 from ops.quantize.methods import BITS, HEAD_BITS, Method
 from shared.errors import ConfigError
@@ -100,3 +103,34 @@ def _input_sizes(config: ModelConfig) -> list[tuple[str, int]]:
             what = "intermediate_size" if name == "down" else f"the input of {linear.modules[0]}"
             sizes.setdefault(linear.columns, what)
     return [(what, count) for count, what in sizes.items()]
+
+
+def calibration_windows(tokenizer: ModelTokenizer, file: Path, num_samples: int, length: int) -> torch.Tensor:
+    """Read a UTF-8 text and cut windows of equal length from it, which overlap only where the text is short.
+
+    Shapes:
+        result: `[num_samples, length]` int64
+
+    Raises:
+        ConfigError: The file cannot be read, or has fewer tokens than one window.
+    """
+    token_ids = torch.tensor(tokenizer.encode_text(read_text(file, "HEADRACE_CALIBRATION")))
+    if len(token_ids) < length:
+        problem = f"{file} has {len(token_ids)} tokens; a window needs {length}: give a longer text"
+        raise ConfigError("HEADRACE_CALIBRATION", problem)
+    starts = torch.linspace(0, len(token_ids) - length, num_samples).long()
+    return token_ids[starts[:, None] + torch.arange(length)]
+
+
+def read_text(file: Path, variable: str) -> str:
+    """Read a text file.
+
+    Raises:
+        ConfigError: It cannot be read, or is not UTF-8; names `variable`.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(variable, f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(variable, f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None

@@ -10,17 +10,18 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from ops.quantize.formats import (
+from ops.quantize.gptq import gptq
+from ops.quantize.grid import (
+    QuantizedMatrix,
     ScaledRows,
     Tensors,
     float8_rows,
     gptq_tensors,
     int8_rows,
     pack_quantized_tensors,
+    round_to_nearest,
     scaled_row_tensors,
 )
-from ops.quantize.gptq import gptq
-from ops.quantize.grid import QuantizedMatrix, round_to_nearest
 from ops.quantize.layer_pass import InputMoments
 
 BITS = 4

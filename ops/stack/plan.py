@@ -14,13 +14,11 @@ from gateway.config import GatewayConfig
 from gpu_worker.quantization.gguf.model_file import SUFFIX
 from gpu_worker.start.config import WorkerConfig
 from ops.stack import commands
-from ops.stack.child import ChildSpec
+from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, ChildSpec, HealthCheck, gateway_question
 from ops.stack.config import DEMO_MODEL, UpConfig
-from ops.stack.health_check import NATS_QUESTION, REDIS_QUESTION, HealthCheck, gateway_question
 from ops.stack.ports import claim_port, free_port
-from ops.stack.servers import find_nats_server, find_redis_server
+from ops.stack.servers import find_nats_server, find_redis_server, prepare
 from ops.stack.state import StateDirectory, write_private
-from ops.stack.tenant_accounts import prepare
 from shared.config import resolve, variable_name
 from shared.disaggregation import ROLES
 from shared.errors import ConfigError

@@ -17,9 +17,8 @@ from gateway.config import GatewayConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.golden_baseline import golden_baseline, served_name
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
-from ops.stack.console import Console
+from ops.stack.console import EVERY_S, Console
 from ops.stack.plan import Plan
-from ops.stack.wait_notice import EVERY_S
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 

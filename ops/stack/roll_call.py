@@ -11,8 +11,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from ops.stack.console import told_of_nats
 from ops.stack.plan import NatsAccess
-from ops.stack.wait_notice import told_of_nats
 from shared.batch_streams import DEFAULT_TENANT
 from shared.errors import DependencyError
 from shared.messages import Heartbeat

@@ -16,15 +16,13 @@ from pathlib import Path
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS
 from ops.stack import probe
 from ops.stack.child import Child, ChildSpec, Exit
-from ops.stack.console import Console
+from ops.stack.console import Console, StartProgress, read_progress, told_while
 from ops.stack.hosting.host import Host
-from ops.stack.liveness import Watch
+from ops.stack.liveness import StorageWatch, Watch
 from ops.stack.plan import EXIT_S, WORKER_DRAIN_S, Plan
 from ops.stack.process_tree import children_of
 from ops.stack.roll_call import RollCall
 from ops.stack.state import READY_FILE, ReadyFile, StateDirectory, write_ready_file
-from ops.stack.storage_watch import StorageWatch
-from ops.stack.wait_notice import StartProgress, read_progress, told_while
 from shared.errors import DependencyError
 
 _POLL_S = 0.05

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ops.bench.gpu.plan import GRACE_S, run_suites
 from ops.bench.gpu.results import FILE_NAME, HEADER
+from ops.bench.gpu.run import GRACE_S, run_suites
 from ops.bench.gpu.suites import all_suites
 from ops.bench.options import bench_parser
 

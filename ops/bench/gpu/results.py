@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE
-from ops.bench.gpu.ceilings import Ceilings
-from ops.bench.gpu.timer import Timing
+from ops.bench.gpu.timer import Ceilings, Timing
 from ops.bench.record import append_lines, origin
 
 FILE_NAME = "gpu.jsonl"

@@ -7,13 +7,11 @@ import torch
 from ops.bench.gpu.case import OpSuite
 from ops.bench.gpu.cases import (
     attention,
-    dense_linear,
     elementwise,
     experts,
     logits,
     quantized_linear,
     recurrent,
-    rotation,
     steps,
 )
 from ops.bench.gpu.timer import CudaTimer, Timer
@@ -39,7 +37,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         steps.CODED_MIXTURE_STEPS,
         steps.DECODE_8B_LONG,
         steps.DECODE_8B_ROUNDED,
-        dense_linear.DENSE_LINEAR,
+        quantized_linear.DENSE_LINEAR,
         quantized_linear.Q4_K_LINEAR,
         quantized_linear.Q6_K_LINEAR,
         steps.DECODE_32B,
@@ -61,7 +59,7 @@ def all_suites() -> tuple[OpSuite, ...]:
         steps.DECODE_4B,
         elementwise.RMS_NORM,
         elementwise.SILU_MUL,
-        rotation.ROPE_KV_WRITE,
+        elementwise.ROPE_KV_WRITE,
         steps.PREFILL_32B,
         steps.PREFILL_06B,
         steps.PREFILL_4B,

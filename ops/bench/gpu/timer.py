@@ -1,4 +1,7 @@
-"""Time of a call on the device, without the host's where that can be had: graph replays between two events."""
+"""Time of a call on the device, without the host's where that can be had, and what the device can do at best.
+
+Calls are timed by graph replays between two events. Ceilings are measured in the same run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from ops.bench.gpu.case import Clock
+from ops.bench.gpu.case import Case, Clock
 
 _GRAPH_SECONDS = 4e-3
 _MAX_CALLS = 256
@@ -89,3 +92,50 @@ def _elapsed(run: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+_COPY_BYTES = 4 * 2**30
+_MATRIX_SIZE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Rates of the device.
+
+    Attributes:
+        bandwidth: Bytes a second of a large copy, read and written counted. Fractions are of this one.
+        read_bandwidth: Bytes a second of a large sum, which writes nothing: what a decode comes closest to.
+        matmul_rate: Operations a second of a large bf16 product of random numbers.
+    """
+
+    bandwidth: float
+    read_bandwidth: float
+    matmul_rate: float
+
+    def floor_s(self, case: Case) -> float:
+        """Return the seconds that a case takes at least."""
+        return max(case.num_bytes / self.bandwidth, case.num_flops / self.matmul_rate)
+
+
+def measure_ceilings(timer: Timer, device: torch.device) -> Ceilings:
+    """Copy, read, and multiply."""
+    copy_s = timer.measure(_copy(device), 1).seconds
+    read_s = timer.measure(_sum(device), 1).seconds
+    matmul_s = timer.measure(_multiplication(device), 1).seconds
+    return Ceilings(2 * _COPY_BYTES / copy_s, _COPY_BYTES / read_s, 2 * _MATRIX_SIZE**3 / matmul_s)
+
+
+def _copy(device: torch.device) -> Callable[[int], object]:
+    source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return lambda _: target.copy_(source)
+
+
+def _sum(device: torch.device) -> Callable[[int], object]:
+    source = torch.ones(_COPY_BYTES // 4, device=device)
+    return lambda _: source.sum()
+
+
+def _multiplication(device: torch.device) -> Callable[[int], object]:
+    left, right = torch.randn(2, _MATRIX_SIZE, _MATRIX_SIZE, device=device).bfloat16()
+    return lambda _: left @ right

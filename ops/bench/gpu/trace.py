@@ -111,9 +111,8 @@ def decode_step(
     shape: ModelShape, num_seqs: int, context: int, device: torch.device, rounded: str | None = None
 ) -> Callable[[int], object]:
     """Return a decode of a number of sequences, each with a context."""
-    from ops.bench.gpu.step.paged_batch import StaticStep
     from ops.bench.gpu.step.random_model import random_model
-    from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+    from ops.bench.gpu.step.step_engine import EngineSizes, StaticStep, StepEngine
     from ops.bench.gpu.step.steps import RoundedLinears
 
     max_model_len = context + 16

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from ops.cli.admin import AdminAccess, admin_client
-from ops.stack import wait_notice
+from ops.stack import console
 from shared.errors import DependencyError
 
 
 def test_wait_for_nats_that_does_not_run_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wait_notice, "QUIET_S", 0.05)
+    monkeypatch.setattr(console, "QUIET_S", 0.05)
 
     async def connect() -> None:
         async with admin_client("nats://admin:secret@127.0.0.1:1", "test", AdminAccess(), 0.4):

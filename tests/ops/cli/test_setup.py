@@ -8,7 +8,7 @@ from nats.js.api import RetentionPolicy, StreamConfig
 from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
 from ops.stack.ports import free_port
-from ops.stack.tenant_accounts import add_account, prepare, tenant_login
+from ops.stack.servers import add_account, prepare, tenant_login
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ops.doctor.files import file_findings
 from ops.doctor.finding import Level
+from ops.doctor.settings import file_findings
 
 
 def test_store_that_works_is_named_and_one_that_is_nearly_full_is_a_warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ops.mutation.covering import CoveringTests
+from ops.mutation.judge import CoveringTests
 
 
 def _write(root: Path, path: str, text: str = "") -> None:

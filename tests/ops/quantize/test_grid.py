@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.quantize.formats import float8_rows, int8_rows
-from ops.quantize.grid import fit_grid, round_to_nearest
+from ops.quantize.grid import fit_grid, float8_rows, int8_rows, round_to_nearest
 
 
 def weights(kind: str) -> torch.Tensor:

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.stack import liveness as liveness_module
-from ops.stack.child import Child, ChildSpec
+from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, Child, ChildSpec, HealthCheck, answers
 from ops.stack.console import Console
-from ops.stack.health_check import NATS_QUESTION, REDIS_QUESTION, HealthCheck, answers
 from ops.stack.liveness import MAX_ROUND_S, ROUND_S, Liveness, Watch
 from ops.stack.ports import free_port
 from ops.stack.process_tree import is_stopped

@@ -8,7 +8,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from ops.stack import wait_notice
+from ops.stack import console
 from ops.stack.plan import NatsAccess
 from ops.stack.roll_call import Beat, RollCall
 from shared.messages import encode
@@ -48,7 +48,7 @@ async def test_worker_advances_when_its_steps_do_or_it_is_idle(
 
 
 async def test_server_that_does_not_appear_is_told_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_notice, "QUIET_S", 0.05)
+    monkeypatch.setattr(console, "QUIET_S", 0.05)
     told: list[str] = []
     opening = asyncio.create_task(RollCall(NatsAccess("nats://u:secret@127.0.0.1:1", None, None), told.append).open())
     await until(lambda: told)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.stack import storage_watch
-from ops.stack.storage_watch import ROOM_BYTES, StorageWatch
+from ops.stack import liveness
+from ops.stack.liveness import ROOM_BYTES, StorageWatch
 
 COMPLAINT = (
     b"[1] [ERR] JetStream failed to store a msg on stream '$G > HR_RESULTS': write 1.blk: no space left on device"
@@ -52,7 +52,7 @@ def test_replaced_server_is_given_a_round() -> None:
 async def test_running_watch_replaces_the_server_while_its_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_watch, "ROUND_S", 0.01)
+    monkeypatch.setattr(liveness, "STORAGE_ROUND_S", 0.01)
     replaced = asyncio.Event()
     watch = StorageWatch(tmp_path, replaced.set)
     running = asyncio.create_task(watch.run())
@@ -71,7 +71,7 @@ async def test_watch_goes_on_where_the_directory_is_deleted(tmp_path: Path, monk
         raise FileNotFoundError(directory)
 
     is_deleted = asyncio.Event()
-    monkeypatch.setattr(storage_watch, "ROUND_S", 0.01)
+    monkeypatch.setattr(liveness, "STORAGE_ROUND_S", 0.01)
     monkeypatch.setattr("shutil.disk_usage", usage)
     running = asyncio.create_task(StorageWatch(tmp_path, lambda: None).run())
     async with asyncio.timeout(10):

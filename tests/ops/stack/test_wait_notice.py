@@ -10,8 +10,7 @@ import pytest
 
 from gpu_worker.execution.start_up import Stage
 from gpu_worker.start.progress_bar import ProgressBar
-from ops.stack.console import Console
-from ops.stack.wait_notice import StartProgress, read_progress, told_while
+from ops.stack.console import Console, StartProgress, read_progress, told_while
 from shared.telemetry import LineFormatter
 from tests.gpu_worker.start.test_progress_bar import Terminal
 

@@ -1,8 +1,8 @@
-"""Linear layers on quantized weights, beside cuBLAS in bfloat16 and torch's own quantized products."""
+"""Linear layers on plain and quantized weights, beside cuBLAS in bfloat16 and torch's own quantized products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from kernels.linear.gpu_scaled.block_product import multiply_blocks
 from kernels.linear.product_launch import ProductLaunch
 from kernels.linear.reference import form_linear_reference, quantize_tokens, round_inputs
 from ops.bench.gpu.case import OURS, Candidate, Case, Entry, Op, relative_error, sets_for, sizes
-from ops.bench.gpu.shapes import LLAMA3_8B
+from ops.bench.gpu.shapes import DENSE_MODELS, LLAMA3_8B
 
 _GROUP_SIZE = 128
 _ROWS = (1, 16, 64, 2048)
@@ -255,3 +255,32 @@ INT4_LINEAR = INT4_OP.suite("int4_linear", _CHECKED, _TIMED)
 INT8_LINEAR = INT8_OP.suite("int8_linear", _CHECKED, _TIMED)
 FP8_LINEAR = FP8_OP.suite("fp8_linear", _CHECKED, _TIMED)
 FP8_BLOCK_LINEAR = FP8_BLOCK_OP.suite("fp8_block_linear", _CHECKED, _TIMED)
+
+
+def product_error(device: torch.device, num_rows: int, out_features: int, in_features: int) -> float:
+    """Compare with float64."""
+    inputs = torch.randn(num_rows, in_features, device=device).bfloat16()
+    weight = torch.randn(out_features, in_features, device=device).bfloat16()
+    return relative_error(F.linear(inputs, weight), inputs.double() @ weight.double().T)
+
+
+def product_case(device: torch.device, num_rows: int, out_features: int, in_features: int) -> Case:
+    """Read the weight once."""
+    num_bytes = 2 * (out_features * in_features + num_rows * (in_features + out_features))
+    num_sets = sets_for(2 * out_features * in_features)
+    weights = torch.randn(num_sets, out_features, in_features, device=device, dtype=torch.bfloat16)
+    inputs = torch.randn(num_rows, in_features, device=device, dtype=torch.bfloat16)
+    candidates = {OURS: lambda index: F.linear(inputs, weights[index])}
+    return Case(num_bytes, 2 * num_rows * out_features * in_features, num_sets, candidates)
+
+
+def _timed() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for model in DENSE_MODELS:
+        for name, product in model.projections.items():
+            for rows in (1, 4, 16, 32, 64) if model is LLAMA3_8B else (1, 16):
+                yield from sizes((rows, *product), prefix=f"{model.name} {name} ").items()
+
+
+DENSE_LINEAR = Op(product_error, product_case).suite(
+    "dense_linear", sizes((1, 4096, 4096), (16, 1000, 1032), (3, 131, 203), prefix="bf16 "), dict(_timed())
+)

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.models.decoder import CausalLM
 from ops.bench.gpu.shapes import ModelShape
-from ops.bench.gpu.step.paged_batch import PagedBatch
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_engine import EngineSizes, PagedBatch, StepEngine
 from ops.bench.gpu.step.transformers_peer import RoutedPeer, TransformersPeer
 
 _NUM_DECODED = 3

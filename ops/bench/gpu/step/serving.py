@@ -10,10 +10,9 @@ import torch
 from ops.bench.gpu.case import OURS, PLAIN, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_engine import EngineSizes, ScriptedProposer, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
-from ops.bench.spec.scripted_drafts import ScriptedProposer
 
 
 def throughput_case(

@@ -1,19 +1,34 @@
-"""The engine on a model that is in memory already: real scheduler, real runner, random prompts, the host's clock."""
+"""The engine on a model that is in memory already: real scheduler, real runner, random prompts, the host's clock.
+
+And a step's tensors without an engine, and drafts of a scripted quality.
+"""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from itertools import accumulate
 
+import torch
+
+from gpu_worker.core.batch_sequences import BatchSequence
+from gpu_worker.core.draft import Draft
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.engine.engine import Engine
-from gpu_worker.execution.drafts.proposer import Proposer
-from gpu_worker.execution.memory.kv_cache import allocate_kv_cache
+from gpu_worker.execution.drafts.proposer import ComputedTokens, DraftRequest, Proposer
+from gpu_worker.execution.memory.kv_cache import KVCache, allocate_kv_cache
+from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.memory.state_sizes import num_sure_slots, state_config
 from gpu_worker.execution.runner import TorchModelRunner
+from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
+from kernels.sampling import SamplingParameters, sample_tokens
+from kernels.state_rows import StateRows
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.stepping import SteppedEngine
 
@@ -107,3 +122,122 @@ class StepEngine(SteppedEngine):
     def time_to_first_token(self, prompt: list[int]) -> float:
         """Return the seconds from adding a prompt to an idle engine to its one token."""
         return self.serve_s([prompt], 1)
+
+
+class PagedBatch:
+    """Gives each of `num_seqs` sequences room for `max_len` tokens, in blocks drawn at random from the whole cache.
+
+    Owns the sequences' states, in models with recurrent layers.
+    """
+
+    def __init__(self, cache: KVCache, num_seqs: int, max_len: int) -> None:
+        """Draw the blocks."""
+        width = -(-max_len // cache.block_size)
+        if num_seqs * width > cache.num_blocks:
+            needed = num_seqs * width
+            raise ValueError(
+                f"{num_seqs} sequences of {max_len} tokens need {needed} blocks; there are {cache.num_blocks}"
+            )
+        self._cache = cache
+        device = cache.layers[0].keys.device
+        order = torch.randperm(cache.num_blocks, device=device)[: num_seqs * width]
+        self._tables = order.view(num_seqs, width).int()
+        self._states = allocate_states(cache.layout, num_seqs, 0, device)
+
+    def step(self, lengths: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
+        """Return the positions and the context of a step.
+
+        Args:
+            lengths: Of each sequence the tokens that the step computes, and the tokens in the cache after it.
+        """
+        device, block_size = self._tables.device, self._cache.block_size
+        queries = [query for query, _ in lengths]
+        positions = torch.cat([torch.arange(context - query, context, device=device) for query, context in lengths])
+        rows = torch.arange(len(lengths), device=device).repeat_interleave(torch.tensor(queries, device=device))
+        query_starts = torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device)
+        context_lens = torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device)
+        slots = torch.arange(len(lengths), device=device)
+        context = AttentionContext(
+            caches=self._cache.layers,
+            slot_mapping=self._tables[rows, positions // block_size].long() * block_size + positions % block_size,
+            block_tables=self._tables[: len(lengths)],
+            query_starts=query_starts,
+            context_lens=context_lens,
+            max_query_len=max(queries),
+            max_context_len=max(context for _, context in lengths),
+            states=() if self._states is None else self._states.layers,
+            state_rows=StateRows(slots, query_starts, context_lens, max(queries)) if self._states else None,
+        )
+        return positions, context
+
+
+class StaticStep:
+    """One step of a model, again and again on the same tensors, so that it can be captured in a graph."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: KVCache,
+        lengths: list[tuple[int, int]],
+        max_len: int,
+        *,
+        samples_all: bool = False,
+    ) -> None:
+        """Make the inputs."""
+        device = model.device
+        self._model = model
+        batch = PagedBatch(cache, len(lengths), max_len)
+        self._positions, self._context = batch.step(lengths)
+        self._token_ids = torch.randint(model.config.vocab_size, self._positions.shape, device=device)
+        last_rows = self._context.query_starts[1:].long() - 1
+        self._sampled_rows = torch.arange(len(self._token_ids), device=device) if samples_all else last_rows
+        self._slots = torch.arange(len(self._sampled_rows), device=device)
+        zeros = torch.zeros(len(self._sampled_rows), device=device)
+        # A temperature of zero, and nothing truncated.
+        self._greedy = SamplingParameters(zeros, zeros - torch.inf, zeros.int(), zeros + 1, zeros.long())
+
+    @torch.inference_mode()
+    def __call__(self, _: int) -> torch.Tensor:
+        """Compute the step up to its tokens, which stay on the device."""
+        hidden = self._model.forward(self._token_ids, self._positions, self._context)
+        if len(hidden) != len(self._sampled_rows):
+            hidden = hidden[self._sampled_rows]
+        return sample_tokens(self._model.logits(hidden), self._slots, self._slots, self._greedy, may_truncate=False)
+
+
+class ScriptedDraft(Draft, frozen=True, gc=False):
+    """A chain whose first `num_scripted` tokens count as accepted; the answer has the tokens that were sampled."""
+
+    num_scripted: int = 0
+
+    def num_accepted(self, sampled: Values[int]) -> int:
+        """Return what the script says."""
+        return self.num_scripted
+
+
+class ScriptedProposer:
+    """Has each token that follows accepted ones accepted with a set probability."""
+
+    wants_hidden = False
+
+    def __init__(self, acceptance: float, vocab_size: int) -> None:
+        self._acceptance = acceptance
+        self._vocab_size = vocab_size
+        self._random = random.Random(0)
+
+    def propose(self, requests: Values[DraftRequest]) -> list[Draft]:
+        """Return as many tokens as are asked for."""
+        return [self._draft(request.num_tokens) for request in requests]
+
+    def observe(self, computed: Iterable[ComputedTokens]) -> None:
+        """Ignore it."""
+
+    def forget(self, sequence: BatchSequence) -> None:
+        """Ignore it."""
+
+    def _draft(self, count: int) -> Draft:
+        num_accepted = 0
+        while num_accepted < count and self._random.random() < self._acceptance:
+            num_accepted += 1
+        token_ids = tuple(self._random.randrange(self._vocab_size) for _ in range(count))
+        return ScriptedDraft(token_ids, num_scripted=num_accepted)

@@ -17,12 +17,10 @@ from kernels.linear import Linear, LinearFactory
 from kernels.linear.forms import INT4, DenseWeight, GroupQuantizedWeight, QuantizedWeight, ScaledWeight, WeightForm
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, PLAIN, Case, Clock
 from ops.bench.gpu.shapes import ModelShape
-from ops.bench.gpu.step.paged_batch import StaticStep
 from ops.bench.gpu.step.random_model import RandomWeights, random_model
-from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_engine import EngineSizes, ScriptedProposer, StaticStep, StepEngine
 from ops.bench.gpu.step.step_floor import step_floor
 from ops.bench.gpu.step.transformers_peer import TransformersPeer, best_attention
-from ops.bench.spec.scripted_drafts import ScriptedProposer
 
 # Steps over which the experts that are read are averaged.
 _COUNTED_STEPS = 4

@@ -11,7 +11,7 @@ import torch
 
 from kernels.gpu_config import gpu_of
 from ops.bench.gpu.case import Entry
-from ops.bench.gpu.plan import GRACE_S, JobFailedError, run_apart
+from ops.bench.gpu.run import GRACE_S, JobFailedError, run_apart
 from ops.bench.gpu.timer import CudaTimer, Timer
 from ops.bench.gpu.tune import attention, linear, row_ops
 from ops.bench.gpu.tune.choice import Choice, Tuning, choose

@@ -9,9 +9,8 @@ from itertools import product
 from kernels.gpu_config import GpuGeneration, entry_of
 from kernels.sampling.config import sampling_config
 from ops.bench.gpu.case import Entry, sizes
-from ops.bench.gpu.cases.elementwise import RMS_NORM_OP, SILU_MUL_OP
+from ops.bench.gpu.cases.elementwise import RMS_NORM_OP, ROPE_KV_WRITE_OP, SILU_MUL_OP
 from ops.bench.gpu.cases.logits import KINDS, SAMPLING_OP
-from ops.bench.gpu.cases.rotation import ROPE_KV_WRITE_OP
 from ops.bench.gpu.shapes import LLAMA3_8B, QWEN3_32B
 from ops.bench.gpu.tune.choice import Tuning
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import torch
 
-from ops.bench.gpu import ceilings
+from ops.bench.gpu import timer as device_timer
 from ops.bench.gpu.case import OURS, Case, CaseSpec, Check, Clock, OpSuite
 from ops.bench.gpu.timer import Timer, Timing
 
-ceilings._COPY_BYTES, ceilings._MATRIX_SIZE = 1000, 8
+device_timer._COPY_BYTES, device_timer._MATRIX_SIZE = 1000, 8
 
 
 class OneCallTimer:

@@ -19,13 +19,11 @@ from ops.bench.gpu.case import OURS, Case
 from ops.bench.gpu.cases import (
     attention,
     attention_batch,
-    dense_linear,
     elementwise,
     experts,
     logits,
     quantized_linear,
     recurrent,
-    rotation,
 )
 from ops.bench.gpu.run import poisoned_memory
 from ops.bench.gpu.shapes import DENSE_MODELS
@@ -47,7 +45,7 @@ CODED_EXPERTS = replace(TINY_EXPERTS, stored=experts.Stored.MXFP4)
 ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "rms_norm": (partial(elementwise.rms_norm_error, CPU, 3, 65), 4e-3),
     "silu_mul": (partial(elementwise.silu_mul_error, CPU, 3, 65), 4e-3),
-    "rotation": (partial(rotation.rotation_error, CPU, TINY, 9), 4e-3),
+    "rotation": (partial(elementwise.rotation_error, CPU, TINY, 9), 4e-3),
     "sampling": (partial(logits.sampling_error, CPU, 6, 300, 1.0, 20, 0.9, 0.01), 0.0),
     "bitmask": (partial(logits.bitmask_error, CPU, 5, 301), 0.0),
     "attention": (partial(attention.attention_error, CPU, TINY_WINDOW, [(1, 40), (9, 9), (3, 17)]), 1e-2),
@@ -55,7 +53,7 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
     "latent": (partial(attention.attention_error, CPU, TINY_LATENT, [(1, 40), (9, 9), (3, 17)]), 1e-2),
     "SSD": (partial(recurrent.recurrent_error, CPU, TINY_SSD, 3, 5), 1e-2),
     "gated delta": (partial(recurrent.recurrent_error, CPU, TINY_DELTA, 3, 5), 1e-2),
-    "product": (partial(dense_linear.product_error, CPU, 3, 40, 70), 4e-3),
+    "product": (partial(quantized_linear.product_error, CPU, 3, 40, 70), 4e-3),
     "int4": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.int4_weight), 4e-3),
     "int8": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.int8_weight), 4e-3),
     "fp8": (partial(quantized_linear.linear_error, CPU, 3, 48, 160, quantized_linear.fp8_weight), 4e-3),
@@ -67,7 +65,7 @@ ERRORS: dict[str, tuple[Callable[[], float], float]] = {
 CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "rms_norm": (elementwise, partial(elementwise.rms_norm_case, CPU, 3, 64)),
     "silu_mul": (elementwise, partial(elementwise.silu_mul_case, CPU, 3, 64)),
-    "rotation": (rotation, partial(rotation.rotation_case, CPU, TINY, 9)),
+    "rotation": (elementwise, partial(elementwise.rotation_case, CPU, TINY, 9)),
     "sampling": (logits, partial(logits.sampling_case, CPU, 3, 300, 1.0)),
     "top_k": (logits, partial(logits.sampling_case, CPU, 3, 300, 1.0, 5, 0.9)),
     "bitmask": (logits, partial(logits.bitmask_case, CPU, 3, 300)),
@@ -79,7 +77,7 @@ CASES: dict[str, tuple[ModuleType, Callable[[], Case]]] = {
     "SSD decodes": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 3, 1)),
     "SSD prompts": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_SSD, 2, 20)),
     "gated delta": (recurrent, partial(recurrent.recurrent_case, CPU, TINY_DELTA, 2, 20)),
-    "product": (dense_linear, partial(dense_linear.product_case, CPU, 3, 40, 70)),
+    "product": (quantized_linear, partial(quantized_linear.product_case, CPU, 3, 40, 70)),
     "int4": (quantized_linear, partial(quantized_linear.INT4_OP.case, CPU, 3, 48, 160)),
     "int8": (quantized_linear, partial(quantized_linear.INT8_OP.case, CPU, 32, 48, 160)),
     "fp8": (quantized_linear, partial(quantized_linear.FP8_OP.case, CPU, 32, 48, 160)),
@@ -116,9 +114,9 @@ def test_every_candidate_of_a_case_runs(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_baselines_compute_what_ours_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "compiled", lambda function: function)
     monkeypatch.setattr(elementwise, "compiled", lambda function: function)
-    for build in (partial(elementwise.silu_mul_case, CPU, 3, 64), partial(rotation.rotation_case, CPU, TINY, 9)):
+    monkeypatch.setattr(elementwise, "compiled", lambda function: function)
+    for build in (partial(elementwise.silu_mul_case, CPU, 3, 64), partial(elementwise.rotation_case, CPU, TINY, 9)):
         torch.manual_seed(0)
         ours = build().candidates[OURS](0)
         torch.manual_seed(0)

@@ -12,13 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ops.bench.gpu import ceilings, plan
 from ops.bench.gpu import run as suite_run
+from ops.bench.gpu import timer
 from ops.bench.gpu.__main__ import main
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, Case, CaseSpec, Check, Clock, OpSuite
-from ops.bench.gpu.plan import WRONG, JobFailedError, Verdicts, run_apart, run_suites
 from ops.bench.gpu.results import CheckResult, RunRecord
-from ops.bench.gpu.run import poisoned_memory, run_suite
+from ops.bench.gpu.run import WRONG, JobFailedError, Verdicts, poisoned_memory, run_apart, run_suite, run_suites
 from ops.bench.gpu.timer import Timing
 from tests.ops.bench.bare_machine import run_without
 
@@ -37,8 +36,8 @@ class ToldTimer:
 
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_COPY_BYTES", 1000)
-    monkeypatch.setattr(ceilings, "_MATRIX_SIZE", 8)
+    monkeypatch.setattr(timer, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(timer, "_MATRIX_SIZE", 8)
 
 
 def fail(_: object) -> object:
@@ -61,7 +60,7 @@ def make_suite(name: str, *errors: float | Callable[[], float], build: Callable[
 def run(
     suites: list[OpSuite], directory: Path, deadline: float = math.inf, time_anyway: bool = False
 ) -> tuple[list[bool], list[dict]]:
-    measured = ceilings.measure_ceilings(ToldTimer(), CPU)
+    measured = timer.measure_ceilings(ToldTimer(), CPU)
     record = RunRecord(directory, CPU, measured, "a command", 7)
     are_right = [run_suite(suite, CPU, ToldTimer(), measured, record, deadline, time_anyway) for suite in suites]
     return are_right, read_records(directory)
@@ -152,7 +151,7 @@ def test_suites_that_break_their_process_leave_the_others_and_their_run(
         RunRecord(tmp_path, CPU, None, "a command", 7).append_checks([CheckResult(suite, "shape", 0.0, 0.1)])
         return WRONG if suite == "wrong" else 0
 
-    monkeypatch.setattr(plan, "run_apart", run_apart)
+    monkeypatch.setattr(suite_run, "run_apart", run_apart)
     verdicts = run_suites(["wrong", "crashing", "right"], told(tmp_path), limit_s=60.0, suite_limit_s=5.0)
     assert (verdicts.failed, verdicts.wrong) == ({"crashing": "its process was ended by SIGSEGV"}, ["wrong"])
     assert not verdicts.is_good

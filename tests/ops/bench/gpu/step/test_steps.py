@@ -13,7 +13,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 
-from ops.bench.gpu import ceilings
+from ops.bench.gpu import timer as device_timer
 from ops.bench.gpu.case import OURS, OURS_ON_DEVICE, PLAIN, Case, CaseSpec, Clock, OpSuite
 from ops.bench.gpu.cases import steps
 from ops.bench.gpu.results import RunRecord, check_lines
@@ -23,11 +23,10 @@ from ops.bench.gpu.step import correctness, serving
 from ops.bench.gpu.step import steps as step_cases
 from ops.bench.gpu.step.random_model import random_model
 from ops.bench.gpu.step.serving import prefix_cache_case, scripted_case, throughput_case
-from ops.bench.gpu.step.step_engine import EngineSizes, StepEngine
+from ops.bench.gpu.step.step_engine import EngineSizes, ScriptedProposer, StepEngine
 from ops.bench.gpu.step.steps import decode_case, matrices, prefill_case, verification_case
 from ops.bench.gpu.suites import all_suites
 from ops.bench.gpu.timer import Timing
-from ops.bench.spec.scripted_drafts import ScriptedProposer
 from tests.ops.bench.bare_machine import run_without
 from tests.ops.bench.gpu.step.tiny_models import CODES, CPU, DENSE, LLAMA, OTHER, QWEN, with_fields
 
@@ -75,12 +74,12 @@ class WallTimer:
 @pytest.fixture(autouse=True)
 def one_thread_and_small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(ceilings, "_COPY_BYTES", 1000)
-    monkeypatch.setattr(ceilings, "_MATRIX_SIZE", 8)
+    monkeypatch.setattr(device_timer, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(device_timer, "_MATRIX_SIZE", 8)
 
 
 def run(suite: OpSuite, directory: Path) -> list[dict]:
-    timer, measured = WallTimer(), ceilings.measure_ceilings(WallTimer(), CPU)
+    timer, measured = WallTimer(), device_timer.measure_ceilings(WallTimer(), CPU)
     record = RunRecord(directory, CPU, measured, "a command", 7)
     assert run_suite(suite, CPU, timer, measured, record, time.monotonic() + 60)
     return [json.loads(line) for line in (directory / "gpu.jsonl").read_text().splitlines()]

@@ -18,7 +18,7 @@ from kernels.rms_norm.triton_kernel import RmsNormConfig
 from kernels.rope_kv_write import triton_kernel as rope
 from kernels.rope_kv_write.triton_kernel import RopeConfig
 from ops.bench.gpu.case import OURS, Case, Clock, Entry, Op, Shapes, sizes
-from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear, rotation
+from ops.bench.gpu.cases import attention_batch, elementwise, logits, quantized_linear
 from ops.bench.gpu.timer import Timing
 from ops.bench.gpu.tune import __main__ as command
 from ops.bench.gpu.tune import attention, linear, row_ops
@@ -173,7 +173,7 @@ def test_entry_with_a_wrong_result_is_seen_by_the_checks_of_each_op(monkeypatch:
     monkeypatch.setattr(quantized_linear, "form_linear_reference", lambda x, matrix: product(x, matrix) * 1.1)
     monkeypatch.setattr(elementwise, "rms_norm", lambda x, weight, eps, residual: x * weight)
     monkeypatch.setattr(elementwise, "gated", lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0])
-    monkeypatch.setattr(rotation, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])
+    monkeypatch.setattr(elementwise, "rope_kv_write", lambda qkv, *_: qkv[:, : TINY.num_heads])
     for tuning in REAL_TUNINGS.values():
         with pytest.raises(RuntimeError, match="no entry is right; the present one: wrong at"):
             choose(tuning, tuning.candidates[0], CPU, ToldTimer())
