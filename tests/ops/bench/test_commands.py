@@ -34,6 +34,7 @@ LEAST_ROWS = {
     "served": 2,
     "gateway": 2,
     "ranks": 4,
+    "startup": 2,
 }
 
 

@@ -16,8 +16,7 @@ import pytest
 from click.testing import CliRunner
 from nats.js.errors import APIError
 
-from ops.cli import batch_list
-from ops.cli.batch import command
+from ops.cli.batch import _age, command
 from ops.cli.batch_queue import BatchQueue
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
@@ -306,35 +305,9 @@ def test_jobs_of_a_tenant_without_a_queue_cannot_be_listed(cli_system: System, s
     assert "tenant 'nobody' has no batch queue" in done.stderr
 
 
-@pytest.mark.parametrize("action", [["list"], ["cancel", "--all"]])
-@pytest.mark.parametrize("option", ["--tenant", "--model"])
-def test_name_that_cannot_be_is_refused_with_its_option(action: list[str], option: str) -> None:
-    done = headrace("batch", *action, option, "")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"Invalid value for '{option}': name '' must be 1 to 128 bytes long" in done.stderr
-
-
-def test_empty_id_is_told(state_dir: Path) -> None:
-    code, ids, told = cancel(state_dir, "some-id", "")
-    assert (code, ids) == (2, [])
-    assert "An id is empty; `headrace batch list` shows those of batches" in told
-
-
 def test_ages_are_short() -> None:
     ages = (0.2, 119.0, 120.0, 7199.0, 7200.0, 3 * 86400.0)
-    assert [batch_list._age(age) for age in ages] == ["0 s", "119 s", "2 min", "120 min", "2 h", "3 d"]
-
-
-def test_command_that_there_is_not_is_told_what_does_the_same() -> None:
-    done = headrace("batch", "ls")
-    assert (done.returncode, "Did you mean 'list'?" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("arguments", [[], ["some-id", "--all"]])
-def test_ids_or_all_are_needed(state_dir: Path, arguments: list[str]) -> None:
-    code, ids, told = cancel(state_dir, *arguments)
-    assert (code, ids) == (2, [])
-    assert "Give ids of jobs, or --all" in told
+    assert [_age(age) for age in ages] == ["0 s", "119 s", "2 min", "120 min", "2 h", "3 d"]
 
 
 async def test_background_responses_are_jobs_that_can_be_listed_and_cancelled(

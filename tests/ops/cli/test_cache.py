@@ -129,11 +129,3 @@ def test_a_bucket_that_refuses_is_a_sentence(command: str) -> None:
     assert "the bucket s3://bucket/kv cannot be used: " in done.stderr
     assert "AWS_ACCESS_KEY_ID" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
-    done = headrace("cache", "ls", "--kv-disk-path", str(tmp_path / "none"))
-    assert done.returncode == 2
-    assert "is not a directory" in done.stderr
-    assert not (tmp_path / "none").exists()
-    assert "--kv-disk-path" in headrace("cache", "clear").stderr

@@ -212,13 +212,6 @@ def test_unknown_id_is_named_in_one_line_and_nothing_is_touched(server: NatsServ
     assert len(_listed(server)) == 3
 
 
-def test_neither_ids_nor_all_is_refused(server: NatsServer) -> None:
-    for arguments in (["drop"], ["drop", "one", "--all"], ["retry"]):
-        done = _dead(server, *arguments)
-        assert done.returncode == 2
-        assert "Give request ids, or --all" in done.stderr
-
-
 def test_missing_stream_and_missing_server_are_one_line_each(start_nats: Callable[..., NatsServer]) -> None:
     done = _dead(start_nats(), "list")
     assert (done.returncode, done.stderr) == (2, "headrace: the stream HR_DEAD does not exist; run `headrace setup`\n")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from ops.stack.config import DEMO_MODEL
 from shared.watermark import derived_key
 from tests.ops.cli.command import headrace_here as headrace
@@ -51,13 +49,3 @@ def test_text_of_a_file_or_of_standard_input_has_a_p_value(tmp_path: Path) -> No
     assert 1e-6 < found["p_value"] <= 1
     assert 0 < found["scored"] <= found["tokens"] - 4
     assert f"{found['scored']} of {found['tokens']} tokens scored" in told.stdout
-
-
-@pytest.mark.parametrize(("content", "said"), [("", "no key of 64"), ("xyz", "no key of 64"), (None, "cannot be read")])
-def test_file_without_a_key_is_refused_with_how_to_make_one(tmp_path: Path, content: str | None, said: str) -> None:
-    if content is not None:
-        (tmp_path / "key").write_text(content)
-    done = headrace("detect", "--model", str(DEMO_MODEL), "--key-file", str(tmp_path / "key"), given="x")
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "--model: is required" in headrace("detect", "--key-file", "k", given="x").stderr

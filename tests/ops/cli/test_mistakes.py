@@ -20,6 +20,7 @@ from tests.servers import NatsServer
 
 MODEL = str(DEMO_MODEL)
 NOWHERE = ("--nats-url", "nats://127.0.0.1:1")
+NO_AUDIT = ("--audit-file", os.devnull)
 BLOOM = {"architectures": ["BloomForCausalLM"], "hidden_size": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
 UP = ("up", "--state-dir", "{files}/state", "--port", "0", "--simulate", "5")
 GATEWAY = ("gateway", "--api-key", "k", "--port", "0", *NOWHERE)
@@ -202,6 +203,34 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("cache", "stats"), "No such command 'stats'. Did you mean 'ls'?"),
     (("keys", "create", "--max-conc", "1"), "No such option '--max-conc'. Did you mean '--max-concurrent'?"),
+    (("setup", *NOWHERE, *NO_AUDIT, "--tenants", "a," + "x" * 200), "must be 1 to 128 bytes long"),
+    (
+        ("setup", *NOWHERE, *NO_AUDIT, "--nats-key-file", "{files}/text.txt"),
+        "key-file: needs --nats-cert-file beside it",
+    ),
+    (("setup", *NOWHERE, *NO_AUDIT, "--timeout-s", "0.5"), "did not answer within 0.5 s"),
+    (("setup", "--state-dir", "{files}/empty"), "no `headrace up` runs on {files}/empty"),
+    (("batch", "list", "--tenant", ""), "Invalid value for '--tenant': name '' must be 1 to 128 bytes long"),
+    (("batch", "cancel", "--all", "--model", ""), "Invalid value for '--model': name '' must be 1 to 128 bytes long"),
+    (("batch", "cancel", "some-id", ""), "An id is empty; `headrace batch list` shows those of batches"),
+    (("batch", "cancel"), "Give ids of jobs, or --all"),
+    (("batch", "cancel", "some-id", "--all"), "Give ids of jobs, or --all"),
+    (("batch", "ls"), "Did you mean 'list'?"),
+    (("dead", "drop"), "Give request ids, or --all"),
+    (("dead", "retry", "one", "--all"), "Give request ids, or --all"),
+    (("keys", "create", "--weight", "0"), "Invalid value for '--weight': 0.0 is not in the range 0.01<=x<=100"),
+    (("keys", "create", "--weight", "nan"), "nan is not in the range 0.01<=x<=100."),
+    (("keys", "create", "--expires", "soon"), "write 30d, 12h, 90m, a day such as 2027-01-31, or never"),
+    (("publish", "--file", "{files}/binary", "--model-name", "m", *NOWHERE), "is not text in UTF-8"),
+    (("detect", "{files}/text.txt", "--key-file", "k"), "--model: is required"),
+    (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/none"), "{files}/none cannot be read"),
+    (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/text.txt"), "holds no key of 64"),
+    (("cache", "ls", "--kv-disk-path", "{files}/none"), "is not a directory"),
+    (("cache", "clear"), "--kv-disk-path"),
+    (("request", "--slow", "--failed"), "Give --slow or --failed, not both."),
+    (("request", "some-id", "--slow"), "--slow lists requests; leave it out to see 'some-id', or give no ID."),
+    ((*UP, "--workers", "0"), "--workers: 0 is too small"),
+    ((*UP, "--port", "{taken}"), "--port: port {taken} is taken by "),
 ]
 
 
@@ -222,6 +251,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("some text\n" * 20)
     (folder / "jobs.jsonl").write_text('{"text": "a"}\n\n{"text": 5}\n')
     (folder / "nothing.jsonl").write_text("\n")
+    (folder / "binary").write_bytes(b"\xff")
     keys = [{"id": f"key_{name}", "sha256": "0" * 64, "tenant": "t"} for name in "ab"]
     (folder / "keys2.json").write_text(json.dumps([keys[0], {**keys[1], "requests_per_minute": 0}]))
     (folder / "keys6.json").write_text(json.dumps([{**keys[0], "reads_per_minute": -1}]))
@@ -359,17 +389,6 @@ def test_interrupt_while_waiting_for_nats_ends_at_once(arguments: tuple[str, ...
     # A run that waits to the end has another status; a shell shows the end by the signal itself as 130 too.
     assert process.returncode in (0, 130, -signal.SIGINT)
     assert "Traceback" not in first_line + text
-
-
-@pytest.mark.slow
-def test_up_says_which_nats_it_waits_for(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    arguments = ["up", "--simulate", "5", "--port", "0", "--state-dir", str(tmp_path), *NOWHERE]
-    command = [sys.executable, "-m", "ops.cli", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, text=True) as process:
-        _, text = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert text.count("nats  waiting up to 10 s for NATS at 127.0.0.1:1\n") == 1
 
 
 @pytest.mark.parametrize("module", ["ops.cli.command_line", "ops.cli.group"])

@@ -1,8 +1,6 @@
 import asyncio
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -228,16 +226,6 @@ def test_ready_file_that_is_damaged_or_of_another_version_is_one_line(tmp_path: 
         assert f"ready.json cannot be read: {why}; start `headrace up` anew" in done.stderr
 
 
-def test_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "jobs").write_bytes(b"\xff")
-    done = headrace(
-        "publish", "--file", str(tmp_path / "jobs"), "--model-name", "m", "--nats-url", "nats://127.0.0.1:1"
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--file: " in done.stderr
-    assert "is not text in UTF-8" in done.stderr
-
-
 def test_documented_example_runs_with_nothing_but_nats_py(cli_system: System) -> None:
     command = [sys.executable, batch_publish.__file__, cli_system.info["nats_url"], cli_system.model, "def f():"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -265,17 +253,6 @@ async def test_waiting_without_results_is_told(cli_system: System, monkeypatch: 
     (text,) = told
     assert text.startswith("no result for 0 s, 1 of 1 are missing, of 'nobody'; jobs wait in the queue until")
     assert text.endswith("GET /v1/models of a gateway lists the models that are served")
-
-
-def test_nats_that_is_not_there_is_waited_for_in_one_line(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    address = ["--nats-url", "nats://127.0.0.1:1", "--model-name", "m"]
-    command = [sys.executable, "-m", "ops.cli", "publish", "x", *address]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, text=True) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "headrace: waiting up to 10 s for NATS at 127.0.0.1:1\n"
-        process.send_signal(signal.SIGINT)
-        assert "NATS" not in process.communicate(timeout=60)[1]
 
 
 async def test_lost_connection_is_told_once_and_its_return_too(start_nats: Callable[..., NatsServer]) -> None:

@@ -16,20 +16,6 @@ from tests.gateway.timelines.test_view import timeline
 from tests.ops.cli.command import headrace_here
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--slow", "--failed"), "Give --slow or --failed, not both."),
-        (("my-request", "--slow"), "--slow lists requests; leave it out to see 'my-request', or give no ID."),
-        (("my-request", "--failed"), "--failed lists requests; leave it out to see 'my-request', or give no ID."),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(arguments: tuple[str, ...], problem: str) -> None:
-    done = headrace_here("request", *arguments, "--operator-url", "http://127.0.0.1:1")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert problem in done.stderr
-
-
 @pytest.mark.parametrize("command", [("request", "my-request"), ("top", "--once")])
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:1/v1", "http://localhost:1/"])
 def test_public_port_instead_of_the_operators_is_named(tmp_path: Path, command: tuple[str, ...], url: str) -> None:

@@ -7,7 +7,6 @@ from nats.js.api import RetentionPolicy, StreamConfig
 
 from ops.cli.tenant import NatsUserConfig, account_block, login
 from ops.stack.commands import NATS_CONFIG, NATS_ROLES, nats_password_variable
-from ops.stack.ports import free_port
 from ops.stack.servers import add_account, prepare, tenant_login
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
@@ -57,12 +56,6 @@ async def test_tenants_get_queues_with_their_own_limits_and_keep_them(start_nats
     await client.close()
 
 
-def test_setup_refuses_a_tenant_that_cannot_be_named_before_it_connects() -> None:
-    done = headrace("setup", "--nats-url", f"nats://127.0.0.1:{free_port()}", "--tenants", "a," + "x" * 200)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "128 bytes" in done.stderr
-
-
 async def test_setup_brings_streams_of_an_earlier_version_up_to_date(start_nats: Callable[..., NatsServer]) -> None:
     server = start_nats()
     client = await nats.connect(server.url)
@@ -98,27 +91,6 @@ def test_setup_and_dead_by_a_role_that_may_not_is_one_line_that_names_the_user(
         assert "lets this login in, but not do what the role admin does" in message
         assert "log in as the user `admin` of ops/nats/headrace.conf" in message
         assert "check --nats-user and --nats-url" in message
-
-
-def test_setup_with_a_key_but_no_certificate_names_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "key.pem").write_text("key")
-    done = headrace("setup", "--nats-url", "nats://127.0.0.1:1", "--nats-key-file", str(tmp_path / "key.pem"))
-    assert (done.returncode, done.stderr) == (
-        2, "headrace: --nats-key-file: needs --nats-cert-file beside it\n",
-    )  # fmt: skip
-
-
-def test_setup_without_a_server_is_one_line_and_exit_code_2() -> None:
-    done = headrace("setup", "--nats-url", f"nats://127.0.0.1:{free_port()}", "--timeout-s", "0.5")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "did not answer within 0.5 s" in done.stderr
-
-
-def test_setup_for_a_state_directory_where_nothing_runs_says_so(tmp_path: Path) -> None:
-    done = headrace("setup", "--state-dir", str(tmp_path), "--timeout-s", "0.5")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"no `headrace up` runs on {tmp_path}" in done.stderr
-    assert not (tmp_path / "audit.jsonl").exists()
 
 
 def test_setup_is_in_the_audit_log_without_the_password(start_nats: Callable[..., NatsServer]) -> None:

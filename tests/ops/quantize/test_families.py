@@ -211,12 +211,6 @@ def test_output_features_that_fill_no_words_are_refused(tmp_path: Path) -> None:
         next(quantize(job_of(tmp_path / "model", "gptq")))
 
 
-def test_feed_forward_blocks_and_streams_that_fill_no_words_are_refused_by_their_groups(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", intermediate_size=68)
-    with pytest.raises(ConfigError, match=r"HEADRACE_GROUP_SIZE.*intermediate_size 68"):
-        next(quantize(job_of(tmp_path / "model", "gptq")))
-
-
 @pytest.mark.parametrize(("vocab_size", "multiple"), [(514, 4), (516, None)])
 def test_head_that_fills_no_words_is_refused(tmp_path: Path, vocab_size: int, multiple: int | None) -> None:
     save_model(tmp_path / "model", tie_word_embeddings=False)

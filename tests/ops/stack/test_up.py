@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from ops.stack.run import first_request, snippet
 from tests.integration.system import System, running_system
-from tests.ops.cli.command import headrace
 from tests.servers import NatsServer, RedisServer, is_alive
 from tests.waiting import wait_for
 
@@ -161,48 +159,11 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
-def test_taken_port_is_told_with_a_free_one(tmp_path: Path) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        done = _run_up(tmp_path, "--simulate", "5", "--port", str(port))
-    assert done.returncode == 2
-    assert re.fullmatch(
-        rf"headrace: --port: port {port} is taken by .* \(pid {os.getpid()}\); try \d+, which is free\n",
-        done.stderr,
-    )
-
-
 def test_second_up_on_a_state_directory_is_refused(system: System, tmp_path: Path) -> None:
     state = system.ready_file.parent / "state"
     done = _run_up(tmp_path, "--simulate", "5", "--port", "0", "--state-dir", str(state))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"(pid {system.process.pid})" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "message"),
-    [
-        (["--model", "/nonexistent"], {}, "--model: /nonexistent does not exist"),
-        (["--workers", "0"], {}, "--workers: 0 is too small"),
-        ([], {"HEADRACE_SIMULATE": "fast"}, "HEADRACE_SIMULATE: 'fast' is not a number"),
-        (["--simulate", "5", "--block-size", "0"], {}, "--block-size: 0 is too small"),
-        (["--simulate", "5"], {"HEADRACE_MAX_STREAMS": "none"}, "HEADRACE_MAX_STREAMS: 'none' is not a whole number"),
-        (["--simulate", "5"], {"HEADRACE_GATEWAY": "2"}, "HEADRACE_GATEWAY: there is no such setting"),
-        (["--simulate", "5", "--ready-file", "/nonexistent/ready"], {}, "--ready-file: /nonexistent is not"),
-        # What a part itself refuses is found before anything starts.
-        (["--simulate", "5", "--max-num-batched-tokens", "1"], {}, "--max-num-batched-tokens: max_num_batched"),
-    ],
-)
-def test_bad_setting_is_one_line_and_exit_code_2(
-    tmp_path: Path, arguments: list[str], environ: dict[str, str], message: str
-) -> None:
-    done = headrace("up", "--state-dir", str(tmp_path / "state"), "--port", "0", *arguments, **environ)
-    # On a busy machine the check of a part takes long enough to be told of.
-    told = [line for line in done.stderr.splitlines() if "are looked at" not in line]
-    assert (done.returncode, done.stdout, len(told)) == (2, "", 1)
-    assert message in told[0]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from gpu_worker.models.loader import load_model
-from ops.bench import record
-from ops.bench.make_model import Shape, Size, write_checkpoint
+from ops.bench.make_model import Shape, write_checkpoint
 from ops.bench.peers.engines import PeerUnavailableError
 from ops.bench.startup import __main__ as startup
 
@@ -26,24 +24,6 @@ def test_checkpoints_of_any_sharding_load(tmp_path: Path, shard_bytes: int, num_
     assert num_bytes == sum(tensor.nbytes for path in files for tensor in load_file(path).values())
     model = load_model(tmp_path, torch.float32, torch.device("cpu"))
     assert model.config.num_layers == 3
-
-
-@pytest.mark.slow
-def test_run_records_cold_and_warm_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(record, "_RESULTS", tmp_path)
-    monkeypatch.setattr(startup, "SHAPES", {Size.M15: TINY})
-    assert startup.main(["--shapes", "15m", "--folder", str(tmp_path)]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "startup.jsonl").read_text().splitlines()]
-    assert [row["files"] for row in rows] == ["cold", "warm"]
-    for row in rows:
-        assert row["ready_s"] >= row["load_s"] > 0
-        assert row["peak_rss_gb"] > 0.05
-        assert row["first_ms"] > 0 < row["second_ms"]
-        assert (row["compiled"], row["compiled_kernels"]) == (0, [])
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["files", "cold", "warm"]
-    assert list(tmp_path.iterdir()) == [tmp_path / "startup.jsonl"]
 
 
 def test_failed_child_is_told_with_its_last_words(tmp_path: Path) -> None:
