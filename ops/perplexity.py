@@ -28,12 +28,7 @@ _BATCHED_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What was measured so far.
-
-    Attributes:
-        nats: Sum of the negative log probabilities.
-        num_tokens: How many tokens were scored.
-    """
+    """The sum of negative log probabilities, in nats, of the tokens scored so far."""
 
     nats: float
     num_tokens: int

@@ -42,14 +42,9 @@ Rates = Mapping[tuple[str, int], float]
 def measure_in_turn(
     engines: Mapping[str, Callable[[int], Mapping[int, Measured]]], rounds: int
 ) -> tuple[dict[tuple[str, int], Measured], dict[str, str]]:
-    """Measure every engine in every round, so that they share the machine's good and bad moments.
+    """Measure every engine, by name, in every round, so that they share the machine's good and bad moments.
 
-    Args:
-        engines: By name; each is given the number of the round, and returns what it measured by batch size.
-        rounds: How often.
-
-    Returns:
-        Medians of what was measured by name and batch size, and why engines are missing.
+    Returns the medians by name and batch size, and why engines are missing.
     """
     results: dict[tuple[str, int], list[Measured]] = defaultdict(list)
     missing: dict[str, str] = {}
@@ -86,16 +81,7 @@ def add_rows(
 ) -> None:
     """Print and record a row an engine and batch size, ours with the ratio to the best peer; then who is missing.
 
-    Args:
-        table: Of the bench.
-        results: By name and batch size, as `measure_in_turn` returns them.
-        versions: Of the engines.
-        missing: Why engines are missing.
-        required: The engines that must not be missing.
-        common: What is recorded of all rows.
-
-    Raises:
-        SystemExit: A required engine is missing.
+    Takes what `measure_in_turn` returns. Raises SystemExit where an engine of `required` is missing.
     """
     to_best = ratios({key: measured.decode_rate for key, measured in results.items()})
     for (name, batch), measured in results.items():

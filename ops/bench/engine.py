@@ -168,13 +168,10 @@ def medians(results: Values[Figures]) -> Figures:
 
 
 def read_bandwidth(num_bytes: int = LARGE_READ_BYTES) -> float:
-    """Measure bytes per second of reading the same bytes again and again, with torch's number of threads.
+    """Measure bytes per second of reading `num_bytes` again and again, with torch's number of threads.
 
-    What a step reads may fit into a cache, which is faster than memory by far, so a step is compared with a plain read
-    of as many bytes. The best of some rounds of two plain reads, a sum and a product with a vector, counts.
-
-    Args:
-        num_bytes: How many; rounded up to rows of the matrix that they are.
+    What a step reads may fit into a cache, so a step is compared with a plain read of as many bytes. The best of some
+    rounds of two plain reads, a sum and a product with a vector, counts.
     """
     num_rows = -(-min(max(num_bytes, _LEAST_READ_BYTES), LARGE_READ_BYTES) // (4 * _ROW_VALUES))
     values = torch.ones(num_rows, _ROW_VALUES, dtype=torch.float32)
@@ -191,13 +188,7 @@ def read_bandwidth(num_bytes: int = LARGE_READ_BYTES) -> float:
 
 
 def bandwidth_share(step_bytes: int, step_s: float, read_rate: float) -> float | None:
-    """Return a step's rate of reading over that of a plain read; None where the step is faster.
-
-    Args:
-        step_bytes: What the step reads at least.
-        step_s: How long it takes.
-        read_rate: Bytes per second of the fastest plain read of as many bytes, by `read_bandwidth`.
-    """
+    """Return a step's rate of reading over `read_rate`, that of a plain read; None where the step is faster."""
     share = step_bytes / step_s / read_rate
     return share if share <= 1 else None
 

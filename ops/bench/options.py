@@ -28,16 +28,7 @@ def add_list(
     help: str,
     allowed: Collection[Value] = (),
 ) -> None:
-    """Add an option of several values, separated by commas or spaces.
-
-    Args:
-        parser: To add to.
-        option: Its name.
-        read: Turns the text of a value into it, or raises ValueError.
-        default: What is taken where the option is not given.
-        help: What the option says; what is allowed follows it.
-        allowed: The values there are; any where empty.
-    """
+    """Add an option of several values, separated by commas or spaces; `read` parses one, or raises ValueError."""
 
     def read_all(text: str) -> list[Value]:
         try:

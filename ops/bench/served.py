@@ -54,8 +54,6 @@ class Served:
 
     Attributes:
         decode_rate: Tokens per second of all, from the last stream's first token to the first stream's last one.
-        ttft_p50_s: Median time to the first token.
-        ttft_max_s: The longest.
         engine_alone_rate: Decode rate of the server's engine without a server, where that is measured too.
     """
 

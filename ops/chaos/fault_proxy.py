@@ -38,13 +38,7 @@ class FaultProxy:
     """One link to one server. Use `start` and `close`."""
 
     def __init__(self, target_port: int, delay_s: float = 0.05, bytes_per_s: float | None = None) -> None:
-        """Pass connections on to a port of loopback.
-
-        Args:
-            target_port: Where to.
-            delay_s: How slow the link is in its slow state.
-            bytes_per_s: How narrow it is in its narrow one, which it has only with this.
-        """
+        """Pass connections on to a port of loopback; only a proxy with `bytes_per_s` can be narrow."""
         self.port = 0
         self.state = LinkState.WHOLE
         self._target_port = target_port

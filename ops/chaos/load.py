@@ -26,7 +26,6 @@ class Load:
     """Owns a ledger and the clients that write it.
 
     Attributes:
-        ledger: What was asked and answered.
         max_lag_s: Longest time for which this process itself stood still: silences shorter than this prove nothing.
         num_left: Requests that `run` has still to ask.
     """
@@ -43,13 +42,8 @@ class Load:
     ) -> None:
         """Prepare to ask `bodies` in turn of `gateways`, or of all that run.
 
-        Args:
-            system: Whom to ask.
-            bodies: What to ask.
-            key: API key.
-            timeout_s: A request that takes longer counts as never ended.
-            pause_s: How long a refused client waits; by default as long as it is told, at most a second.
-            gateways: Names of the gateways.
+        A request that takes longer than `timeout_s` counts as never ended. A refused client waits for `pause_s`; by
+        default as long as it is told, at most a second.
         """
         self.ledger = Ledger()
         self.max_lag_s = 0.0

@@ -27,12 +27,7 @@ class Seen:
 
 
 class Observer:
-    """Owns one connection. Reconnects by itself, so that it can be asked again after any fault.
-
-    Attributes:
-        workers: The last heartbeat of each worker, by its name.
-        gateways: When each gateway was last heard, by its subject token.
-    """
+    """Owns one connection, made again after any fault; hears workers by name, and gateways by subject token."""
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self.workers: dict[str, Seen] = {}

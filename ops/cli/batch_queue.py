@@ -51,13 +51,7 @@ class RefusedCancelError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job of a tenant's stream, where it lies until it has ended.
-
-    Attributes:
-        seq: Its number in the stream.
-        queue: In which queue of the stream it is.
-        queued: When NATS stored it, Unix seconds by NATS's clock.
-    """
+    """A job of a tenant's stream, where it lies until it has ended; `queued` is in Unix seconds by NATS's clock."""
 
     seq: int
     request: Request

@@ -34,11 +34,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
 
 
 def instead_of(words: Sequence[str]) -> str | None:
-    """Return the advice for a command of another server; None if no server has it.
-
-    Args:
-        words: The command as it was typed, with what stood behind it; a model among it is named in the answer.
-    """
+    """Return the advice for a command of another server, as typed with its arguments; None if no server has it."""
     name = words[0].lower().replace("_", "-")
     for advice, names in _ROWS:
         if name in names.split():

@@ -97,13 +97,7 @@ class SettingsCommand(click.Command):
     """A command whose errors name a setting as the user gave it: by its option, or by its variable."""
 
     def __init__(self, *args: Any, first_options: Collection[str] = (), **attributes: Any) -> None:
-        """Take what `click.Command` takes.
-
-        Args:
-            args: Of `click.Command`.
-            first_options: Names of the settings that `--help` shows; the others are shown by `--help-all`.
-            attributes: Of `click.Command`.
-        """
+        """Take what `click.Command` takes. `--help` shows the settings `first_options`, `--help-all` shows all."""
         super().__init__(*args, **attributes)
         self._first_options = frozenset(first_options)
         if first_options:
@@ -207,13 +201,7 @@ class SettingsGroup(click.Group):
     """A group of commands that share settings, with the same kind of errors."""
 
     def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **attributes: Any) -> None:
-        """Take what `click.Group` takes.
-
-        Args:
-            args: Of `click.Group`.
-            instead: By advice, the names of commands that there are not and of which it is given.
-            attributes: Of `click.Group`.
-        """
+        """Take what `click.Group` takes. `instead` has, by advice, the names that are no commands of ours."""
         super().__init__(*args, **attributes)
         self._instead = {name: advice for advice, names in (instead or {}).items() for name in names.split()}
 

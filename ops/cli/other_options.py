@@ -89,13 +89,7 @@ def _table() -> dict[str, tuple[str | None, str]]:
 
 
 def explain(option: str, command: str, known: Collection[str]) -> str | None:
-    """Return what to say of an option that a command does not have, beginning with "No such option"; None if nothing.
-
-    Args:
-        option: As it was typed, without its value.
-        command: The name of the command.
-        known: The options that the command has.
-    """
+    """Return what to say of an option that `command` lacks, beginning with "No such option"; None if nothing."""
     name = option.replace("_", "-") if option.startswith("--") else option
     if name in known:
         return f"No such option '{option}'. {did_you_mean([name])}"

@@ -85,12 +85,7 @@ def _fields(line: str) -> dict[str, Any] | BadRequestError:
 
 
 def read_jobs(config: PublishConfig, model: str | None, found: Sequence[FoundLine]) -> list[Request]:
-    """Return the jobs of all lines.
-
-    Args:
-        config: Says what lines leave out.
-        model: For lines that name none.
-        found: What `read_lines` has found.
+    """Return the jobs of all lines, of `model` where a line names none.
 
     Raises:
         ConfigError: Lines cannot be jobs; the message lists them. Or a line needs a model, and none is set.

@@ -28,8 +28,7 @@ _WHAT_TO_GIVE = "give --state-dir of one that runs, or"
 class ServerRefusedError(HeadraceError):
     """The server answered, but not with what was asked for; `status` is 0 when the answer broke off.
 
-    Attributes:
-        code: The server's reason for machines, such as `model_not_found`; None where it gives none.
+    `code` is the server's reason for machines, such as `model_not_found`; None where it gives none.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -182,12 +181,9 @@ def shown_names(names: list[str]) -> str:
 
 
 def find_nats(url: str | None, state_dir: Path, tenant: str | None = None) -> tuple[str, ReadyFile | None]:
-    """Return the NATS URL to use, and the system on the state directory when the URL is its.
+    """Return the URL of NATS, with the login of `tenant` if `headrace setup --tenants` made one, and whose it is.
 
-    Args:
-        url: What the settings say.
-        state_dir: Where else to look.
-        tenant: Whose login to use there, if `headrace setup --tenants` has made one.
+    The system is the one on the state directory, and None where the URL is another's.
 
     Raises:
         ConfigError: No URL is given and nothing runs on the state directory.

@@ -158,12 +158,7 @@ def scenario_of(config: SimulateConfig) -> tuple[Scenario, Profile | None]:
 def on_device(
     config: PlacedModel, names: tuple[str, str, int], limits: tuple[int, int, int | None]
 ) -> tuple[SchedulerConfig, StepTimes]:
-    """Return what a worker schedules, and what its steps take, of a model on devices.
-
-    Args:
-        config: The model, and the kind of device.
-        names: Formats of weights and of the cache, and devices of a worker.
-        limits: Sequences at once, tokens of a step, and of a sequence; None is the model's own.
+    """Return what a worker schedules and its steps take, of a model on devices; limits of None are the model's own.
 
     Raises:
         ConfigError: The model is missing, unsupported, or does not fit.

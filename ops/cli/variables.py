@@ -39,11 +39,7 @@ class UnknownVariableError(ConfigError):
 
 
 def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
-    """Refuse an unknown variable.
-
-    Args:
-        own: The variables of the command that runs; the others' are looked up only where these do not do.
-        environ: Usually `os.environ`.
+    """Refuse an unknown variable. Those of other commands are looked up only where `own` do not do.
 
     Raises:
         UnknownVariableError: There is one; the message names the most similar variable that exists, if possible one of

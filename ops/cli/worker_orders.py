@@ -39,12 +39,7 @@ class OrderConfig(AuditedAccess):
 
 
 class HeardWorkers:
-    """Hears workers.
-
-    Attributes:
-        names: All that were heard.
-        beat: The last heartbeat of the one that is ordered about; `heard_at` is when it came.
-    """
+    """The names of all workers that were heard, and the last heartbeat of the one that is ordered about."""
 
     def __init__(self, worker: str) -> None:
         from shared.messages import Heartbeat

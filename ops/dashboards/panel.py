@@ -66,14 +66,7 @@ class Dashboard:
 
 
 def quantiles(metric: str, by: str, match: str, quantiles: Sequence[float] = (0.5, 0.95, 0.99)) -> tuple[Query, ...]:
-    """Return queries for quantiles of a histogram.
-
-    Args:
-        metric: Without `_bucket`.
-        by: A label that makes lines of its own; "" for none.
-        match: Label matchers; "" for none.
-        quantiles: Which.
-    """
+    """Return queries for quantiles of a histogram, named without `_bucket`; a label `by` makes lines of its own."""
     selector = f"{metric}_bucket{{{match}}}" if match else f"{metric}_bucket"
     rate = f"sum by (le{', ' if by else ''}{by}) (rate({selector}[$__rate_interval]))"
     legend = f" {{{{{by}}}}}" if by else ""

@@ -36,11 +36,7 @@ def standard_library() -> Path:
 
 
 def held_out_documents(library: Path | None = None) -> list[str]:
-    """Return the source of each held-out module that this interpreter has, in the order of the list.
-
-    Args:
-        library: the standard library to read; that of the running interpreter when absent.
-    """
+    """Return the source of each held-out module in `library`, by default this interpreter's, in order."""
     root = library or standard_library()
     paths = [root / name for name in HELD_OUT_MODULES]
     return [path.read_text(encoding="utf-8") for path in paths if path.is_file()]

@@ -18,13 +18,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the page.
-
-    Attributes:
-        topic: What was looked at, in one or two words.
-        text: What was found; no secrets.
-        remedy: What to do about it; empty where nothing is to be done.
-    """
+    """One line of the page: what was looked at, what was found, without secrets, and what to do, if anything."""
 
     topic: str
     text: str
@@ -48,12 +42,7 @@ def unseen(topic: str, text: str, remedy: str = "") -> Finding:
 
 
 def page(findings: Sequence[Finding], as_given: Callable[[str], str]) -> str:
-    """Return the findings as a page of text, a verdict last.
-
-    Args:
-        findings: In the order of the page.
-        as_given: Names the settings in a text by option or by variable, as the reader of the page gave them.
-    """
+    """Return the findings as a page of text, a verdict last; `as_given` names settings in a text as its reader does."""
     width = max(len(finding.topic) for finding in findings)
     lines = []
     for finding in findings:

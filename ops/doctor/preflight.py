@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 def preflight(config: WorkerConfig, as_given: Callable[[str], str]) -> int:
-    """Print what was found, and return the exit status: 1 where this worker could not serve.
-
-    Args:
-        config: The worker's settings.
-        as_given: Names the settings in a text by option or by variable, as the user gave them.
-    """
+    """Print what was found, and return the exit status: 1 where this worker could not serve."""
     findings = list(_findings(config))
     print(page(findings, as_given))
     return exit_code(findings)

@@ -47,11 +47,7 @@ _HEARS_HOSTS = frozenset({"admin", "gateway"})
 
 @dataclass(frozen=True, slots=True)
 class NatsLogin:
-    """How to reach NATS, and as whom.
-
-    Attributes:
-        model: What a worker would serve; its login may be for this model alone.
-    """
+    """How to reach NATS, and as whom: a worker's login may be for its model alone."""
 
     url: str
     role: Role
@@ -69,10 +65,7 @@ class NatsLogin:
 async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Sequence[int] = ()) -> list[Finding]:
     """Connect once and look at what this login may do, which streams there are, what time it is, and who serves.
 
-    Args:
-        login: How to connect.
-        timeout_s: How long NATS may take.
-        workers: Process ids of workers that should be heard.
+    Workers with the process ids `workers` should be heard.
     """
     refused: list[str] = []
 
@@ -160,12 +153,7 @@ async def _queue_and_clock(client: Client) -> list[Finding]:
 
 
 def cluster_finding(cluster: dict[str, Any], text: str) -> Finding:
-    """Tell who keeps the queue, where that is a cluster: which server leads it, and which are away.
-
-    Args:
-        cluster: What NATS says of it; a single server names no others.
-        text: What there is to say of the queue itself.
-    """
+    """Tell who keeps the queue, where that is a cluster: which server leads it, and which are away."""
     others = cluster.get("replicas") or []
     if not others:
         return Finding("queue", text)

@@ -118,14 +118,7 @@ class Judge:
             self._environ["TRITON_INTERPRET"] = "1"
 
     def failure(self, path: str, mutated: str, tests: list[str], seconds: float) -> Failure | None:
-        """Run tests with a changed file, and return the first that notices it.
-
-        Args:
-            path: The file.
-            mutated: Its changed text.
-            tests: What pytest runs.
-            seconds: Tests that have not run by then are not run.
-        """
+        """Run tests with the changed text of a file for `seconds`, and return the first that notices it."""
         until = time.monotonic() + seconds
         target = self._copy / path
         original = target.read_text()
@@ -179,11 +172,9 @@ def first_failure(status: int, output: str, asked: str) -> Failure | None:
 
 
 def kind_of(message: str, path: Path) -> Kind:
-    """Tell how a test failed.
+    """Tell how a test failed, by its exception's message and the file that raised it.
 
-    Args:
-        message: Of its exception, which begins with the exception's name.
-        path: The file that raised it. A test that takes a result apart asserts something by that.
+    A test that takes a result apart asserts something by that.
     """
     if _LATE.match(message):
         return Kind.LATE

@@ -13,12 +13,7 @@ _LISTS = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replaces byte ranges of a file: what an operator proposes.
-
-    Attributes:
-        operator: Name of the operator.
-        pieces: Start, end and new text of each range, in order, without overlap.
-    """
+    """Replaces byte ranges of a file, in order and without overlap: what an operator proposes."""
 
     operator: str
     pieces: tuple[tuple[int, int, bytes], ...]
@@ -29,11 +24,8 @@ class Mutant:
     """One changed file.
 
     Attributes:
-        path: The file, relative to the project.
         source: Its whole changed text.
-        operator: Name of the operator that made it.
-        before: The lines that differ, joined to one line without indentation, as they are.
-        after: The same lines in the mutant; empty where lines are left out.
+        before: The lines that differ, joined to one line without indentation; `after` is the same lines in the mutant.
         line: Number of the first line that differs.
     """
 

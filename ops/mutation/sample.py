@@ -32,13 +32,9 @@ def rooms() -> dict[str, list[str]]:
 
 
 def draw(paths: list[str], size: int, seed: int, skip: int = 0) -> list[Mutant]:
-    """Draw different mutants of these files. The operators take turns, since some have many more places than others.
+    """Draw up to `size` different mutants of these files. Operators take turns, since some have many more places.
 
-    Args:
-        paths: The files.
-        size: Number of mutants; fewer if the files have fewer.
-        seed: The same seed draws the same mutants of the same code, in the same order.
-        skip: Number of mutants at the front to leave out, which an earlier run tried.
+    The same seed draws the same mutants of the same code in the same order; `skip` leaves out those of an earlier run.
     """
     places: dict[str, list[tuple[SourceFile, Edit]]] = defaultdict(list)
     for path in paths:

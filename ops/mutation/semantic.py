@@ -196,14 +196,7 @@ def fields_of(owner: ast.ClassDef) -> dict[str, str]:
 def variable_edits(
     file: SourceFile, function: _Function, outer: Mapping[str, str], attributes: Mapping[str, str]
 ) -> Iterator[Edit]:
-    """Yield the edits of a function's own code.
-
-    Args:
-        file: The file.
-        function: The function.
-        outer: Annotations of the variables of enclosing functions.
-        attributes: Annotations of the attributes of `self`.
-    """
+    """Yield the edits of a function's own code, by the annotations of outer functions' variables and of `self`."""
     variables = {**outer, **scope_of(function)}
     for node in _own_nodes(function):
         match node:

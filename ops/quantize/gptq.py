@@ -32,17 +32,11 @@ def gptq(
 ) -> QuantizedMatrix:
     """Quantize a matrix so that its product with the calibration inputs changes little.
 
-    Args:
-        weight: The matrix.
-        gram: `inputs.T @ inputs` over the calibration tokens, up to a factor.
-        bits: Of a value.
-        group_size: Input features that share a scale.
-        is_symmetric: Whether the grid's zero is in the middle.
-        damping: Added to the diagonal of `gram`, as a share of its mean.
+    A symmetric grid has its zero in the middle. `damping` is added to the diagonal of `gram`, as a share of its mean.
 
     Shapes:
         weight: `[out_features, in_features]` float32
-        gram: `[in_features, in_features]` float32
+        gram: `[in_features, in_features]` float32: `inputs.T @ inputs` over the calibration tokens, up to a factor
 
     Raises:
         SingularGramError: `gram` is not finite.

@@ -19,8 +19,6 @@ class GroupGrid:
     """Levels `scale * (value - zero)` for values `0 … 2**bits - 1`.
 
     Attributes:
-        bits: Of a value.
-        group_size: Input features of a group.
         scales: `[out_features, num_groups]` float32, each exactly a float16.
         zeros: The same shape, whole numbers in float32.
     """

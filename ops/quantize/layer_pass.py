@@ -164,16 +164,10 @@ class LayerPass:
         device: torch.device,
         token_vectors: TokenVectors | None = None,
     ) -> None:
-        """Begin with the windows' embeddings.
-
-        Args:
-            config: Of the model.
-            embedded: The embeddings.
-            device: Where layers are computed.
-            token_vectors: What layers are given of each token, in models that have such.
+        """Begin with the windows' embeddings, which are kept where they are; layers are computed on `device`.
 
         Shapes:
-            embedded: `[num_windows, length, hidden_size]` float32; kept where it is
+            embedded: `[num_windows, length, hidden_size]` float32
         """
         self._device = device
         self._layout = config.cache_layout

@@ -123,8 +123,6 @@ class ChildSpec:
 
     Attributes:
         role: Its kind: `nats`, `redis`, `gateway` or `worker`.
-        name: Unique among the children, e.g. `worker-1`.
-        environ: Its whole environment.
         stop_timeout_s: Time it gets to end by itself after SIGTERM.
         health_check: What it answers while it runs; None for a worker, whose heartbeats say that.
     """
@@ -156,13 +154,7 @@ class Exit:
 
 
 class Child:
-    """Keeps one process running until told to stop.
-
-    Attributes:
-        spec: How to run it.
-        pid: Its process id while it runs, else None.
-        exits: How often it has ended by itself.
-    """
+    """Keeps one process running until told to stop; `exits` counts how often it has ended by itself."""
 
     def __init__(
         self,
@@ -174,16 +166,7 @@ class Child:
         ended: Callable[[Child, Exit], bool],
         logged: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            spec: How to run it.
-            log_directory: Where its output goes.
-            console: Where its warnings go too.
-            started: Called after each start.
-            ended: Called after each unexpected end; says whether the process is to be started again.
-            logged: Called with each line of its output.
-        """
+        """Prepare. `ended` is called after each unexpected end, and says whether the process is to be started again."""
         self.spec = spec
         self.pid: int | None = None
         self.exits = 0

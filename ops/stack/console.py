@@ -66,13 +66,7 @@ _BAR_WIDTH = 30
 
 @contextmanager
 def told_of_nats(url: str, timeout_s: float, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell, once, that NATS is waited for, if the block takes longer than a moment; credentials are left out.
-
-    Args:
-        url: The servers.
-        timeout_s: How long they are waited for.
-        tell: Is given the words, from the running event loop.
-    """
+    """Tell, once, that NATS is waited for, if the block takes longer than a moment; credentials are left out."""
     words = f"waiting up to {timeout_s:g} s for NATS at {servers_in(url)}"
     notice = asyncio.get_running_loop().call_later(QUIET_S, tell, words)
     try:
@@ -84,14 +78,7 @@ def told_of_nats(url: str, timeout_s: float, tell: Callable[[str], None]) -> Ite
 async def told_while(
     work: Coroutine[Any, Any, T], waited_for: Callable[[], str], say: Callable[[str], None], every_s: float = EVERY_S
 ) -> T:
-    """Do some work, and say every so often how long that has taken and what is waited for.
-
-    Args:
-        work: What is done. An error that it raises is raised here.
-        waited_for: Says what the work waits for just now.
-        say: Is given the words.
-        every_s: Seconds between them.
-    """
+    """Do some work, and say every `every_s` seconds how long that has taken and what is waited for just now."""
     clock = asyncio.get_running_loop().time
     began = clock()
     working = asyncio.create_task(work)

@@ -51,14 +51,10 @@ class Liveness:
     def note_round(
         self, pid: int | None, round_s: float, *, answered: bool, stopped: bool, can_judge: bool = True
     ) -> bool:
-        """Take in one round; return whether the process stands still.
+        """Take in one round of `round_s` waking seconds; return whether the process stands still.
 
-        Args:
-            pid: Its process now; with a new one, or none, everything begins anew.
-            round_s: Waking time since the last round.
-            answered: Whether it gave a sign of life in this round.
-            stopped: Whether it is stopped by a signal, so that an answer can only be an old one.
-            can_judge: Whether a sign of life would have been noticed.
+        With a new process, or none, everything begins anew. A stopped one's answer can only be an old one; where not
+        `can_judge`, a sign of life would not have been noticed.
         """
         if pid != self._pid or pid is None:
             self._pid, self._has_answered, self.silent_s = pid, False, 0.0

@@ -91,11 +91,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The children to run, and how everything is reached; `nats` and `redis` are None where they are not ours.
-
-    Attributes:
-        asks_for_key: Clients other than web pages need an API key too.
-    """
+    """The children to run, and how everything is reached; `nats` and `redis` are None where they are not ours."""
 
     url: str
     operator_url: str

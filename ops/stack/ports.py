@@ -28,11 +28,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(count: int = 1, taken: Collection[int] = ()) -> int:
-    """Return a port on which no process listens, the first of `count` such ports in a row.
-
-    Args:
-        count: How many ports are needed.
-        taken: Ports that were chosen for servers which do not listen yet.
+    """Return the first of `count` ports in a row on which no process listens and that are not in `taken`.
 
     Raises:
         ConfigError: None was found.

@@ -37,12 +37,9 @@ ALWAYS_FIT = frozenset(
 
 
 def check_parts(plan: Plan, console: Console, *, is_demo: bool) -> None:
-    """Refuse settings with which the gateway or a worker could not start.
+    """Refuse settings with which the gateway or a worker could not start; our demo model with the defaults has none.
 
-    Args:
-        plan: What is to be started.
-        console: Is told when a check itself fails; the parts are started all the same.
-        is_demo: The model is ours. With it and the defaults there is nothing to ask.
+    A check that itself fails is told on the console, and the parts are started all the same.
 
     Raises:
         HeadraceError: They could not; the message names the setting.

@@ -27,14 +27,8 @@ async def first_generation(
 ) -> tuple[str | None, str]:
     """Try to get one answer of every model that is served: a token, or else a vector or a score.
 
-    Args:
-        url: Where the gateway is.
-        api_key: A key of it, such as one whose answers count for no tenant.
-        tell: Is given what is waited for once the question is asked; its answer may take long.
-        answered: Models that need no question any more, which would count as a request; those that answer are added.
-
-    Returns:
-        The name of the first once all have answered, else None, and what is still missing.
+    Models that answer are added to `answered` and asked no more, since each question would count as a request. Returns
+    the name of the first once all have answered, else None, and what is still missing.
 
     Raises:
         DependencyError: The model refuses the question, which waiting does not change.

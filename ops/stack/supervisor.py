@@ -33,11 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisor:
-    """Runs one plan.
-
-    Attributes:
-        model: Name of the served model, once the system is ready.
-    """
+    """Runs one plan; `model` is the name of the served model, once the system is ready."""
 
     def __init__(
         self,

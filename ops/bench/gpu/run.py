@@ -88,15 +88,10 @@ def run_apart(arguments: Sequence[str], limit_s: float, ends: Sequence[int] = (0
 
 
 def run_suites(suites: Sequence[str], told: Json, limit_s: float, suite_limit_s: float) -> Verdicts:
-    """Run suite after suite.
+    """Run suite after suite, each in a process told `told`; none starts, or runs `GRACE_S` longer, after `limit_s`.
 
-    Args:
-        suites: Names, in their order.
-        told: What the process of every suite is told. `bench` is the module whose `all_suites()`, `device()` and
-            `timer()` it calls, `directory` is where `gpu.jsonl` is appended to, `command` and `process` are recorded
-            of the whole run. With `checks_only` nothing is timed, with `time_anyway` ops that are wrong are, too.
-        limit_s: No suite starts later, and none goes on for longer than `GRACE_S` after it.
-        suite_limit_s: Of one suite.
+    `told` has the module `bench` with `all_suites()`, `device()` and `timer()`, the `directory` of `gpu.jsonl`, what is
+    recorded as `command` and `process`, and whether nothing (`checks_only`) or all (`time_anyway`) is timed.
     """
     verdicts = Verdicts()
     deadline = time.monotonic() + limit_s

@@ -46,13 +46,7 @@ class Server:
 
 
 def servers(cache: Path, plain: Path, llama_precision: str) -> list[Server]:
-    """Return all servers.
-
-    Args:
-        cache: Where peers are installed.
-        plain: The model in bfloat16, which llama.cpp rounds itself; the others serve that of the task.
-        llama_precision: What it rounds to.
-    """
+    """Return all servers. llama.cpp rounds `plain`, the model in bfloat16, to `llama_precision` itself."""
     llama, vllm = cache / "llama", cache / "vllm"
     return [
         Server("headrace", _headrace, lambda: None),

@@ -52,12 +52,7 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to draft.
-
-    Attributes:
-        proposer: Drafts in all runs: what it drafts by is loaded only once.
-        prompts: Returns the given number of prompts to measure it on.
-    """
+    """A way to draft: its proposer, which is loaded once for all runs, and the prompts to measure it on."""
 
     proposer: Proposer
     prompts: Callable[[int], Prompts]

@@ -108,14 +108,9 @@ _WARM_UP_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What came of a load within a span, beside what the machine could do in the same seconds.
+    """Tokens per second of right answers within a span, and those that the worker's own steps could have made.
 
-    Where others use the processors, a capacity that was measured a minute ago does not hold. So the tokens of right
-    answers are compared with what the worker's own steps could have made: all slots in each, and no pause between them.
-
-    Attributes:
-        tokens_per_s: Tokens of right answers.
-        possible_per_s: Tokens that the worker could have made.
+    The machine is shared, so a capacity measured a minute ago need not hold; the steps tell what was possible.
     """
 
     tokens_per_s: float
@@ -153,12 +148,7 @@ def tokens_within(ledger: Ledger, began: float, ended: float) -> float:
 
 
 def possible_per_s(seen: Sequence[Seen], num_slots: int) -> float:
-    """Return the tokens per second of a worker whose steps have all slots, and that makes them without a pause.
-
-    Args:
-        seen: Its heartbeats, at even distances.
-        num_slots: How many sequences a step may have.
-    """
+    """Return the tokens per second of the heard worker, were all slots full in each step and no pause between steps."""
     busy = sum(each.heartbeat.running > 0 for each in seen) / len(seen)
     span_s = seen[-1].at - seen[0].at
     num_steps = seen[-1].heartbeat.step - seen[0].heartbeat.step

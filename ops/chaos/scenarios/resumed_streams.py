@@ -50,12 +50,7 @@ class _BrokenError(Exception):
 
 @dataclass
 class _Stream:
-    """One stream, as its client has it.
-
-    Attributes:
-        events: Data by id.
-        gaps_s: From each break to the next event.
-    """
+    """One stream as its client has it: data by id, and the seconds from each break to the next event."""
 
     body: Body
     stream_id: str = ""

@@ -145,11 +145,7 @@ class PagedBatch:
         self._states = allocate_states(cache.layout, num_seqs, 0, device)
 
     def step(self, lengths: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
-        """Return the positions and the context of a step.
-
-        Args:
-            lengths: Of each sequence the tokens that the step computes, and the tokens in the cache after it.
-        """
+        """Return positions and context of a step: `lengths` has tokens to compute, and those cached after it."""
         device, block_size = self._tables.device, self._cache.block_size
         queries = [query for query, _ in lengths]
         positions = torch.cat([torch.arange(context - query, context, device=device) for query, context in lengths])

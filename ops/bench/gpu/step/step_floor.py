@@ -44,11 +44,8 @@ def step_floor(
 ) -> StepFloor:
     """Return the floor of one step, which samples behind the last token of each sequence.
 
-    Args:
-        config: Of the model.
-        sizes: Of all weights, by name.
-        lengths: Of the sequences; of none, the floor is the reading of the weights.
-        experts_read: How many experts any token of the step has, in each layer with experts, in order.
+    Takes the sizes of all weights by name, and of each layer with experts how many the step's tokens have read. The
+    floor of no sequences is the reading of the weights.
     """
     num_tokens = sum(query for query, _ in lengths)
     head = _EMBEDDING if config.tie_word_embeddings else _HEAD

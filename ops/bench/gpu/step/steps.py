@@ -36,16 +36,9 @@ def decode_case(
     num_peer_steps: int = 0,
     rounded: str | None = None,
 ) -> Case:
-    """Time decode steps; the floor has the experts that the engine's own steps have read.
+    """Time decode steps with `context` tokens a sequence on average; the floor has the experts that our own steps read.
 
-    Args:
-        device: To run on.
-        shape: Of the model; peers are known for dense ones only.
-        num_seqs: Sequences that decode together.
-        context: Tokens that each has, on average over the timed steps.
-        num_steps: Of ours that are timed.
-        num_peer_steps: Of `generate_batch`; 0 leaves it out.
-        rounded: To what a dense model's weights are rounded, as `RoundedLinears` has it.
+    The peer, for dense models, is `generate_batch`; `rounded` rounds the weights as `RoundedLinears` does.
     """
     prompt_len = context - num_steps // 2
     # Sequences that are prefilled first decode while the others are.

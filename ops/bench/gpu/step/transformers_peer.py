@@ -29,11 +29,7 @@ def best_attention() -> str:
 
 
 class TransformersPeer:
-    """A model of transformers whose parameters are our tensors, not copies.
-
-    Attributes:
-        model: The module.
-    """
+    """A model of transformers whose parameters are our tensors, not copies."""
 
     def __init__(
         self,
