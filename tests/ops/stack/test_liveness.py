@@ -1,4 +1,4 @@
-"""Which children stand still: by rounds alone, and with real processes that are stopped by signals."""
+"""Which children stand still: by rounds alone, and with real processes that are stopped by signals; full disks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ops.stack import liveness as liveness_module
 from ops.stack.child import NATS_QUESTION, REDIS_QUESTION, Child, ChildSpec, HealthCheck, answers
 from ops.stack.console import Console
-from ops.stack.liveness import MAX_ROUND_S, ROUND_S, Liveness, Watch
+from ops.stack.liveness import MAX_ROUND_S, ROOM_BYTES, ROUND_S, Liveness, StorageWatch, Watch
 from ops.stack.ports import free_port
 from ops.stack.process_tree import is_stopped
 from ops.stack.roll_call import Beat, RollCall
@@ -32,6 +32,7 @@ from tests.waiting import wait_for
 
 LIMIT_S = 10.0
 HANG_TIMEOUT_S = 2
+PID = os.getpid()
 
 
 def rounds(liveness: Liveness, count: int, *, pid: int = 1, answered: bool = False, stopped: bool = False) -> bool:
@@ -133,29 +134,14 @@ async def test_servers_answer_while_they_run_and_not_while_they_are_frozen(
 class Hearing:
     """A roll call that is connected, and hears one worker as long as it is told to."""
 
-    is_connected = True
-
     def __init__(self) -> None:
         self.beats: dict[int, Beat] = {}
+        self.is_connected = True
+        self.num_looks = 0
 
     def take_beats(self) -> dict[int, Beat]:
+        self.num_looks += 1
         return self.beats
-
-
-@asynccontextmanager
-async def watched(directory: Path, spec: ChildSpec, hearing: Hearing) -> AsyncIterator[tuple[list[int], io.StringIO]]:
-    """Run a child under a watch; yield the pids of its lives, and what the console says."""
-    pids: list[int] = []
-    output = io.StringIO()
-    console = Console(output)
-    child = Child(spec, directory, console, started=lambda it: pids.append(it.pid or 0), ended=lambda it, exit_: True)
-    child.start()
-    watching = asyncio.create_task(Watch([child], cast("RollCall", hearing), console, HANG_TIMEOUT_S).run())
-    try:
-        yield pids, output
-    finally:
-        watching.cancel()
-        await child.stop()
 
 
 async def test_server_that_hangs_without_being_stopped_is_started_anew(tmp_path: Path) -> None:
@@ -164,47 +150,45 @@ async def test_server_that_hangs_without_being_stopped_is_started_anew(tmp_path:
     code += f"s = socket.create_server(('127.0.0.1', {port}))\nfor _ in range(3): s.accept()[0].send(b'x')\n"
     command = (sys.executable, "-c", code + "time.sleep(60)")
     spec = ChildSpec("redis", "redis", command, dict(os.environ), 5.0, HealthCheck(port, REDIS_QUESTION))
-    async with watched(tmp_path, spec, Hearing()) as (pids, output):
-        await until(lambda: len(pids) == 2, 30)
-        text = output.getvalue()
-    assert "has given no sign of life for" in text
-    assert "was killed by SIGKILL; starting it again" in text
+    pids: list[int] = []
+    console = Console(output := io.StringIO())
+    child = Child(spec, tmp_path, console, started=lambda it: pids.append(it.pid or 0), ended=lambda it, exit_: True)
+    child.start()
+    watching = asyncio.create_task(Watch([child], cast("RollCall", Hearing()), console, HANG_TIMEOUT_S).run())
+    await until(lambda: len(pids) == 2, 30)
+    watching.cancel()
+    await child.stop()
+    assert "has given no sign of life for" in output.getvalue()
+    assert "was killed by SIGKILL; starting it again" in output.getvalue()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("beat", "why"), [(None, "no sign of life for"), (Beat(step=5, advances=False), "but has made no step for")]
+    ("beats", "is_connected", "why"),
+    [
+        ({}, True, "has given no sign of life for"),
+        ({PID: Beat(step=5, advances=False)}, True, "has work, but has made no step for"),
+        ({PID: Beat(step=9, advances=True)}, True, None),
+        ({}, False, None),
+    ],
+    ids=["silent", "stalled", "well", "nats is away"],
 )
-async def test_worker_that_falls_silent_or_stalls_is_started_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beat: Beat | None, why: str
+async def test_worker_that_falls_silent_or_stalls_is_replaced_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, beats: dict[int, Beat], is_connected: bool, why: str | None
 ) -> None:
-    monkeypatch.setattr(liveness_module, "WORKER_PATIENCE", 1.0)
-    monkeypatch.setattr(liveness_module, "STALL_S", HANG_TIMEOUT_S)
-    hearing = Hearing()
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
-    async with watched(tmp_path, ChildSpec("worker", "w", command, dict(os.environ), 5.0), hearing) as (pids, output):
-        await until(lambda: pids, 10)
-        hearing.beats = {pids[0]: Beat(step=5, advances=True)}
-        await asyncio.sleep(HANG_TIMEOUT_S + 1)
-        assert len(pids) == 1
-        hearing.beats = {} if beat is None else {pids[0]: beat}
-        await until(lambda: len(pids) == 2, 30)
-        assert why in output.getvalue()
-
-
-@pytest.mark.slow
-async def test_silent_worker_is_left_alone_while_nats_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness_module, "WORKER_PATIENCE", 1.0)
-    hearing = Hearing()
-    command = (sys.executable, "-c", "import time; time.sleep(60)")
-    async with watched(tmp_path, ChildSpec("worker", "w", command, dict(os.environ), 5.0), hearing) as (pids, output):
-        await until(lambda: pids, 10)
-        hearing.beats = {pids[0]: Beat(step=5, advances=True)}
-        await asyncio.sleep(1)
-        hearing.beats = {}
-        hearing.is_connected = False
-        await asyncio.sleep(HANG_TIMEOUT_S * 2)
-        assert (len(pids), "sign of life" in output.getvalue()) == (1, False)
+    for name, value in (("ROUND_S", 0.001), ("MAX_ROUND_S", 0.002), ("STALL_S", 0.04)):
+        monkeypatch.setattr(liveness_module, name, value)
+    hearing, replaced, output = Hearing(), asyncio.Event(), io.StringIO()
+    worker = SimpleNamespace(spec=ChildSpec("worker", "w", (), {}, 5.0), pid=PID, replace=replaced.set)
+    watch = Watch([cast("Child", worker)], cast("RollCall", hearing), Console(output), 0.01)
+    watching = asyncio.create_task(watch.run())
+    hearing.beats = {PID: Beat(step=5, advances=True)}
+    await until(lambda: hearing.num_looks > 100)
+    assert not replaced.is_set()
+    hearing.beats, hearing.is_connected, hearing.num_looks = beats, is_connected, 0
+    await until(lambda: replaced.is_set() if why else hearing.num_looks > 200)
+    watching.cancel()
+    assert replaced.is_set() == (why is not None)
+    assert (why or "") in output.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -261,3 +245,72 @@ def test_frozen_parent_of_gateway_processes_is_replaced_with_them(tmp_path: Path
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (parent, *children)))
         wait_for(lambda: len(set(system.info["pids"]["gateway"]) - set(children)) == 2)
         wait_for(lambda: _serves(system))
+
+
+COMPLAINT = (
+    b"[1] [ERR] JetStream failed to store a msg on stream '$G > HR_RESULTS': write 1.blk: no space left on device"
+)
+
+
+def storage_rounds(watch: StorageWatch, *seen: tuple[bool, int]) -> list[bool]:
+    """What each round finds, in which the server complained or not, and so much was free at its end."""
+    found = []
+    for complains, free_bytes in seen:
+        watch.note_line(COMPLAINT if complains else b"[1] [INF] Server is ready")
+        found.append(watch.note_round(free_bytes))
+    return found
+
+
+def watching() -> StorageWatch:
+    return StorageWatch(Path("/"), lambda: None)
+
+
+def test_server_that_complains_on_while_there_is_room_is_replaced() -> None:
+    seen = [(True, 0), (True, 0), (True, ROOM_BYTES), (True, ROOM_BYTES)]
+    assert storage_rounds(watching(), *seen) == [False, False, False, True]
+
+
+def test_server_that_complains_of_a_full_disk_is_left_alone() -> None:
+    assert not any(storage_rounds(watching(), *[(True, ROOM_BYTES - 1)] * 100))
+
+
+def test_complaint_from_before_there_was_room_is_no_reason() -> None:
+    assert storage_rounds(watching(), (True, 0), (True, ROOM_BYTES), (False, ROOM_BYTES)) == [False] * 3
+
+
+def test_server_that_says_nothing_of_it_is_left_alone() -> None:
+    assert not any(storage_rounds(watching(), *[(False, ROOM_BYTES)] * 100))
+
+
+def test_replaced_server_is_given_a_round() -> None:
+    assert storage_rounds(watching(), *[(True, ROOM_BYTES)] * 5) == [False, True, False, True, False]
+
+
+async def test_running_watch_replaces_the_server_while_its_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness_module, "STORAGE_ROUND_S", 0.01)
+    replaced = asyncio.Event()
+    watch = StorageWatch(tmp_path, replaced.set)
+    running = asyncio.create_task(watch.run())
+    async with asyncio.timeout(10):
+        while not replaced.is_set():
+            watch.note_line(COMPLAINT)
+            await asyncio.sleep(0.001)
+    running.cancel()
+
+
+async def test_watch_goes_on_where_the_directory_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = asyncio.Event()
+
+    def usage(directory: Path) -> None:
+        looks.set() if is_deleted.is_set() else is_deleted.set()
+        raise FileNotFoundError(directory)
+
+    is_deleted = asyncio.Event()
+    monkeypatch.setattr(liveness_module, "STORAGE_ROUND_S", 0.01)
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    running = asyncio.create_task(StorageWatch(tmp_path, lambda: None).run())
+    async with asyncio.timeout(10):
+        await looks.wait()
+    running.cancel()
