@@ -97,8 +97,18 @@ def test_only_streams_open_during_a_fault_count_for_its_silences() -> None:
         _entry(sent_at=8.5, ended_at=9.0),
         _entry(sent_at=5.5, ended_at=9.0, is_stream=False),
         _entry(sent_at=5.5, ended_at=9.0, status=503),
+        _entry(sent_at=7.5, ended_at=9.0),
     ]
-    assert ledger.during([(5.0, 6.0)]) == [ledger.entries[0]]
+    assert ledger.during([(5.0, 6.0)]) == [ledger.entries[0], ledger.entries[-1]]
+
+
+def test_wrong_texts_are_counted_apart_from_failures() -> None:
+    ledger = Ledger()
+    ledger.references = {0: EXPECTED}
+    ledger.entries = [_entry(), _entry(completion_tokens=3), _entry(completion_tokens=3), _entry(is_cut=True)]
+    outcome = Outcome("", "")
+    outcome.count(ledger, [])
+    assert (outcome.num_requests, outcome.num_wrong, outcome.num_failed) == (4, 2, 1)
 
 
 def test_recovery_begins_when_the_last_of_several_faults_is_mended() -> None:
