@@ -28,12 +28,12 @@ def output_error(weight: torch.Tensor, rounded: torch.Tensor, inputs: torch.Tens
     return float(((weight - rounded) @ inputs.T).square().sum())
 
 
-@pytest.mark.parametrize("is_symmetric", [True, False])
-def test_equals_the_update_of_the_paper(is_symmetric: bool) -> None:
-    inputs = correlated_inputs(300, 64)
-    weight = torch.randn(10, 64, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize(("num_inputs", "is_symmetric"), [(64, True), (64, False), (160, True)])
+def test_equals_the_update_of_the_paper(num_inputs: int, is_symmetric: bool) -> None:
+    inputs = correlated_inputs(300, num_inputs)
+    weight = torch.randn(10, num_inputs, generator=torch.Generator().manual_seed(1))
     gram = inputs.T @ inputs
-    damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(64)
+    damped = gram + 0.01 * gram.diagonal().mean() * torch.eye(num_inputs)
     order = gram.diagonal().argsort(descending=True).tolist()
     grid = fit_grid(weight, 4, 32, is_symmetric=is_symmetric)
 
@@ -77,10 +77,13 @@ def test_features_that_never_occur_are_rounded_to_zero_and_harm_nobody() -> None
     assert rounded.isfinite().all()
 
 
-def test_fewer_tokens_than_features_are_damped() -> None:
+@pytest.mark.parametrize("negative_share", [0.0, 0.3])
+def test_fewer_tokens_than_features_are_damped_as_much_as_it_takes(negative_share: float) -> None:
     inputs = correlated_inputs(5, 64)
+    gram = inputs.T @ inputs
+    gram -= negative_share * gram.diagonal().mean() * torch.eye(64)
 
-    rounded = gptq(torch.randn(6, 64), inputs.T @ inputs, 4, 32, is_symmetric=True).dequantize()
+    rounded = gptq(torch.randn(6, 64), gram, 4, 32, is_symmetric=True).dequantize()
 
     assert rounded.isfinite().all()
 

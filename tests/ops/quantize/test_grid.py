@@ -33,8 +33,8 @@ def test_rounding_errs_by_half_a_level_at_most_inside_the_grid(kind: str, is_sym
     matrix = round_to_nearest(weight, 4, 32, is_symmetric=is_symmetric)
 
     scales = matrix.grid.scales.repeat_interleave(32, 1)
-    # A symmetric grid ends half a level before its largest positive weight, an asymmetric one may shift by half a level,
-    # and the scale is off by half a step of float16, which the outermost level multiplies by 8.
+    # A symmetric grid ends half a level before its largest weight, an asymmetric one may shift by half a level, and the
+    # scale is off by half a step of float16, which the outermost level multiplies by 8.
     limit = scales * (0.51 if is_symmetric else 1.05) + 8 * 2**-25
     assert ((matrix.dequantize() - weight).abs() <= limit).all()
     assert matrix.values.max() <= 15
