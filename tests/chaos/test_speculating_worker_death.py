@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 MODEL = "demo"
 NUM_CHOICES = 2
 MAX_TOKENS = 400
-START_TIMEOUT_S = 40.0
+START_TIMEOUT_S = 120.0
 
 
 @dataclass

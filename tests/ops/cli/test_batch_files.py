@@ -18,7 +18,7 @@ from ops.cli.running_system import Endpoint, ServerRefusedError
 from tests.gateway.batches.conftest import EchoWorker, Place, echo, echo_worker
 from tests.gateway.batches.test_batches import jsonl, line
 from tests.gateway.gateway_process import API_KEY
-from tests.ops.cli.command import headrace
+from tests.ops.cli.command import headrace, headrace_here
 from tests.servers import NatsServer
 from tests.waiting import until
 
@@ -212,7 +212,7 @@ def test_file_that_is_none_of_a_batch_is_refused_before_it_is_uploaded(
     file = tmp_path / "in.jsonl"
     if content is not None:
         file.write_bytes(content)
-    found = headrace("batch", "submit", str(file), "--url", "http://127.0.0.1:1", "--api-key", "k")
+    found = headrace_here("batch", "submit", str(file), "--url", "http://127.0.0.1:1", "--api-key", "k")
     assert found.returncode == 2
     assert told in found.stderr
     assert "Error(" not in found.stderr

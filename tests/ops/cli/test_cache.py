@@ -14,7 +14,7 @@ import pytest
 from gpu_worker.execution.tiers.directory import DirectoryStore
 from gpu_worker.execution.tiers.file_format import Maker
 from shared.bucket import bucket_errors
-from tests.ops.cli.command import headrace
+from tests.ops.cli.command import headrace_here
 
 MAKERS = [Maker(weights * 32, (b"a" * 32, b"b" * 32)) for weights in (b"v", b"w")]
 
@@ -32,7 +32,7 @@ def place(tmp_path: Path) -> str:
 
 
 def lines(*arguments: str) -> list[dict[str, object]]:
-    done = headrace("cache", *arguments, "--json")
+    done = headrace_here("cache", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -49,7 +49,7 @@ def test_makers_are_listed_with_their_files(place: str) -> None:
         (maker.folder, group, 3) for maker in MAKERS for group in range(2)
     }
     assert {each["weights"] for each in listed} == {"76" * 8, "77" * 8}
-    shown = headrace("cache", "ls", "--kv-disk-path", place).stdout.splitlines()
+    shown = headrace_here("cache", "ls", "--kv-disk-path", place).stdout.splitlines()
     assert shown[0].split() == ["MAKER", "WEIGHTS", "GROUP", "FILES", "BYTES", "LAST", "USED"]
     assert len(shown) == 5
 
@@ -71,13 +71,13 @@ def test_files_of_one_maker_or_all_are_deleted(place: str) -> None:
     assert done["files"] == 6
     assert {each["maker"] for each in lines("ls", "--kv-disk-path", place)} == {MAKERS[1].folder}
     assert [path.name for path in Path(place).iterdir()] == [MAKERS[1].folder], "an empty folder stays"
-    assert headrace("cache", "clear", "--kv-disk-path", place).stdout.startswith("deleted 6 files, ")
+    assert headrace_here("cache", "clear", "--kv-disk-path", place).stdout.startswith("deleted 6 files, ")
     assert list(Path(place).iterdir()) == []
     assert lines("ls", "--kv-disk-path", place) == []
 
 
 def test_a_maker_that_has_no_files_is_named(place: str) -> None:
-    done = headrace("cache", "clear", "--kv-disk-path", place, "--maker", "zzz")
+    done = headrace_here("cache", "clear", "--kv-disk-path", place, "--maker", "zzz")
     assert done.returncode == 2
     assert "is zzz, which has no files there; `headrace cache ls` names the makers that have" in done.stderr
     assert verified(place) == (12, 0)
@@ -93,7 +93,7 @@ def test_what_is_no_file_or_of_no_length_is_not_read(place: str) -> None:
 
 
 def test_directory_without_files_is_told(tmp_path: Path) -> None:
-    done = headrace("cache", "ls", "--kv-disk-path", str(tmp_path))
+    done = headrace_here("cache", "ls", "--kv-disk-path", str(tmp_path))
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"there are no files of workers in {tmp_path}\n"
 
@@ -121,7 +121,7 @@ def test_a_bucket_that_refuses_is_a_sentence(command: str) -> None:
     environ |= {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
     try:
         named = {f"AWS_{name}": value for name, value in environ.items()}
-        done = headrace("cache", command, "--kv-disk-path", "s3://bucket/kv", **named)
+        done = headrace_here("cache", command, "--kv-disk-path", "s3://bucket/kv", **named)
     finally:
         server.shutdown()
         server.server_close()

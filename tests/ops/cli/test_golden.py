@@ -7,14 +7,14 @@ from pathlib import Path
 
 from shared.golden import read_baseline, read_key
 from tests.integration.system import System
-from tests.ops.cli.command import headrace
+from tests.ops.cli.command import headrace_here
 
 
 def test_baseline_is_recorded_signed_and_replayed_prompts_are_the_operators(state_dir: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts"
     prompts.write_text("\n".join(json.dumps(text) for text in ("def f(x):\n    return x\n" * 30, "a river " * 20)))
     files = ["--output", str(tmp_path / "out"), "--golden-key-file", str(tmp_path / "key")]
-    done = headrace(
+    done = headrace_here(
         "golden", "record", *files, "--prompts", str(prompts), "--label", "v1", "--state-dir", str(state_dir)
     )
     assert done.returncode == 0, done.stderr
@@ -34,19 +34,19 @@ def test_prompts_that_are_none_are_refused(state_dir: Path, tmp_path: Path) -> N
     prompts = tmp_path / "prompts"
     prompts.write_text('"fine"\n{"text": 1}\n')
     files = ["--output", str(tmp_path / "out"), "--golden-key-file", str(tmp_path / "key")]
-    done = headrace("golden", "record", *files, "--prompts", str(prompts), "--state-dir", str(state_dir))
+    done = headrace_here("golden", "record", *files, "--prompts", str(prompts), "--state-dir", str(state_dir))
     assert done.returncode != 0
     assert "line 2" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_check_tells_of_workers_without_a_baseline(cli_system: System, state_dir: Path) -> None:
-    done = headrace("golden", "check", "--state-dir", str(state_dir))
+    done = headrace_here("golden", "check", "--state-dir", str(state_dir))
     assert (done.returncode, done.stderr) == (1, "headrace: no worker has been probed yet: nothing is proved\n")
     assert "no baseline" in done.stdout
 
 
 def test_drift_tells_that_one_worker_has_none_to_be_compared_with(cli_system: System, state_dir: Path) -> None:
-    done = headrace("golden", "drift", "--state-dir", str(state_dir))
+    done = headrace_here("golden", "drift", "--state-dir", str(state_dir))
     assert done.returncode == 0, done.stderr
     assert "nothing to compare yet" in done.stdout
