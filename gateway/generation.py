@@ -181,7 +181,7 @@ class Generation(Struct, frozen=True):
     Attributes:
         kind: Which endpoint's wire format answers.
         n: Sequences of each prompt.
-        deterministic: Temperature 0 or an explicit seed: cacheable, and identical ones in flight share one generation.
+        deterministic: Temperature 0 or an explicit seed: its answer may be cached.
         sampling: Shared by all choices; choice `i` of a prompt adds `i` to the seed.
         timeout_s: Client's own deadline for the whole answer, or None for the lane's default.
         prediction: A text that the answer probably resembles; without influence on it.

@@ -72,7 +72,6 @@ class GatewayMetrics:
         self.active_streams = 0
         self.cache_hits = 0
         self.cache_misses = 0
-        self.cache_shared = 0
         self.connections = 0
         self.connections_evicted = 0
         self.connections_limited = 0
@@ -105,7 +104,6 @@ _COUNTERS = {
     "completion_tokens": "Generated tokens of answers; of one that its client left, those delivered until then.",
     "cache_hits": "Answers taken from the response cache.",
     "cache_misses": "Response cache lookups that found nothing.",
-    "cache_shared": "Requests that joined an identical generation in flight.",
     "connections_evicted": "Waiting connections closed to make room for others.",
     "connections_limited": "Connections beyond the limit, which were served health alone.",
     "disconnects": "Requests whose client left early.",

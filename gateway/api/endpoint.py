@@ -34,7 +34,7 @@ class GenerationStart(Struct, frozen=True):
         load: The model's load when the generation was read.
         answer: Whose sinks get the deltas.
         caller: On whose behalf.
-        is_fresh: The client wants a generation of its own, not a repeated or a shared one.
+        is_fresh: The client wants a new generation, not a repeated answer.
     """
 
     generation: Generation

@@ -201,7 +201,7 @@ class GenerationService:
             try:
                 membership = await self._start(visit, asked, answer, load, lease)
                 is_lent = membership.is_counted
-                visit.record.source = _source(membership)
+                visit.record.source = "cache" if membership.is_repeated else "generated"
                 outcome = await self._ended(visit, answer, membership, is_streamed=generation.stream)
                 tokens_used = _tokens_used(answer, membership, outcome)
                 return self._note(visit, generation, answer, membership, outcome)
@@ -246,7 +246,7 @@ class GenerationService:
     async def _start(self, visit: _Visit, asked: Asked, answer: Answer, load: FleetLoad, lease: Lease) -> Membership:
         generation, endpoint = asked.generation, visit.endpoint
         is_logged = endpoint.is_logged and (generation.is_resumable or visit.key is not None)
-        # A random answer is never shared, so none is kept that could be passed by.
+        # A random answer is never kept, so there is none that could be passed by.
         is_fresh = generation.deterministic and _wants_fresh(visit.exchange.head.headers)
         start = GenerationStart(generation, load, answer, self._caller(visit), is_fresh)
         if is_logged:
@@ -319,12 +319,6 @@ class GenerationService:
             self._metrics.slow_readers += 1
             return 408
         return 200 if answer.error is None else answer.error.status
-
-
-def _source(membership: Membership) -> str:
-    if membership.is_repeated:
-        return "cache"
-    return "shared" if membership.prediction is None and not membership.is_counted_elsewhere else "generated"
 
 
 def _settled(generation: Generation, fleet: Fleet, principal: Principal) -> Generation:

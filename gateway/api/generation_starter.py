@@ -1,13 +1,12 @@
-"""From an admitted generation to its deltas: shared with an identical one in flight, repeated from the cache, or new.
+"""From an admitted generation to its deltas: repeated from the cache, or new.
 
-Only new generations are checked against the fleet's capacity: joining a generation or repeating an answer costs none.
-While nothing runs and nothing waits, a short prompt is dispatched before Redis has answered.
+Only new generations are checked against the fleet's capacity: repeating an answer costs none. While nothing runs and
+nothing waits, a short prompt is dispatched before Redis has answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -21,8 +20,7 @@ from gateway.api.model_abilities import check_budget, check_length, check_task
 from gateway.api.sequences import SequenceWindow, wire_requests
 from gateway.api.structured_output import StructuredOutputAdmission
 from gateway.cache.prompt_cache import CacheKey, PromptCache, cache_key
-from gateway.cache.recording import tokens_so_far
-from gateway.cache.single_flight import SharedGeneration, SingleFlight
+from gateway.cache.recording import Recording, tokens_so_far
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.sinks import Sink
@@ -38,10 +36,10 @@ MAX_SPECULATIVE_TOKENS = 256
 
 
 class Membership(Struct, frozen=True):
-    """A client's membership in a generation, which it may share with others.
+    """A client's part in a generation.
 
     Attributes:
-        leave: Ends it. A generation without members is cancelled. To be called once, at the end.
+        leave: Ends it, and cancels the generation unless it goes on without a client. To be called once, at the end.
         delivered: Prompt and generated tokens so far, each prompt counted once; for an answer that did not finish.
         prediction: The shedder's, if the generation is new.
         is_repeated: The answer came from the cache.
@@ -84,7 +82,6 @@ class GenerationStarter:
         self._cache = cache
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self._single_flight = SingleFlight()
         self._tasks = BackgroundTasks()
 
     async def start(
@@ -92,35 +89,30 @@ class GenerationStarter:
     ) -> Membership:
         """Let the deltas of a generation flow into `sinks`, one per sequence.
 
-        `is_fresh`: the client wants a generation of its own, not a repeated or a shared one.
+        `is_fresh`: the client wants a new generation, not a repeated answer.
 
         Raises:
             ApiError: It was not admitted, or cannot be queued. Later failures go to the sinks.
         """
         generation = await self.checked(generation, load, caller.tenant)
         if not generation.deterministic or is_fresh:
-            prediction, window = await self._dispatch(generation, caller, sinks)
-            return Membership(window.cancel, partial(_delivered_of_flights, window.flights, generation.n), prediction)
+            return self._new(*await self._dispatch(generation, caller, sinks), generation.n)
         key = cache_key(caller.tenant, generation, load.revisions)
-        # The deadline is shared too.
-        flight_key = key.digest + struct.pack("d", generation.timeout_s or 0.0)
-        shared = self._single_flight.find(flight_key)
-        expected = None
-        if shared is None:
-            keep = partial(self._keep, key, generation.served_model)
-            shared = self._single_flight.lead(flight_key, generation.num_sequences, keep)
-            shared.join(sinks)
-            expected = await self._fill(shared, key, generation, caller)
-        else:
-            self._metrics.cache_shared += 1
-            shared.join(sinks)
-        delivered = partial(_delivered_of_shared, shared, generation.n)
-        return Membership(partial(shared.leave, sinks), delivered, expected, shared.is_repeated)
+        recording = Recording(sinks, partial(self._keep, key, generation.served_model))
+        cached = self._cache.remembered(key)
+        if cached is None and _is_free(self._dispatcher.fleet.load(generation.served_model), generation):
+            return await self._start_at_once(recording, key, generation, caller, sinks)
+        if cached is None:
+            cached = await self._cache.get(key)
+        if cached is not None and len(cached) == len(sinks):
+            return self._repeated(cached, sinks, generation.n)
+        self._metrics.cache_misses += 1
+        return self._new(*await self._dispatch(generation, caller, recording.sinks), generation.n)
 
     async def start_own(
         self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request]
     ) -> tuple[Prediction, SequenceWindow]:
-        """Admit and dispatch a generation that is neither shared nor repeated, as these requests, one per sequence.
+        """Admit and dispatch a generation whose answer is not repeated, as these requests, one per sequence.
 
         Raises:
             ApiError: As `start`.
@@ -146,59 +138,31 @@ class GenerationStarter:
         check_budget(generation, load)
         return await self._grammars.checked(generation, tenant)
 
-    async def _fill(
-        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
-    ) -> Prediction | None:
-        """Give a new shared generation its deltas. It may have members who joined while this one waits."""
-        try:
-            cached = self._cache.remembered(key)
-            if cached is None and _is_free(self._dispatcher.fleet.load(generation.served_model), generation):
-                return await self._fill_at_once(shared, key, generation, caller)
-            if cached is None:
-                cached = await self._cache.get(key)
-            if cached is not None and len(cached) == len(shared.sequences):
-                self._repeat(shared, cached)
-                return None
-            self._metrics.cache_misses += 1
-            prediction, _ = await self._generate(shared, generation, caller)
-        except ApiError as error:
-            shared.fail(error)
-            return None
-        except BaseException:
-            shared.fail(ApiError(500, "The request could not be dispatched.", code="internal_error"))
-            raise
-        return prediction
-
-    async def _fill_at_once(
-        self, shared: SharedGeneration, key: CacheKey, generation: Generation, caller: Caller
-    ) -> Prediction | None:
+    async def _start_at_once(
+        self, recording: Recording, key: CacheKey, generation: Generation, caller: Caller, sinks: Sequence[Sink]
+    ) -> Membership:
         """Generate, and ask Redis meanwhile: an answer that is there sooner than the first delta takes its place."""
-        prediction, window = await self._generate(shared, generation, caller)
+        prediction, window = await self._dispatch(generation, caller, recording.sinks)
         try:
             cached = await self._cache.get(key)
         except BaseException:
             window.cancel()
             raise
-        if cached is None or len(cached) != len(shared.sequences) or shared.has_begun:
+        if cached is None or len(cached) != len(sinks) or recording.has_begun:
             self._metrics.cache_misses += 1
-            return prediction
+            return self._new(prediction, window, generation.n)
         window.cancel()
-        self._repeat(shared, cached)
-        return None
+        return self._repeated(cached, sinks, generation.n)
 
-    def _repeat(self, shared: SharedGeneration, cached: list[list[Delta]]) -> None:
+    def _new(self, prediction: Prediction, window: SequenceWindow, n: int) -> Membership:
+        return Membership(window.cancel, partial(_delivered_of_flights, window.flights, n), prediction)
+
+    def _repeated(self, cached: list[list[Delta]], sinks: Sequence[Sink], n: int) -> Membership:
         self._metrics.cache_hits += 1
-        shared.is_repeated = True
-        for sequence, deltas in zip(shared.sequences, cached, strict=True):
+        for sink, deltas in zip(sinks, cached, strict=True):
             for delta in deltas:
-                sequence.deliver(delta)
-
-    async def _generate(
-        self, shared: SharedGeneration, generation: Generation, caller: Caller
-    ) -> tuple[Prediction, SequenceWindow]:
-        prediction, window = await self._dispatch(generation, caller, shared.sequences)
-        shared.dispatched(window.cancel)
-        return prediction, window
+                sink.deliver(delta)
+        return Membership(_do_nothing, partial(_delivered, cached, n), is_repeated=True)
 
     async def _dispatch(
         self, generation: Generation, caller: Caller, sinks: Sequence[Sink], requests: list[Request] | None = None
@@ -235,13 +199,12 @@ class GenerationStarter:
         window.begin()
         return prediction, window
 
-    def _keep(self, key: CacheKey, model: str, shared: SharedGeneration) -> None:
-        """Keep an answer that is complete, unless it came from the cache."""
-        load = None if shared.is_repeated else self._dispatcher.fleet.reported_load(model)
+    def _keep(self, key: CacheKey, model: str, sequences: list[list[Delta]]) -> None:
+        load = self._dispatcher.fleet.reported_load(model)
         if load is None or load.revisions != key.revisions:
             # A worker of another revision may have begun or ended it: it is not an answer of those that the key names.
             return
-        self._tasks.spawn(self._cache.put(key, [sequence.deltas for sequence in shared.sequences]))
+        self._tasks.spawn(self._cache.put(key, sequences))
 
 
 def _with_logprobs(generation: Generation) -> Generation:
@@ -262,6 +225,10 @@ def _delivered_of_flights(flights: Sequence[Flight], n: int) -> tuple[int, int]:
     return sum(f.prompt_tokens for f in flights[::n]), sum(len(f.emitted) for f in flights)
 
 
-def _delivered_of_shared(shared: SharedGeneration, n: int) -> tuple[int, int]:
-    counts = [tokens_so_far(sequence.deltas) for sequence in shared.sequences]
+def _delivered(sequences: Sequence[Sequence[Delta]], n: int) -> tuple[int, int]:
+    counts = [tokens_so_far(deltas) for deltas in sequences]
     return sum(prompt for prompt, _ in counts[::n]), sum(generated for _, generated in counts)
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,34 +1,59 @@
-"""The deltas of a sequence so far: enough to send them again to a client that joins later."""
+"""The deltas of a generation's sequences, recorded on their way to the client: what the response cache keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gateway.dispatch.sinks import Sink
+from gateway.errors import ApiError
 from shared.messages import Delta, Usage
 
 
-def merge(deltas: Sequence[Delta]) -> Delta:
-    """Return one delta with the content of several consecutive ones. There must be at least one."""
-    if len(deltas) == 1:
-        return deltas[0]
-    first, last = deltas[0], deltas[-1]
-    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
-    return Delta(
-        id=first.id,
-        epoch=first.epoch,
-        seq=first.seq,
-        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
-        text="".join(delta.text for delta in deltas),
-        finish=last.finish,
-        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
-        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
-        prompt_tokens=first.prompt_tokens,
-        in_reasoning=first.in_reasoning,
-        prompt_token_ids=next((delta.prompt_token_ids for delta in deltas if delta.prompt_token_ids), None),
-    )
+class RecordedSink:
+    """Records the deltas of one sequence, and passes them on."""
+
+    __slots__ = ("_recording", "_sink", "deltas")
+
+    def __init__(self, recording: Recording, sink: Sink) -> None:
+        self._recording = recording
+        self._sink = sink
+        self.deltas: list[Delta] = []
+
+    def deliver(self, delta: Delta) -> None:
+        """Record a delta and pass it on."""
+        self._recording.has_begun = True
+        self.deltas.append(delta)
+        self._sink.deliver(delta)
+        if delta.finish is not None:
+            self._recording.finish_one()
+
+    def fail(self, error: ApiError) -> None:
+        """Pass the failure on."""
+        self._recording.has_begun = True
+        self._sink.fail(error)
+
+
+class Recording:
+    """The sinks of one generation; `complete` gets its deltas once all sequences have finished.
+
+    Attributes:
+        sinks: The sinks to dispatch to.
+        has_begun: The client has heard anything of it, its failure included.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], complete: Callable[[list[list[Delta]]], None]) -> None:
+        self.sinks = [RecordedSink(self, sink) for sink in sinks]
+        self.has_begun = False
+        self._complete = complete
+        self._num_unfinished = len(sinks)
+
+    def finish_one(self) -> None:
+        """Note that one sequence has finished."""
+        self._num_unfinished -= 1
+        if self._num_unfinished == 0:
+            self._complete([sink.deltas for sink in self.sinks])
 
 
 def tokens_so_far(deltas: Sequence[Delta]) -> tuple[int, int]:

@@ -124,8 +124,9 @@ def _request_bars(timeline: Timeline) -> Iterator[Bar]:
 
 def _request_events(timeline: Timeline) -> Iterator[Event]:
     if timeline.admitted_s is not None:
-        sources = {"cache": "answered from the response cache", "shared": "joined an identical request in flight"}
-        yield Event(timeline.admitted_s, sources.get(timeline.source, "admitted, and given to the queue"))
+        is_cached = timeline.source == "cache"
+        told = "answered from the response cache" if is_cached else "admitted, and given to the queue"
+        yield Event(timeline.admitted_s, told)
     if timeline.first_token_s is not None:
         yield Event(timeline.first_token_s, "first token")
     if timeline.outcome != "running":

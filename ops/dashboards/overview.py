@@ -94,9 +94,8 @@ OVERVIEW = Dashboard(
         ),
         graph(
             "Response cache",
-            "Answers repeated, joined to one in flight, or computed.",
+            "Answers repeated or computed.",
             Query("sum(rate(headrace_cache_hits_total[$__rate_interval]))", "repeated"),
-            Query("sum(rate(headrace_cache_shared_total[$__rate_interval]))", "joined"),
             Query("sum(rate(headrace_cache_misses_total[$__rate_interval]))", "computed"),
             unit="reqps",
         ),

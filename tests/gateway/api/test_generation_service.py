@@ -16,7 +16,7 @@ from gateway.api.answer import Answer, Outcome
 from gateway.api.generation_service import _tokens_used
 from gateway.api.generation_starter import Membership
 from gateway.errors import ApiError
-from shared.messages import Delta, Finish, Usage
+from shared.messages import Delta, Finish
 from tests.gateway.gateway_process import GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.raw_client import RawClient, connected
@@ -220,47 +220,6 @@ async def test_unknown_model_and_missing_key_are_refused(worker: WireWorker, cli
     assert (await client.whole())[0] == 401
     client.writer.write(b"GET /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n")
     assert (await client.whole())[0] == 405
-
-
-async def test_equal_greedy_requests_in_flight_are_generated_once(worker: WireWorker, gateway: GatewayProcess) -> None:
-    body = _chat(worker, temperature=0)
-    async with connected(gateway) as first, connected(gateway) as second, connected(gateway) as third:
-        first.post("/v1/chat/completions", body)
-        request = await worker.begin(3)
-        await first.head()
-        second.post("/v1/chat/completions", body)
-        assert (await second.head())[0] == 200
-        third.post("/v1/chat/completions", body | {"stream": False})
-        first.writer.transport.abort()
-        await asyncio.sleep(0.05)
-        await worker.say(request, 3, 7)
-        assert request.reply is not None
-        last = Delta(request.id, 0, 7, (7,), "7 ", Finish("length", Usage(3, 8)))
-        await worker.send(request.reply, [last])
-        chunks = await second.stream()
-        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == expected_text(8)
-        assert (await third.whole())[1]["choices"][0]["message"]["content"] == expected_text(8)
-    assert worker.requests.empty()
-    assert worker.cancels == []
-
-
-async def test_last_one_to_leave_cancels_the_shared_generation(worker: WireWorker, gateway: GatewayProcess) -> None:
-    body = _chat(worker, temperature=0)
-    async with connected(gateway) as first:
-        first.post("/v1/chat/completions", body)
-        request = await worker.begin(1)
-        await first.head()
-        async with connected(gateway) as second:
-            second.post("/v1/chat/completions", body)
-            await second.head()
-        await asyncio.sleep(0.05)
-        assert not _cancelled(worker, request.id)
-    await until(lambda: _cancelled(worker, request.id))
-
-
-def _cancelled(worker: WireWorker, request_id: str) -> bool:
-    """Whether a request was cancelled, and not an attempt of it that a worker took up twice on a busy machine."""
-    return any(request_id in cancel.ids and cancel.epoch is None for cancel in worker.cancels)
 
 
 async def test_repeated_greedy_request_comes_from_the_cache(serving: WireWorker, client: RawClient) -> None:

@@ -109,14 +109,10 @@ class Gateway:
     def hear(self, **changes: object) -> None:
         self.queue.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), 0.0)
 
-    async def share(
-        self, sinks: Sequence[ListSink], tenant: str = "t", is_fresh: bool = False, timeout_s: float | None = None
-    ) -> Membership:
+    async def ask(self, sinks: Sequence[ListSink], *, is_fresh: bool = False) -> Membership:
         """Ask for something of which all get the same answer, with a choice for each sink."""
-        prompt = Prompt(5, text="x")
-        generation = Generation("completion", "m", (prompt,), len(sinks), Sampling(), deterministic=True)
-        generation = msgspec.structs.replace(generation, timeout_s=timeout_s)
-        return await self.starter.start(generation, self.load, Caller(tenant, tenant, [], b"x"), sinks, is_fresh)
+        generation = Generation("completion", "m", (Prompt(5, text="x"),), len(sinks), Sampling(), deterministic=True)
+        return await self.starter.start(generation, self.load, Caller("t", "t", [], b"x"), sinks, is_fresh)
 
     async def start(self, tenant: str, *prompts: Prompt) -> Membership:
         generation = Generation("completion", "m", prompts, 1, Sampling(), deterministic=False)
@@ -304,38 +300,6 @@ async def test_calls_wait_for_a_worker_while_none_has_said_how_its_model_writes_
     assert gateway.queue.fleet.reported_load("m") is None
 
 
-async def test_equal_requests_share_one_generation_until_the_last_client_leaves(gateway: Gateway) -> None:
-    clients = [[ListSink(), ListSink()] for _ in range(2)]
-    memberships = [await gateway.share(sinks) for sinks in clients]
-    flights = list(gateway.queue.flights)
-    assert (len(flights), gateway.metrics.cache_shared, gateway.metrics.cache_misses) == (2, 1, 1)
-    assert [membership.prediction is not None for membership in memberships] == [True, False]
-    for flight in flights:
-        flight.sink.deliver(Delta(flight.id, 0, 0, prompt_tokens=5))
-        flight.sink.deliver(Delta(flight.id, 0, 0, (1, 2, 3), "abc"))
-    assert [[sink.deltas[-1].text for sink in sinks] for sinks in clients] == [["abc", "abc"]] * 2
-    # A prompt is counted once, whatever the number of its choices.
-    assert [membership.tokens_used() for membership in memberships] == [11, 11]
-    memberships[0].leave()
-    assert len(gateway.queue.flights) == 2
-    memberships[1].leave()
-    assert len(gateway.queue.flights) == 0
-
-
-async def test_request_of_another_tenant_or_deadline_or_for_a_fresh_answer_shares_nothing(gateway: Gateway) -> None:
-    await gateway.share([ListSink()])
-    for number, asking in enumerate(
-        (
-            gateway.share([ListSink()], tenant="u"),
-            gateway.share([ListSink()], timeout_s=5.0),
-            gateway.share([ListSink()], is_fresh=True),
-        )
-    ):
-        await asking
-        assert len(gateway.queue.flights) == number + 2
-    assert gateway.metrics.cache_shared == 0
-
-
 async def test_cached_answer_is_delivered_and_nothing_is_queued(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,33 +308,17 @@ async def test_cached_answer_is_delivered_and_nothing_is_queued(
 
     monkeypatch.setattr(PromptCache, "get", get)
     sink = ListSink()
-    membership = await gateway.share([sink])
+    membership = await gateway.ask([sink])
     assert (sink.deltas[0].text, sink.endings, len(gateway.queue.flights)) == ("a", 1, 0)
     assert (membership.prediction, membership.tokens_used()) == (None, 6)
     assert (gateway.metrics.cache_hits, gateway.metrics.cache_misses) == (1, 0)
-    # An answer with another number of choices is another answer.
-    await gateway.share([ListSink(), ListSink()])
+    # An answer with another number of choices is another answer, and who wants a new one gets it.
+    await gateway.ask([ListSink(), ListSink()])
     assert len(gateway.queue.flights) == 2
-
-
-async def test_generation_that_cannot_be_queued_fails_its_clients_and_is_not_joined(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def submit(*arguments: object) -> Flight:
-        raise failure
-
-    failure: Exception = ApiError(503, "away", code="queue_unavailable", retry_after_s=2.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(gateway.queue, "submit", submit)
-        refused = ListSink()
-        membership = await gateway.share([refused])
-        assert (refused.error, membership.prediction) == (failure, None)
-        failure, broken = RuntimeError("broken"), ListSink()
-        with pytest.raises(RuntimeError, match="broken"):
-            await gateway.share([broken])
-        assert broken.refusal == (500, "internal_error")
-    await gateway.share([ListSink()])
-    assert (len(gateway.queue.flights), gateway.metrics.cache_shared) == (1, 0)
+    membership = await gateway.ask([ListSink()], is_fresh=True)
+    assert (len(gateway.queue.flights), membership.is_repeated) == (3, False)
+    membership.leave()
+    assert len(gateway.queue.flights) == 2
 
 
 async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
@@ -390,15 +338,15 @@ async def test_answer_of_a_fleet_whose_revisions_changed_meanwhile_is_not_kept(
 
     monkeypatch.setattr(PromptCache, "put", put)
     gateway.hear(revision="old")
-    await gateway.share([ListSink()])
+    await gateway.ask([ListSink()])
     await answer()
     assert kept == [("old",)]
-    await gateway.share([ListSink()])
+    await gateway.ask([ListSink()])
     gateway.hear(worker="w2", revision="new")
     # Whichever has begun it, the other may have gone on with it.
     await answer()
     assert kept == [("old",)]
-    await gateway.share([ListSink()])
+    await gateway.ask([ListSink()])
     await answer()
     assert kept == [("old",), ("new", "old")]
 

@@ -1,29 +1,39 @@
-"""Deltas that are kept: joined, counted, checked, and sent again as a cached answer."""
+"""Deltas that are kept: counted, checked, and sent again as a cached answer."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.cache.recording import as_cached, is_complete, merge, tokens_so_far
-from shared.messages import Delta, Finish, TokenLogprob, Usage
+from gateway.cache.recording import Recording, as_cached, is_complete, tokens_so_far
+from gateway.errors import ApiError
+from shared.messages import Delta, Finish, Usage
+from tests.gateway.dispatch_bench import ListSink
 
-ENTRY = TokenLogprob(1, "a", b"a", -0.5)
 END = Finish("stop", Usage(7, 3, 2, 1, 1))
 
 
-def test_joined_deltas_are_one_with_all_that_they_had() -> None:
-    first = Delta("r", 1, 0, (1,), "a", None, (ENTRY,), None, 7, True, None)
-    second = Delta("r", 1, 1, (), "", None, None, (None, ENTRY), None, False, (5, 6))
-    last = Delta("r", 1, 1, (2, 3), "bc", END, (ENTRY, ENTRY))
-    assert merge([first, second, last]) == Delta(
-        "r", 1, 0, (1, 2, 3), "abc", END, (ENTRY, ENTRY, ENTRY), (None, ENTRY), 7, True, (5, 6)
-    )
-    assert merge([first]) is first
+def test_answer_is_complete_when_all_sequences_have_finished() -> None:
+    kept: list[list[list[Delta]]] = []
+    clients = [ListSink(), ListSink()]
+    recording = Recording(clients, kept.append)
+    first, second = [Delta("r", 0, 0, (1,), "a"), Delta("r", 0, 1, (), "", END)], [Delta("s", 0, 0, (2,), "b", END)]
+    assert not recording.has_begun
+    for sink, deltas in zip(recording.sinks, (first, second), strict=True):
+        assert kept == []
+        for delta in deltas:
+            sink.deliver(delta)
+    assert kept == [[first, second]]
+    assert [client.text for client in clients] == ["a", "b"]
 
 
-def test_joined_deltas_without_details_have_none() -> None:
-    joined = merge([Delta("r", 0, 0, (1,), "a"), Delta("r", 0, 1, (2,), "b")])
-    assert joined == Delta("r", 0, 0, (1, 2), "ab")
+def test_answer_that_failed_is_not_complete() -> None:
+    kept: list[list[list[Delta]]] = []
+    client = ListSink()
+    recording = Recording([client, ListSink()], kept.append)
+    recording.sinks[0].fail(ApiError(503, "away"))
+    assert (recording.has_begun, client.refusal) == (True, (503, None))
+    recording.sinks[1].deliver(Delta("r", 0, 0, (1,), "a", END))
+    assert kept == []
 
 
 def test_tokens_are_those_of_the_prompt_once_and_all_that_came() -> None:

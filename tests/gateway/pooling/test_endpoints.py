@@ -185,16 +185,3 @@ async def test_killed_worker_s_inputs_are_computed_by_another(
             await second.pool(again)
             answer = (await asking).json()
             assert [entry["embedding"] for entry in answer["data"]] == [[4.0, 1.0], [6.0, 1.0]]
-
-
-async def test_equal_requests_in_flight_are_computed_once(worker: WireWorker, http: httpx2.AsyncClient) -> None:
-    body = {"model": worker.model, "input": "four"}
-    asking = [asyncio.create_task(http.post("/v1/embeddings", json=body)) for _ in range(3)]
-    other = asyncio.create_task(http.post("/v1/embeddings", json=body | {"dimensions": 1}))
-    requests = [await worker.next_request() for _ in range(2)]
-    for request in requests:
-        await worker.claim(request)
-        await worker.pool(request)
-    answers = await asyncio.gather(*asking, other)
-    assert [len(answer.json()["data"][0]["embedding"]) for answer in answers] == [2, 2, 2, 1]
-    assert worker.requests.empty()
