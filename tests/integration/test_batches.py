@@ -57,9 +57,9 @@ def test_line_is_answered_as_its_endpoint_answers(system: System, endpoint: str)
     body = {"model": system.model, "temperature": 0, **BODIES[endpoint]}
     if endpoint == "/v1/embeddings":
         del body["temperature"]
-    with system.client() as client:
-        (answer,) = batch_of(client, endpoint, [body])
-        direct = client.post(endpoint, body=body, cast_to=object)
+    client = system.client()
+    (answer,) = batch_of(client, endpoint, [body])
+    direct = client.post(endpoint, body=body, cast_to=object)
     assert isinstance(direct, dict)
     assert told(answer) == told(direct)
     assert answer.keys() - {"system_fingerprint"} == direct.keys() - {"system_fingerprint"}
@@ -67,16 +67,16 @@ def test_line_is_answered_as_its_endpoint_answers(system: System, endpoint: str)
 
 def test_line_that_no_worker_can_compute_ends_with_the_endpoints_error(system: System) -> None:
     long = {"model": system.model, "prompt": "x " * 20_000, "max_tokens": 4}
-    with system.client() as client:
-        with pytest.raises(openai.BadRequestError) as direct:
-            client.post("/v1/completions", body=long, cast_to=object)
-        data = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": long}).encode()
-        file = client.files.create(file=("lines.jsonl", data), purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-        while batch.error_file_id is None:
-            time.sleep(0.1)
-            batch = client.batches.retrieve(batch.id)
-        (line,) = client.files.content(batch.error_file_id).text.splitlines()
+    client = system.client()
+    with pytest.raises(openai.BadRequestError) as direct:
+        client.post("/v1/completions", body=long, cast_to=object)
+    data = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": long}).encode()
+    file = client.files.create(file=("lines.jsonl", data), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    while batch.error_file_id is None:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    (line,) = client.files.content(batch.error_file_id).text.splitlines()
     response = json.loads(line)["response"]
     assert response["status_code"] == 400
     assert response["body"]["error"]["code"] == direct.value.code

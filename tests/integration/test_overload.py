@@ -1,71 +1,43 @@
-"""Overload and limits: refusals carry a Retry-After that comes true, and the official SDK can live with them."""
+"""Overload: refusals carry a Retry-After that comes true, official SDKs can live with them, batch jobs delay no one."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import httpx2
+import nats
 import openai
 import pytest
+from nats.aio.client import Client
 
 from tests.integration.system import System, running_system
-from tests.ops.cli.command import headrace
 
 MAX_TOKENS = 40
 STEP_S = 0.02
 NUM_SLOTS = 4
 CAPACITY = NUM_SLOTS / (MAX_TOKENS * STEP_S)
 OVERLOAD = 4
+# As many as there are slots, and short ones behind them.
+JOB_TOKENS = [160] * NUM_SLOTS + [16] * NUM_SLOTS
 ARRIVAL_S = 8.0
-LIMITS = {
-    "rate": ("--requests-per-minute", "3"),
-    "concurrency": ("--max-concurrent", "2"),
-    "model": ("--allow-model", "some-other-model"),
-}
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A system that runs four sequences at a time, 20 ms a step, and promises a first token within 2 s."""
-    environ = {"HEADRACE_MAX_NUM_SEQS": str(NUM_SLOTS), "HEADRACE_INTERACTIVE_TTFT_SLO_S": "2"}
+    # So much slowdown holds nothing back for people: batch jobs take all slots at once.
+    environ = {
+        "HEADRACE_MAX_NUM_SEQS": str(NUM_SLOTS),
+        "HEADRACE_INTERACTIVE_TTFT_SLO_S": "2",
+        "HEADRACE_BATCH_SLOWDOWN": "1",
+    }
     with running_system(tmp_path_factory.mktemp("small"), "--simulate", str(STEP_S * 1000), environ=environ) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys.json"
-
-
-@pytest.fixture(scope="module")
-def limited_keys(keys_file: Path) -> dict[str, str]:
-    """A key for each of `LIMITS`, made before the system starts."""
-    return {name: _new_key(keys_file, *limits) for name, limits in LIMITS.items()}
-
-
-@pytest.fixture(scope="module")
-def with_keys(
-    tmp_path_factory: pytest.TempPathFactory, keys_file: Path, limited_keys: dict[str, str]
-) -> Iterator[System]:
-    environ = {"HEADRACE_KEYS_FILE": str(keys_file)}
-    with running_system(tmp_path_factory.mktemp("with-keys"), "--simulate", "5", environ=environ) as running:
-        yield running
-
-
-def _keys(keys_file: Path, *arguments: str) -> str:
-    done = headrace("keys", "--keys-file", str(keys_file), *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _new_key(keys_file: Path, *limits: str) -> str:
-    output = _keys(keys_file, "create", "--tenant", "limited", *limits)
-    return next(word for word in output.split() if word.startswith("hr-"))
 
 
 class Times(NamedTuple):
@@ -115,65 +87,43 @@ async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(
     assert max(times.first_s for times in served) < 8 * max(1.0, slowdown)
 
 
-async def test_request_rate_of_a_key_is_a_429_with_retry_after(with_keys: System, limited_keys: dict[str, str]) -> None:
-    model = with_keys.model
-    async with with_keys.async_client(api_key=limited_keys["rate"]) as client:
-        for _ in range(3):
-            await _ask(client, model)
-        with pytest.raises(openai.RateLimitError) as raised:
-            await _ask(client, model)
-    assert 1 <= int(raised.value.response.headers["retry-after"]) <= 60
-    assert raised.value.response.headers["x-ratelimit-limit-requests"] == "3"
-    assert raised.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+@pytest.fixture
+async def queue(small: System) -> AsyncIterator[Client]:
+    client = await nats.connect(small.info["nats_url"])
+    yield client
+    await client.close()
 
 
-async def test_concurrency_of_a_key_is_limited(with_keys: System, limited_keys: dict[str, str]) -> None:
-    model = with_keys.model
-    async with with_keys.async_client(api_key=limited_keys["concurrency"]) as client:
-        running = [
-            await client.completions.create(
-                model=model, prompt="x = ", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
-            )
-            for _ in range(2)
-        ]
-        outcomes = await asyncio.gather(*(_ask(client, model) for _ in range(4)), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [openai.RateLimitError] * 4
-        for stream in running:
-            await stream.close()
-    async with with_keys.async_client(api_key=limited_keys["concurrency"], max_retries=8) as client:
-        await _ask(client, model)
+async def _publish_jobs(queue: Client, model: str) -> None:
+    for index, max_tokens in enumerate(JOB_TOKENS):
+        sampling = {"max_tokens": max_tokens, "ignore_eos": True}
+        job = {"id": f"job-{index}", "model": model, "lane": "batch", "text": f"job {index}", "sampling": sampling}
+        await queue.jetstream().publish(f"hr.req.{model}.batch.default", json.dumps(job).encode())
 
 
-async def _wait_until_known(client: openai.AsyncOpenAI, *, is_valid: bool) -> None:
-    """Wait until the gateway has read the file of keys again."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                assert (await client.models.list()).data
-            except openai.AuthenticationError:
-                if not is_valid:
-                    return
-            else:
-                if is_valid:
-                    return
-            await asyncio.sleep(0.1)
-
-
-async def test_revoked_key_is_refused(with_keys: System, keys_file: Path) -> None:
-    key = _new_key(keys_file)
-    async with with_keys.async_client(api_key=key) as client:
-        await _wait_until_known(client, is_valid=True)
-        listed = _keys(keys_file, "list")
-        key_id = next(word for word in reversed(listed.split()) if word.startswith("key"))
-        _keys(keys_file, "revoke", key_id)
-        await _wait_until_known(client, is_valid=False)
-
-
-async def test_key_for_another_model_is_refused(with_keys: System, limited_keys: dict[str, str]) -> None:
-    model = with_keys.model
-    async with with_keys.async_client(api_key=limited_keys["model"]) as client:
-        with pytest.raises((openai.PermissionDeniedError, openai.NotFoundError)):
-            await _ask(client, model)
+async def test_interactive_request_does_not_wait_for_running_batch_jobs(small: System, queue: Client) -> None:
+    results = await queue.subscribe("hr.result.default.*")
+    model = small.model
+    await _publish_jobs(queue, model)
+    async with asyncio.timeout(10):
+        while small.gauge("headrace_fleet_running") < 4:  # noqa: ASYNC110 - until batch jobs have all slots
+            await asyncio.sleep(STEP_S)
+    async with small.async_client() as client:
+        stream = await client.completions.create(
+            model=model, prompt="x", max_tokens=4, stream=True, extra_body={"ignore_eos": True}
+        )
+        await anext(aiter(stream))
+        # It has waited for the end of no job: each holds its slot for three seconds.
+        await queue.flush()
+        assert results.pending_msgs == 0
+        await stream.close()
+    answers = [json.loads((await results.next_msg(timeout=30)).data) for _ in JOB_TOKENS]
+    answers.sort(key=lambda answer: answer["id"])
+    assert [answer["id"] for answer in answers] == [f"job-{index}" for index in range(len(JOB_TOKENS))]
+    assert [answer["completion_tokens"] for answer in answers] == JOB_TOKENS
+    assert {answer["finish"] for answer in answers} == {"length"}
+    with pytest.raises(TimeoutError):
+        await results.next_msg(timeout=0.5)
 
 
 @dataclass

@@ -31,8 +31,8 @@ ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How is t
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_loop_of_an_agent_calls_and_reads_the_results(system: System, stream: bool) -> None:
-    with system.client() as client:
-        _run_loop(client, system.model, stream)
+    client = system.client()
+    _run_loop(client, system.model, stream)
 
 
 def _run_loop(client: OpenAI, model: str, stream: bool) -> None:
@@ -62,11 +62,11 @@ def _run_loop(client: OpenAI, model: str, stream: bool) -> None:
 def test_a_schema_that_cannot_be_compiled_loosens_its_tool_however_often_it_is_sent(system: System) -> None:
     elsewhere = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://example.com/schema"}}}
     arguments: dict[str, Any] = {"tools": [TOOL, elsewhere], "tool_choice": "required", "max_tokens": 4}
-    with system.client() as client:
-        # The verdict is remembered: a later request waits for nothing before it.
-        for _ in range(5):
-            answer = client.chat.completions.create(model=system.model, messages=ASKED, **arguments)
-            assert answer.choices[0].finish_reason == "length"
+    client = system.client()
+    # The verdict is remembered: a later request waits for nothing before it.
+    for _ in range(5):
+        answer = client.chat.completions.create(model=system.model, messages=ASKED, **arguments)
+        assert answer.choices[0].finish_reason == "length"
 
 
 def test_tokenizer_counts_tools_and_history_as_the_answer_does(system: System) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
-from tests.architecture.source import ROOT, parsed
+from tests.architecture.source import ROOT
 
 PAGE = ROOT / "ops" / "docs" / "threat-model.md"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
-def functions_of(file: Path) -> set[str]:
-    return {node.name for node in ast.walk(parsed(file)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-
-
 def test_named_tests_exist() -> None:
     named = NAMED.findall(PAGE.read_text(encoding="utf-8"))
     assert len(named) > 30
-    assert [f"{file}::{name}" for file, name in named if name not in functions_of(ROOT / file)] == []
+    assert [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []
 
 
 def test_every_attack_names_a_test_that_shows_what_happens() -> None:
