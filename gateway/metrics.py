@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -20,24 +21,27 @@ from shared.histogram import Histogram
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.usage_ledger import UsageLedger
 
+MoveReason = Literal[
+    "worker_dead",
+    "gap",
+    "handoff",
+    "prefilled",
+    "silent",
+    "waiting",
+    "unclaimed",
+    "nats_restart",
+    "cancelled",
+    "early",
+]
+"""Why attempts end without an answer, and others are made."""
+
 ERROR_BUCKETS_S = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 REASONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "shed": ("overloaded", "queue_full", "no_worker", "waking"),
         "limited": ("requests", "tokens", "concurrency", "reads"),
         "promises": ("made", "kept", "broken", "unused"),
-        "redispatches": (
-            "worker_dead",
-            "gap",
-            "handoff",
-            "prefilled",
-            "silent",
-            "waiting",
-            "unclaimed",
-            "nats_restart",
-            "cancelled",
-            "early",
-        ),
+        "redispatches": get_args(MoveReason),
         "sequences": ("completed", "failed", "cancelled"),
         "dead_letters": ("worker_lost", "attempts_exhausted"),
     }

@@ -32,8 +32,6 @@ class LimitedProcessError(HeadraceError):
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A process, and who waits for its answers, by number."""
-
     process: asyncio.subprocess.Process
     waiting: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
     has_ended: bool = False

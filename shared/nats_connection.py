@@ -157,7 +157,6 @@ async def _cancellable(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _login(url: str, user: str | None, password: str | None) -> dict[str, str | None]:
-    """Return the login of the settings, else the one in the URL, as the client's options."""
     if user is None and (login := login_in(url)) is not None:
         user, password = login
     return {"user": user, "password": password}

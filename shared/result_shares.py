@@ -67,8 +67,6 @@ class Piece(Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class _Uncounted:
-    """What a tenant stored since its last piece."""
-
     last_seq: int = 0
     num_bytes: int = 0
 
@@ -193,7 +191,6 @@ class ResultShares:
         return tenants
 
     async def _ledger(self, tenant: str) -> tuple[list[Piece], int]:
-        """Return the pieces of a tenant, the oldest first, and the number of their message."""
         message = await last_message(self._js, ENDS_STREAM, ledger_subject(tenant))
         if message is None:
             return [], 0
@@ -209,7 +206,6 @@ class ResultShares:
         return await publish_expecting(self._js, ledger_subject(tenant), payload, revision) is not None
 
     async def _purge_results(self, tenant: str, pieces: list[Piece], share: int) -> None:
-        """Drop the oldest pieces of a tenant until the rest fits its share."""
         total, num_dropped = _total(pieces), 0
         while total > share and num_dropped < len(pieces):
             total -= pieces[num_dropped].num_bytes

@@ -172,7 +172,6 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
 
 
 def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
-    """Return the streams of what tenants keep, and of what they have had."""
     return [
         # Each message is a change, which NATS adds to the total of its subject.
         _record_config(

@@ -25,7 +25,6 @@ class TenantBound:
     def __init__(
         self, js: JetStreamContext, stream: str, subject_of: Callable[[str], str], keep: int, every: int
     ) -> None:
-        """Bound the messages that `subject_of` a tenant matches."""
         self._js = js
         self._stream = stream
         self._subject_of = subject_of

@@ -97,7 +97,6 @@ class _Account:
                 del self.counted[subject]
 
     def settle(self) -> None:
-        """Note that NATS has taken what was sent."""
         self.sending, self.is_doubtful = {}, False
         self.num_taken += 1
         self.taken_at = time.monotonic()

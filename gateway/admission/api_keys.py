@@ -226,7 +226,6 @@ def _with_new_key(record: KeyRecord) -> tuple[KeyRecord, str]:
 
 
 def _rotated_name(records: list[KeyRecord], old: KeyRecord) -> str:
-    """Return a name for a key that is replaced, which no other key has."""
     taken = {record.name for record in records}
     first = f"{old.name or old.id} (rotated)"
     numbered = (f"{first[:-1]} {number})" for number in itertools.count(2))

@@ -45,7 +45,6 @@ class Caller:
         request_key: str | None = None,
         probe: ArmProbe | None = None,
     ) -> None:
-        """Read the headers; the body is hashed only when its hash is needed."""
         self.key_id = key_id
         self.tenant = tenant
         self.request_id = request_id

@@ -34,8 +34,6 @@ MODEL_CODES = frozenset({"context_length_exceeded", "unsupported_image"})
 
 
 class _Metadata(Struct):
-    """Anthropic's name for a user."""
-
     user_id: str | None = None
 
 

@@ -80,7 +80,6 @@ def _is_resumable(body: MessagesBody) -> bool:
 
 
 def _retain_s(body: MessagesBody) -> float:
-    """Return the longest time for which a breakpoint asks."""
     blocks = list(body.system) if isinstance(body.system, list) else []
     for message in body.messages:
         blocks += message.content if isinstance(message.content, list) else ()

@@ -107,7 +107,6 @@ class Door:
         self._leave(head, status)
 
     def _enter(self, exchange: Exchange, scope: Scope) -> ResponseHead:
-        """Find the route's spelling of the path, and name the request in its answer."""
         path, model, headers, port = scope["path"], None, exchange.head.headers, self._port
         dialect = self._dialects.get(path)
         if dialect is None:

@@ -26,11 +26,10 @@ from gateway.api.door import CLIENT_LEFT
 from gateway.api.endpoint import Endpoint, GenerationStart
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.logged import GenerationLog, IdempotencyKey, LoggedGeneration, RepeatedError, idempotency_key
-from gateway.api.model_abilities import ModelReading, check_sees, with_adapter
+from gateway.api.model_abilities import ModelReading, check_sees, with_adapter, with_watermark
 from gateway.api.request_observer import RequestObserver, RequestRecord
 from gateway.api.routes import RouteServices
 from gateway.api.usage import count_answer
-from gateway.api.watermark import with_watermark
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
@@ -49,8 +48,6 @@ _logger = logging.getLogger(__name__)
 
 
 class _Visit(Struct):
-    """One request in the hands of the service."""
-
     endpoint: Endpoint
     exchange: Exchange
     head: ResponseHead
@@ -61,7 +58,6 @@ class _Visit(Struct):
     probe: ArmProbe | None = None
 
     def failed(self, error: ApiError) -> None:
-        """Note that it is not answered."""
         self.record.failed(error)
         if self.probe is not None:
             self.probe.failed(error)
@@ -146,7 +142,6 @@ class GenerationService:
             self._give_place_back(principal.key_id, place)
 
     async def _resolved(self, visit: _Visit, generation: Generation) -> Generation:
-        """Return a generation with the model that its name stands for."""
         if not self._services.aliases.table.aliases:
             return generation
         services, tenant, fleet = self._services, visit.principal.tenant, self._dispatcher.fleet

@@ -208,7 +208,6 @@ class GenerationStarter:
 
 
 def _with_logprobs(generation: Generation) -> Generation:
-    """Return a generation whose tokens have log probabilities."""
     if generation.sampling.logprobs is not None:
         return generation
     return msgspec.structs.replace(generation, sampling=msgspec.structs.replace(generation.sampling, logprobs=0))

@@ -11,15 +11,15 @@ import msgspec
 from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.output_reading import is_costly, with_reading
 from gateway.api.schemas.parameters import without_ranking
-from gateway.api.watermark import check_watermark
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
-from shared.errors import prompt_too_long
+from shared.errors import BadRequestError, prompt_too_long
 from shared.features import CACHE_HINTS, IMAGES, KV_BUDGET, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
 from shared.pooling import Task
-from shared.sampling import SamplingDefaults, with_advice
+from shared.sampling import SamplingDefaults, check_markable, with_advice
+from shared.watermark import derived_key
 
 # What errors say that a model can do.
 _TASKS: Mapping[Task, str] = MappingProxyType(
@@ -190,3 +190,25 @@ def check_length(generation: Generation, load: FleetLoad) -> None:
             message = prompt_too_long(num, limit, unit, load.longest_model_len)
             param = "prompt" if prompt.messages is None else "messages"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def with_watermark(generation: Generation, secret: str | None) -> Generation:
+    """Return a generation with what marks its text, where the tenant has a secret and text is generated."""
+    if secret is None or generation.pooling is not None:
+        return generation
+    key = derived_key(secret, generation.served_model)
+    return msgspec.structs.replace(generation, sampling=msgspec.structs.replace(generation.sampling, watermark=key))
+
+
+def check_watermark(generation: Generation) -> None:
+    """Refuse a generation that is to carry a watermark and leaves nothing to chance.
+
+    Raises:
+        ApiError: 400.
+    """
+    if generation.sampling.watermark is None:
+        return
+    try:
+        check_markable(generation.sampling)
+    except BadRequestError as error:
+        raise ApiError(400, str(error), param=error.param, code=error.code) from None

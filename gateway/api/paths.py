@@ -50,7 +50,6 @@ class KnownPaths:
 
 
 def _beginning(path: str) -> str:
-    """Return the first part of a path, or `/v1` and the part after it."""
     parts = path.split("/", 3)
     return "/".join(parts[:3] if parts[1:2] == ["v1"] else parts[:2])
 

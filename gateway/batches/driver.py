@@ -316,7 +316,6 @@ class BatchDriver:
         self._output.add(sent.place.number, msgspec.json.encode(output), is_answer=is_answer, usage=sent.line.usage())
 
     def _refuse(self, place: InputLine, error: BadRequestError) -> None:
-        """Write down that a line cannot be computed, which its check should have found."""
         body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
         response = {"status_code": 400, "request_id": self._jobs.prefix(place.number), "body": {"error": body}}
         self._write_error(place, response, None)

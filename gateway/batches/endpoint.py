@@ -227,7 +227,6 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
 
 
 async def _answered(call: Awaitable[Result]) -> Result:
-    """Return the result of a call to NATS."""
     try:
         return await call
     except (NoStreamResponseError, NotFoundError) as error:

@@ -26,11 +26,11 @@ from gateway.api.chat_answers import (
     usage_answer,
 )
 from gateway.api.details import likeliest
+from gateway.api.model_abilities import check_watermark, with_watermark
 from gateway.api.output_reading import NO_TOOLS, image_places, naming_field, naming_image, reading_of
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
 from gateway.api.usage import UsageTotals
-from gateway.api.watermark import check_watermark, with_watermark
 from gateway.errors import ApiError
 from gateway.generation import PLAIN_READING, Generation
 from gateway.media.intake import ImageIntake
@@ -222,7 +222,6 @@ def _answer(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
 
 
 def _stored_response(generation: ResponseGeneration, result: BatchResult) -> dict[str, Any]:
-    """Return a response as it is told of a background response that has ended."""
     job = BackgroundJob(
         stream_seq=0,
         deadline=0.0,

@@ -147,7 +147,6 @@ async def _pieces(catalog: FileCatalog, record: BatchRecord, kind: Kind) -> Asyn
 
 
 async def _read(catalog: FileCatalog, record: BatchRecord, kind: Kind, start: int, num_bytes: int) -> bytes:
-    """Return bytes of the parts one after the other, fewer at the end of all."""
     data, before = bytearray(), 0
     for part in record.parts:
         size = part.output_bytes if kind == "output" else part.error_bytes

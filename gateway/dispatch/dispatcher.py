@@ -19,7 +19,6 @@ from nats.js import JetStreamContext
 
 from gateway.dispatch.frames import FrameReceiver
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.moves import Reason
 from gateway.dispatch.nats_watch import NatsWatch
 from gateway.dispatch.poison import Quarantine
 from gateway.dispatch.publisher import Publisher, queue_unavailable
@@ -36,7 +35,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests
 from gateway.fleet.heartbeat_receiver import HeartbeatReceiver
 from gateway.fleet.liveness import FleetLimits
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, MoveReason
 from gateway.telemetry.answer_counts import Ending as AnswerEnding
 from shared.dead_letters import DeadReason
 from shared.direct_client import DirectClient
@@ -118,7 +117,6 @@ class Dispatcher:
         tasks: TaskSupervisor | None = None,
         counts: DispatchCounts | None = None,
     ) -> None:
-        """Dispatch over `nats` in the name of `gateway`; nothing happens before `start`."""
         self.counts = counts or DispatchCounts(GatewayMetrics())
         js: JetStreamContext = nats.jetstream()
         self._nats = nats
@@ -293,7 +291,7 @@ class Dispatcher:
         for flight in self._flights:
             self.fail(flight, error)
 
-    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+    def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
         """Dispatch a lost attempt again."""
         self._recovery.lose(flight, reason, why)
 

@@ -22,10 +22,10 @@ import msgspec
 from nats.aio.msg import Msg
 
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.moves import Reason
 from gateway.dispatch.recovery import timeout_error
 from gateway.dispatch.revoker import Revoker
 from gateway.errors import ApiError
+from gateway.metrics import MoveReason
 from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.disaggregation import KvReady
 from shared.log_limit import LogLimit
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 class Endings(Protocol):
     """What happens to a flight when its attempt or the flight itself ends."""
 
-    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+    def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
         """The attempt is lost: dispatch another."""
 
     def hand_over(self, flight: Flight, ready: KvReady | None) -> None:

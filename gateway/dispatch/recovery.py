@@ -18,7 +18,6 @@ import msgspec
 
 from gateway.dispatch import poison
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.moves import BLAMELESS, Reason
 from gateway.dispatch.poison import KnownPoison, ProbationQueue, Quarantine, kind_of
 from gateway.dispatch.publisher import Publisher, queue_unavailable
 from gateway.dispatch.revoker import Revoker
@@ -26,11 +25,15 @@ from gateway.dispatch.timeouts import RecoveryLimits, Timeouts
 from gateway.errors import ApiError, cannot_start
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
+from gateway.metrics import MoveReason
 from shared.background_tasks import BackgroundTasks
 from shared.server_clock import ServerClock
 from shared.subjects import Queue
 
 _logger = logging.getLogger(__name__)
+
+BLAMELESS: tuple[MoveReason, ...] = ("prefilled", "waiting", "unclaimed", "nats_restart")
+"""No worker was at fault: the deadline is the only limit to these."""
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Recovery:
         fail: Callable[[Flight, ApiError], None],
         limits: RecoveryLimits,
         clock: ServerClock,
-        on_move: Callable[[Reason], None] = lambda reason: None,
+        on_move: Callable[[MoveReason], None] = lambda reason: None,
     ) -> None:
         self._clock = clock
         self._flights = flights
@@ -91,7 +94,7 @@ class Recovery:
         if flight.losses:
             self._known_poison.forget(flight)
 
-    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+    def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
         """Dispatch a lost attempt again, without blame for its worker."""
         _logger.warning("request %s lost its attempt %d: %s", flight.id, flight.epoch, why, extra=flight.log_fields)
         self.move([flight], reason)
@@ -122,7 +125,7 @@ class Recovery:
             return False
         return bool(flight.emitted) or now - flight.refused_at < self._limits.outage_timeout_s
 
-    def move(self, flights: Iterable[Flight], reason: Reason) -> None:
+    def move(self, flights: Iterable[Flight], reason: MoveReason) -> None:
         """Publish the next attempt of each flight; the old one is cancelled and its message deleted."""
         ready = []
         for flight in flights:
@@ -260,7 +263,7 @@ class Recovery:
                 self._flights.release(flight)
                 self._fail(flight, error)
 
-    def _begin_epoch(self, flight: Flight, reason: Reason) -> None:
+    def _begin_epoch(self, flight: Flight, reason: MoveReason) -> None:
         """Make an end of a flight's attempt wherever it is, and prepare the next."""
         flight.log.end(flight.attempt_ended(reason, self._loop.time()))
         self._revoker.cancel(flight.request.model, flight.id, flight.epoch)

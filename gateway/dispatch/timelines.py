@@ -253,7 +253,6 @@ class TimelineKeeper:
         )
 
     def _complete(self, late: _Late, flight_id: str, receipt: Receipt) -> None:
-        """Add a receipt that came late to what is kept of its request."""
         entry, kept = self._running.get(late.key), self._kept.get(late.key)
         timeline = None if kept is None else self._decode(kept.content)
         lives = entry.sequences if entry is not None else [] if timeline is None else timeline.sequences
@@ -284,7 +283,6 @@ def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife
 
 
 def _holder(flight: Flight, epoch: int) -> tuple[str | None, float | None]:
-    """Return who had an attempt, and since when by loop time."""
     if epoch == flight.epoch:
         return flight.worker, flight.log.claimed_at
     found = (each for each in flight.log.ended if each.epoch == epoch)

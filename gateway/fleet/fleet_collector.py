@@ -232,7 +232,6 @@ def _workers(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]
 
 
 def _parts(workers: list[tuple[Heartbeat, WorkerMetrics]]) -> Iterator[Metric]:
-    """Show the GPUs, the ranks and the tiers of workers."""
     yield from _of_parts(workers, worker_rows.GPU_ROWS, lambda m: [(gpu.name, gpu) for gpu in m.gpus])
     yield from _of_parts(workers, worker_rows.RANK_ROWS, lambda m: [(str(rank.rank), rank) for rank in m.ranks])
     hits, *others = worker_rows.TIER_ROWS

@@ -44,7 +44,6 @@ class Connection(asyncio.BufferedProtocol):
     transport: asyncio.Transport
 
     def __init__(self, table: ConnectionTable[Connection], runner: HandlerRunner, receive_buffer: memoryview) -> None:
-        """Wait for `connection_made`. Connections share `receive_buffer`: bytes are copied out of it at once."""
         self._table = table
         self._limits = table.limits
         self._runner = runner

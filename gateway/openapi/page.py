@@ -78,7 +78,6 @@ def _is_ignored(field: Json) -> bool:
 
 
 def _types(schemas: Json, used: str) -> list[str]:
-    """Return a section for each answer, and for what stands in it."""
     names = [name for name in schemas if f"(#{name.lower()})" in used]
     sections: dict[str, str] = {}
     while names:

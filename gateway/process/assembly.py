@@ -151,7 +151,6 @@ async def assemble(
 async def _count_usage(
     stack: contextlib.AsyncExitStack, metrics: GatewayMetrics, nats: DirectClient, tasks: TaskSupervisor
 ) -> None:
-    """Have NATS add up what tenants use, until the stack ends."""
     usage, js = metrics.usage, nats.jetstream()
     stack.push_async_callback(usage.flush, js, is_last=True)
     await stack.enter_async_context(running(tasks, usage.flush_forever(js), "usage of tenants"))

@@ -106,7 +106,6 @@ class JobReader:
     """
 
     def __init__(self, reading: OutputReading, output: ResponseOutput) -> None:
-        """Write into `output`."""
         self._reading = reading
         self._output = output
         self._reader: OutputReader | None = None

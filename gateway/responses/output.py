@@ -30,7 +30,6 @@ class ResponseOutput:
     """The output of one response; `items` are the finished ones, as JSON objects."""
 
     def __init__(self, draft: ResponseDraft, emit: EventSink = no_events, seal: Seal | None = None) -> None:
-        """Begin without items; events go to `emit`. Reasoning is encrypted by `seal`, where the client wants it."""
         self._draft = draft
         self._seal = seal if draft.has_encrypted_reasoning else None
         self._emit = emit
@@ -98,7 +97,6 @@ class CompactionOutput(ResponseOutput):
     """
 
     def __init__(self, draft: ResponseDraft, emit: EventSink = no_events, seal: Seal | None = None) -> None:
-        """Begin without items; events go to `emit`. The summary is encrypted by `seal`."""
         super().__init__(draft, emit)
         self._seal = seal
 

@@ -261,7 +261,6 @@ class StreamHub:
         return head.ended is not None and self._dispatcher.clock.now() > head.ended + self._limits.keep_s
 
     async def _adopt(self, found: Stored) -> None:
-        """Go on with a stream whose gateway is dead, for its grace period."""
         if self._is_closing:
             return
         stream = self.open(found)

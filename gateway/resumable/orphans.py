@@ -30,7 +30,6 @@ class Orphans:
     def __init__(
         self, log: StreamLog, calls: OwnerCalls, fleet: Fleet, adopt: Callable[[Stored], Awaitable[None]]
     ) -> None:
-        """Look in `log`; `adopt` lets this process go on with a stream."""
         self._log = log
         self._calls = calls
         self._fleet = fleet

@@ -210,7 +210,6 @@ class StreamOwner:
             self.writer.note(stream)
 
     def _resume(self, stream: LiveStream, requests: list[Request]) -> None:
-        """Dispatch the sequences of a stream that have not ended, behind what the log has of them."""
         deltas, form = stream.deltas(), stream.head.form
         places, sinks = unfinished(deltas), self.sinks(stream)
         epoch = stream.head.term * _EPOCHS

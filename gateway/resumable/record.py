@@ -232,7 +232,6 @@ class PieceWriter:
 
 
 def _parts(piece: bytes) -> list[bytes]:
-    """Return the messages of a piece that is larger than one, two or more."""
     size = PIECE_BYTES - len(FIRST_PART)
     parts = [piece[start : start + size] for start in range(0, len(piece), size)]
     middle = [MIDDLE_PART + part for part in parts[1:-1]]

@@ -241,7 +241,6 @@ class LogWriter:
         return written
 
     def _write_pieces(self, stream: LiveStream) -> None:
-        """Write all entries that the pieces of a stream lack."""
         self._journal.forget(stream)
         pieces, head = stream.pieces, stream.head
         assert pieces is not None
@@ -275,7 +274,6 @@ class LogWriter:
         return False
 
     async def _begin_anew(self) -> None:
-        """Fill a log that was lost with NATS."""
         try:
             await self._log.ensure()
         except ERRORS as error:

@@ -128,7 +128,6 @@ def _share(bucket: list[float], n: float, m: float) -> float:
 
 
 def _chance(freedom: int) -> float:
-    """Return the 0.999 quantile of chi squared."""
     if not freedom:
         return 0.0
     part = 2 / (9 * freedom)
@@ -158,7 +157,6 @@ class _Pool:
         return tuple([max(0.0, a - b) for a, b in zip(*pair, strict=True)] for pair in pairs)
 
     def _scaled(self, rows: list[AnswerRow]) -> list[list[list[float]]]:
-        """Return by measure and row what each bucket counts for."""
         return [[_at_most(row.histograms[place], most) for row in rows] for place, most in enumerate(self._most)]
 
 
@@ -173,7 +171,6 @@ def _at_most(counts: list[int], most: int) -> list[float]:
 
 
 def _within(rows: list[AnswerRow]) -> list[Finding]:
-    """Compare each worker of a model and revision with the others."""
     if len(rows) < 2:
         return []
     left, apart = list(rows), list[Finding]()
@@ -188,7 +185,6 @@ def _within(rows: list[AnswerRow]) -> list[Finding]:
 
 
 def _with(rows: list[AnswerRow], compared_with: Compared, others: list[AnswerRow]) -> list[Finding]:
-    """Compare each worker with all of others."""
     if not others:
         return []
     pool = _Pool(others)

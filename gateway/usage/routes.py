@@ -94,7 +94,6 @@ class UsageRoutes:
         return json_response(UsagePage("page", buckets, has_more, str(begins[limit]) if has_more else None))
 
     def _groups(self, request: Request) -> set[str]:
-        """Check what is asked for, and return what is to be told apart."""
         query = request.query_params
         check_query(request, _OPENAI, allow_unknown=self._services.config.allow_unknown_parameters)
         if query.get("start_time") is None:

@@ -90,7 +90,6 @@ class AnswerGrammar:
         return Grammar(kind="lark", source=self._lark.source(start), in_reasoning=thought)
 
     def _calls(self) -> str:
-        """Return an expression for one block of calls or several."""
         assert self._form is not None
         opening = "" if self._form.bare_pattern else self._lark.literal(self._form.opens[0])
         return f"{opening} {self._block()} {self._more_blocks()}"
@@ -120,7 +119,6 @@ class AnswerGrammar:
         return f"( {self._lark.literal(form.between + form.opens[0])} {self._block()} )*"
 
     def _block(self) -> str:
-        """Return an expression for what stands behind the opening of a block, with its close."""
         form = self._form
         assert form is not None
         more = ""

@@ -171,7 +171,6 @@ class _Tenant:
         return self._last_s > LONG_S or self._spent_lately(time.monotonic()) > MAX_SPENT_S
 
     def spend(self, cpu_s: float) -> None:
-        """Take note of the processor time that a check took."""
         now = time.monotonic()
         self._last_s, self._spent_s, self._spent_at = cpu_s, self._spent_lately(now) + cpu_s, now
 

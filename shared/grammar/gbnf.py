@@ -83,8 +83,6 @@ def read_gbnf(source: str) -> dict[str, Expression]:
 
 
 class _Reader:
-    """Reads one grammar from its start to its end."""
-
     def __init__(self, source: str) -> None:
         self._source = source
         self._position = 0

@@ -92,7 +92,6 @@ class _LarkWriter:
 
 
 def _regular_rules(rules: dict[str, Expression]) -> set[str]:
-    """Return the rules that reach no recursive rule."""
     users: defaultdict[str, list[str]] = defaultdict(list)
     num_waiting: dict[str, int] = {}
     for name, expression in rules.items():

@@ -9,8 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.dispatch.dispatcher import Ending
-from gateway.dispatch.moves import Reason
-from gateway.metrics import REASONS, GatewayMetrics, MetricsCollector, make_registry
+from gateway.metrics import REASONS, GatewayMetrics, MetricsCollector, MoveReason, make_registry
 from shared.dead_letters import DeadReason
 from shared.histogram import Histogram
 
@@ -73,10 +72,10 @@ def test_no_metric_names_a_key_and_only_those_of_tenants_name_a_tenant() -> None
 
 def test_every_reason_is_there_before_it_happens_and_is_one_that_the_code_has() -> None:
     values = scrape(GatewayMetrics())
-    assert {reason: values["headrace_redispatches_total", reason] for reason in get_args(Reason)} == dict.fromkeys(
-        get_args(Reason), 0
+    assert {reason: values["headrace_redispatches_total", reason] for reason in get_args(MoveReason)} == dict.fromkeys(
+        get_args(MoveReason), 0
     )
-    assert set(REASONS["redispatches"]) == set(get_args(Reason))
+    assert set(REASONS["redispatches"]) == set(get_args(MoveReason))
     assert set(REASONS["sequences"]) == set(get_args(Ending))
     assert set(REASONS["dead_letters"]) == set(get_args(DeadReason))
     assert values["headrace_shed_total", "no_worker"] == 0

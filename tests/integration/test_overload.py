@@ -1,19 +1,16 @@
-"""Overload: refusals carry a Retry-After that comes true, official SDKs can live with them, batch jobs delay no one."""
+"""Overload: refusals carry a Retry-After that comes true, and the official SDK can live with them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import httpx2
-import nats
 import openai
 import pytest
-from nats.aio.client import Client
 
 from tests.integration.system import System, running_system
 
@@ -22,20 +19,13 @@ STEP_S = 0.02
 NUM_SLOTS = 4
 CAPACITY = NUM_SLOTS / (MAX_TOKENS * STEP_S)
 OVERLOAD = 4
-# As many as there are slots, and short ones behind them.
-JOB_TOKENS = [160] * NUM_SLOTS + [16] * NUM_SLOTS
 ARRIVAL_S = 8.0
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A system that runs four sequences at a time, 20 ms a step, and promises a first token within 2 s."""
-    # So much slowdown holds nothing back for people: batch jobs take all slots at once.
-    environ = {
-        "HEADRACE_MAX_NUM_SEQS": str(NUM_SLOTS),
-        "HEADRACE_INTERACTIVE_TTFT_SLO_S": "2",
-        "HEADRACE_BATCH_SLOWDOWN": "1",
-    }
+    environ = {"HEADRACE_MAX_NUM_SEQS": str(NUM_SLOTS), "HEADRACE_INTERACTIVE_TTFT_SLO_S": "2"}
     with running_system(tmp_path_factory.mktemp("small"), "--simulate", str(STEP_S * 1000), environ=environ) as running:
         yield running
 
@@ -85,45 +75,6 @@ async def test_overload_is_refused_with_retry_after_and_the_admitted_are_served(
     # machine steps take longer, which no prediction could know, and this process is late to read.
     slowdown = max(times.rest_s for times in served) / (STEP_S * (MAX_TOKENS - 1))
     assert max(times.first_s for times in served) < 8 * max(1.0, slowdown)
-
-
-@pytest.fixture
-async def queue(small: System) -> AsyncIterator[Client]:
-    client = await nats.connect(small.info["nats_url"])
-    yield client
-    await client.close()
-
-
-async def _publish_jobs(queue: Client, model: str) -> None:
-    for index, max_tokens in enumerate(JOB_TOKENS):
-        sampling = {"max_tokens": max_tokens, "ignore_eos": True}
-        job = {"id": f"job-{index}", "model": model, "lane": "batch", "text": f"job {index}", "sampling": sampling}
-        await queue.jetstream().publish(f"hr.req.{model}.batch.default", json.dumps(job).encode())
-
-
-async def test_interactive_request_does_not_wait_for_running_batch_jobs(small: System, queue: Client) -> None:
-    results = await queue.subscribe("hr.result.default.*")
-    model = small.model
-    await _publish_jobs(queue, model)
-    async with asyncio.timeout(10):
-        while small.gauge("headrace_fleet_running") < 4:  # noqa: ASYNC110 - until batch jobs have all slots
-            await asyncio.sleep(STEP_S)
-    async with small.async_client() as client:
-        stream = await client.completions.create(
-            model=model, prompt="x", max_tokens=4, stream=True, extra_body={"ignore_eos": True}
-        )
-        await anext(aiter(stream))
-        # It has waited for the end of no job: each holds its slot for three seconds.
-        await queue.flush()
-        assert results.pending_msgs == 0
-        await stream.close()
-    answers = [json.loads((await results.next_msg(timeout=30)).data) for _ in JOB_TOKENS]
-    answers.sort(key=lambda answer: answer["id"])
-    assert [answer["id"] for answer in answers] == [f"job-{index}" for index in range(len(JOB_TOKENS))]
-    assert [answer["completion_tokens"] for answer in answers] == JOB_TOKENS
-    assert {answer["finish"] for answer in answers} == {"length"}
-    with pytest.raises(TimeoutError):
-        await results.next_msg(timeout=0.5)
 
 
 @dataclass

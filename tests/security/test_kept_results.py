@@ -17,15 +17,15 @@ from shared.subjects import request_subject, result_subject
 from tests.gpu_worker.consumer.harness import TestGateway, start_worker, wait_until
 from tests.servers import NatsServer
 
-LIMITS = StreamLimits(results_max_bytes=1 << 17)
+LIMITS = StreamLimits(results_max_bytes=1 << 18)
 ATTACKER, VICTIM = "attacker", "victim"
-NUM_JOBS = 240
+NUM_JOBS = 450
 LONG = "value = items[0]; " * 60
 
 
 @pytest.fixture
 async def small(start_nats: Callable[..., NatsServer]) -> AsyncIterator[TestGateway]:
-    """A system whose stream of results holds 128 kB, with one worker."""
+    """A system whose stream of results holds 256 kB, with one worker."""
     url = start_nats().url
     client = await connect(url, role="admin", name="test")
     gateway = TestGateway(client, "m")

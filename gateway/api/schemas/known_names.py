@@ -120,7 +120,6 @@ def _is_one_of(raw: Raw, values: tuple[object, ...]) -> bool:
 
 
 def _whole(raw: Raw) -> Raw:
-    """Return a number like 256.0 as 256."""
     view = memoryview(raw)
     if len(view) > _MAX_COMPARED_BYTES or not (0x30 <= view[0] <= 0x39 or view[0] == 0x2D):
         return raw

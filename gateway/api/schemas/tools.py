@@ -164,7 +164,6 @@ def _offered(functions: Sequence[FunctionBody], use: ToolUse, places: Mapping[st
 
 
 def _allowed(allowed: AllowedTools, functions: Sequence[FunctionBody]) -> tuple[str, list[FunctionBody]]:
-    """Return how the tools that a choice allows may be called, and which these are."""
     if allowed.mode not in ("auto", "required"):
         raise invalid_value("tool_choice", "'tool_choice.allowed_tools.mode' must be 'auto' or 'required'.")
     names = dict.fromkeys(_named(tool.type, tool.function) for tool in allowed.tools)

@@ -158,7 +158,6 @@ _HARMONY_RECIPIENTS = ("<|channel|>commentary to=", "<|channel|>analysis to=", "
 
 
 def _harmony_calls(namespace: str) -> CallForm:
-    """Return how functions of a namespace are called."""
     return CallForm(
         opens=tuple(f"{each}{namespace}" for each in _HARMONY_RECIPIENTS),
         # The prompt ends with the beginning of the turn, and the recipient may stand before the channel.

@@ -193,7 +193,6 @@ class _LiteralReading:
                 return False
 
     def tell(self, text: str) -> None:
-        """Tell more of the arguments. The first time it is sure that this is a call."""
         if not self.call.has_started:
             self.call.start()
             self.call.arguments("{")

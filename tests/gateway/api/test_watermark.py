@@ -12,8 +12,7 @@ import pytest
 from gateway.admission.api_keys import create_key
 from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore
 from gateway.admission.watermark_secrets import make_watermark, remove_watermark
-from gateway.api.model_abilities import check_task
-from gateway.api.watermark import check_watermark, with_watermark
+from gateway.api.model_abilities import check_task, check_watermark, with_watermark
 from gateway.batches.line import read_openai_line
 from gateway.cache.prompt_cache import cache_key
 from gateway.errors import ApiError

@@ -14,8 +14,8 @@ from nats.aio.msg import Msg
 
 from gateway.dispatch.frames import EARLY_S, FrameReceiver, believable, most_prompt_tokens
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.moves import Reason
 from gateway.errors import ApiError
+from gateway.metrics import MoveReason
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.stack.config import DEMO_MODEL
@@ -65,7 +65,7 @@ class Received:
     def cancel_again(self, request_id: str) -> None:
         self.cancels.append((request_id, None))
 
-    def lose(self, flight: Flight, reason: Reason, why: str) -> None:
+    def lose(self, flight: Flight, reason: MoveReason, why: str) -> None:
         self.losses.append(reason)
 
     def hand_over(self, flight: Flight, ready: KvReady | None) -> None:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from gateway.dispatch.inflight import Flight, FlightTable
-from gateway.dispatch.moves import Reason
 from gateway.dispatch.poison import HARMLESS_TOKENS, MAX_SOLO_LOSSES
 from gateway.dispatch.recovery import Recovery
 from gateway.dispatch.timeouts import RecoveryLimits
@@ -19,6 +18,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.fleet.liveness import FleetLimits
 from gateway.fleet.resumption import MARGIN_S, NUM_STEPS
+from gateway.metrics import MoveReason
 from shared.disaggregation import KvReady, RoleNews
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
@@ -102,7 +102,7 @@ class Moves:
     async def settle(self) -> None:
         await self.recovery.close()
 
-    async def move(self, flights: list[Flight], reason: Reason) -> None:
+    async def move(self, flights: list[Flight], reason: MoveReason) -> None:
         self.recovery.move(flights, reason)
         await self.settle()
 
