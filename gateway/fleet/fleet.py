@@ -15,20 +15,11 @@ import msgspec
 
 from gateway.fleet.adapter_names import FoundAdapter, NamedAdapters, WorkersNames, find_adapter
 from gateway.fleet.deaths import Death
-from gateway.fleet.fleet_load import (
-    FleetLoad,
-    OwnRequests,
-    coming_load,
-    credible_waiting,
-    fingerprint_of,
-    pulled_between,
-    sees_empty_queue,
-    takes,
-    unclaimed_of,
-)
+from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credible_waiting, fingerprint_of, unclaimed_of
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.last_services import LastServices
 from gateway.fleet.liveness import FleetLimits, Liveness
+from gateway.fleet.queue_takers import pulled_between, sees_empty_queue, takes
 from shared.adapter_calls import NamesRead
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
@@ -381,6 +372,8 @@ def _fleet_load(
 
 @dataclass(frozen=True, slots=True)
 class _AnswerTraits:
+    """How the answers of a model are to be read and sampled, as most of its workers say."""
+
     chat_format: str = ""
     sampling_defaults: SamplingDefaults | None = None
 

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shared.disaggregation import PROMPT_QUEUES
 from shared.hosted_models import HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults
-from shared.subjects import Queue
 
 
 class FleetLoad(Struct, frozen=True):
@@ -185,26 +183,3 @@ def unclaimed_of(gateway: GatewayHeartbeat, model: str) -> tuple[int, int]:
     if gateway.unclaimed_of is None:
         return gateway.unclaimed, gateway.unclaimed_tokens
     return gateway.unclaimed_of.get(model, (0, 0))
-
-
-def takes(heartbeat: Heartbeat, queue: Queue) -> bool:
-    """Return whether a worker takes from a queue at present."""
-    return queue in (PROMPT_QUEUES if heartbeat.roles is None else heartbeat.roles.takes)
-
-
-def sees_empty_queue(heartbeat: Heartbeat) -> bool:
-    """Return whether nothing waits in a worker, nor in the queues from which it takes."""
-    return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
-
-
-def pulled_between(heartbeats: Sequence[Heartbeat], queue: Queue) -> tuple[int, int]:
-    """Return the highest stream sequence of a queue that one of these workers gave back, and that one was sent."""
-    if queue == "ready":
-        roles = [beat.roles for beat in heartbeats if beat.roles is not None]
-        numbers = [(each.last_ready_returned, each.last_ready) for each in roles]
-    elif queue == "resumed":
-        numbers = [(beat.last_resumed_returned, beat.last_resumed) for beat in heartbeats]
-    else:
-        numbers = [(beat.last_returned, beat.last_pulled) for beat in heartbeats]
-    returned, sent = zip(*numbers, strict=True) if numbers else ((0,), (0,))
-    return max(returned), max(sent)
