@@ -16,6 +16,8 @@ IMAGE_PARAM = "media"
 """What a worker's error about images names; `media.[1]` where it is about the second one of the request."""
 IMAGE_NOT_FOUND = "image_not_found"
 """Error code of a request whose image is no longer stored."""
+IMAGES_BUSY = "images_busy"
+"""Error code of a request whose image takes long to decode, while many others do."""
 
 Detail = Literal["auto", "low", "high"]
 Mime = Literal["image/png", "image/jpeg", "image/webp", "image/gif"]

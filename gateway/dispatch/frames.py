@@ -29,13 +29,16 @@ from gateway.metrics import MoveReason
 from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.disaggregation import KvReady
 from shared.log_limit import LogLimit
-from shared.media import IMAGE_NOT_FOUND
+from shared.media import IMAGE_NOT_FOUND, IMAGES_BUSY
 from shared.messages import UNDECODABLE, Delta, Finish, Frame, Request, Usage
 
 STRAY_CANCEL_INTERVAL_S = 1.0
 MAX_STRAYS = 10_000
 # How far a worker's wall clock may be ahead of ours; beyond that, one of the two has jumped.
 EARLY_S = 1.0
+# What a worker cannot do at the moment, and after how many seconds clients send the request again by themselves. An
+# image that is no longer stored is stored again then.
+_PASSING = {IMAGE_NOT_FOUND: 1.0, IMAGES_BUSY: 5.0, ADAPTER_UNAVAILABLE: 5.0}
 
 _logger = logging.getLogger(__name__)
 
@@ -200,13 +203,10 @@ class FrameReceiver:
             )
         elif finish.reason == "expired":
             self._endings.fail(flight, timeout_error())
-        elif finish.reason == "failed" and finish.error_code == IMAGE_NOT_FOUND:
-            # Clients send it again by themselves, and then it is stored again.
-            message = finish.error or "An image of this request is no longer stored."
-            self._endings.fail(flight, ApiError(503, message, code=IMAGE_NOT_FOUND, retry_after_s=1.0))
-        elif finish.reason == "failed" and finish.error_code == ADAPTER_UNAVAILABLE:
-            message = finish.error or "The adapter cannot be loaded at the moment."
-            self._endings.fail(flight, ApiError(503, message, code=ADAPTER_UNAVAILABLE, retry_after_s=5.0))
+        elif finish.reason == "failed" and (retry_after_s := _PASSING.get(finish.error_code or "")) is not None:
+            message = finish.error or "The request cannot be served at the moment."
+            error = ApiError(503, message, code=finish.error_code, retry_after_s=retry_after_s)
+            self._endings.fail(flight, error)
         elif finish.reason == "failed" and finish.error_param is not None:
             message = finish.error or "The request cannot be served."
             code = finish.error_code or "invalid_value"

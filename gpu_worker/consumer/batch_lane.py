@@ -204,7 +204,7 @@ class BatchLane:
         if held.is_looked_up:
             self._tasks.spawn(self._hand_over(held), f"hand over {held.key}")
 
-    def unavailable(self, held: HeldRequest, error: str) -> None:
+    def unavailable(self, held: HeldRequest, error: str, code: str) -> None:
         """Let another worker try: jobs wait, and people are told to try again."""
         self.give_back(held)
 

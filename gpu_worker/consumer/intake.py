@@ -19,12 +19,15 @@ from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
+from gpu_worker.media.prepared_images import ImagesBusyError
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
+from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.adapter_store import AdapterStoreError
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, PromptTooLongError
 from shared.limited_link import LimitedProcessError
+from shared.media import IMAGES_BUSY
 from shared.media_store import MediaStoreError
 from shared.messages import Request
 
@@ -49,7 +52,7 @@ class Lane(Protocol):
     def give_back(self, held: HeldRequest) -> None:
         """It cannot run here any more."""
 
-    def unavailable(self, held: HeldRequest, error: str) -> None:
+    def unavailable(self, held: HeldRequest, error: str, code: str) -> None:
         """What it needs cannot be had at the moment, here or elsewhere."""
 
 
@@ -175,7 +178,10 @@ class Intake:
             return
         if isinstance(error, AdapterStoreError):
             _log.warning("request cannot have its adapter: %s", error, extra=log_fields(held.request))
-            lane.unavailable(held, f"The adapter cannot be loaded at the moment: {error}.")
+            lane.unavailable(held, f"The adapter cannot be loaded at the moment: {error}.", ADAPTER_UNAVAILABLE)
+            return
+        if isinstance(error, ImagesBusyError):
+            lane.unavailable(held, str(error), IMAGES_BUSY)
             return
         if isinstance(error, CompilerBusyError | LimitedProcessError | MediaStoreError):
             _log.warning("request given back: %s", error, extra=log_fields(held.request))

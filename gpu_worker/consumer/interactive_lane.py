@@ -25,7 +25,6 @@ from gpu_worker.consumer.receipts import ReceiptWriter
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
-from shared.adapter_calls import ADAPTER_UNAVAILABLE
 from shared.disaggregation import KvReady
 from shared.errors import BadRequestError
 from shared.log_limit import LogLimit
@@ -220,9 +219,9 @@ class InteractiveLane:
         """Let another worker do it: the gateway dispatches it again at once."""
         self.end(held, Finish("handoff"))
 
-    def unavailable(self, held: HeldRequest, error: str) -> None:
-        """End a request whose adapter cannot be had: its client is told when to try again."""
-        self.end(held, Finish("failed", error=error, error_code=ADAPTER_UNAVAILABLE))
+    def unavailable(self, held: HeldRequest, error: str, code: str) -> None:
+        """End a request whose adapter or images cannot be had: its client is told when to try again."""
+        self.end(held, Finish("failed", error=error, error_code=code))
 
     def hand_over(self, held: HeldRequest, ready: KvReady) -> None:
         """Let a worker that decodes go on: the gateway dispatches it again, with the place of its KV."""

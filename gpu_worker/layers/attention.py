@@ -76,6 +76,7 @@ class AttentionShape:
         value_dim: Numbers of a value head; None is `head_dim`.
         sees_later: Tokens see later ones too, so that all tokens of a sequence have to be in one step. A window
             reaches as far to the other side, then.
+        joins_images: Tokens of an image see one another in both directions, in a model that computes images so.
     """
 
     num_heads: int = 0
@@ -102,6 +103,7 @@ class AttentionShape:
     reads_layer: int | None = None
     value_dim: int | None = None
     sees_later: bool = False
+    joins_images: bool = True
     qkv_clip: float | None = None
 
     @property
@@ -313,7 +315,8 @@ class Attention:
             chunk_size=shape.chunk_size,
         )
         limits = self._scale, shape.sliding_window, shape.soft_cap
-        attended = attend_bidirectional(context.media, attended, query, cache, block_tables, *limits)
+        if shape.joins_images:
+            attended = attend_bidirectional(context.media, attended, query, cache, block_tables, *limits)
         attended = attended.view(num_tokens, -1)
         return self._output(attended if gate is None else times_sigmoid(attended, gate), context)
 

@@ -55,11 +55,13 @@ class LayerInputShape:
         size: Numbers of a vector.
         vocab_size: Rows of the table that has the vectors of all layers.
         activation: Of the gate that the stream yields.
+        image_token: Stands for the tokens of images.
     """
 
     size: int
     vocab_size: int
     activation: Activation
+    image_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import LayerInputShape
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.norms import Norm, NormWeights, make_norm
 from gpu_worker.layers.vocabulary import Embedding
 from kernels.activation import Activation, activate
@@ -28,16 +29,21 @@ TABLE = "model.embed_tokens_per_layer.weight"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInputs:
-    """Makes the vectors of a step's tokens for all layers."""
+    """Makes the vectors of a step's tokens for all layers. `image_token` stands for the tokens of images."""
 
     table: Embedding
     projection: Product
     norm: Norm
     size: int
     scale: float
+    image_token: int
 
-    def __call__(self, token_ids: torch.Tensor, embeddings: torch.Tensor) -> Sequence[torch.Tensor]:
+    def __call__(
+        self, token_ids: torch.Tensor, embeddings: torch.Tensor, media: MediaInputs | None = None
+    ) -> Sequence[torch.Tensor]:
         """Return for each layer `[num_tokens, size]`, views of one tensor."""
+        if media is not None:
+            token_ids = token_ids.index_fill(0, media.places, self.image_token)
         projected = self.norm((self.projection(embeddings) * self.scale).view(-1, self.size))
         vectors = self.table(token_ids).view(-1, self.size).add_(projected).mul_(2**-0.5)
         return vectors.view(len(token_ids), -1, self.size).unbind(1)
@@ -73,6 +79,7 @@ def layer_inputs_over(
         make_norm(norm),
         shape.size,
         source.hidden_size**-0.5,
+        shape.image_token,
     )
 
 

@@ -113,7 +113,7 @@ class LayeredDecoder:
             x.index_copy_(0, media.places, media.rows)
         streams: dict[int, torch.Tensor] = {}
         # Before the first layer, which makes the embeddings the stream and adds to them in place.
-        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x, media)
         for index, layer in enumerate(self._layers):
             if index in self._tapped_layers:
                 streams[index] = x.clone() if residual is None else x + residual

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shared import limited_process
 from shared.image_header import JPEG, ImageHeader, ImageProblemError, read_header
-from shared.limited_process import Limits
+from shared.limited_process import Limits, renew_processor_time
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,19 +70,22 @@ _TURNS = {
 
 
 class DecodeWork(msgspec.Struct, frozen=True):
-    """An image to decode."""
+    """An image to decode, in so many seconds of processor time."""
 
     source: str
     target: str
     mime: str
     width: int
     height: int
+    cpu_s: float
 
 
 def work(message: bytes) -> bytes:
     """Decode an image; return what is wrong with it, or nothing."""
     try:
-        _decode(msgspec.msgpack.decode(message, type=DecodeWork))
+        asked = msgspec.msgpack.decode(message, type=DecodeWork)
+        renew_processor_time(asked.cpu_s)
+        _decode(asked)
     except ImageProblemError as error:
         return str(error).encode()
     return b""

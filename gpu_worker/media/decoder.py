@@ -14,21 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.media.decode_process import LIMITS, DecodeWork
-from shared.errors import BadRequestError
+from shared.errors import BadRequestError, HeadraceError
 from shared.limited_link import LimitedLink
 from shared.media import MediaRef
 
 Pixels = npt.NDArray[np.uint8]
 """`[height, width, 3]`, RGB, turned as it is shown."""
 
-# Streams go first.
-_NICENESS = 5
+# Streams go first: beside a busy thread of the engine, a process that is so nice gets a tenth of a processor, or less.
+_NICENESS, _SLOW_NICENESS = 10, 15
 _CODE = "invalid_image"
 
 
 def can_decode() -> bool:
     """Whether Pillow is installed."""
     return importlib.util.find_spec("PIL") is not None
+
+
+class SlowImageError(HeadraceError):
+    """An image takes more processor time than it was given, and less than it may be given."""
 
 
 class Decoder:
@@ -38,18 +42,22 @@ class Decoder:
         module = "gpu_worker.media.decode_process"
         self._link = link or LimitedLink(module, LIMITS.time_s, what="the process that decodes images")
 
-    async def decode(self, ref: MediaRef, data: bytes) -> Pixels:
+    async def decode(self, ref: MediaRef, data: bytes, cpu_s: float = LIMITS.cpu_s) -> Pixels:
         """Return the pixels of an image.
 
         Raises:
+            SlowImageError: It takes more than `cpu_s` seconds of processor time, which are less than the limit.
             BadRequestError: It is broken, is not what its reference says, or takes more than is allowed.
             LimitedProcessError: The process does not answer.
         """
         with _shared_file(len(data)) as (source, source_path), _shared_file(3 * ref.width * ref.height) as target:
             with mmap.mmap(source, len(data)) as memory:
                 memory[:] = data
-            asked = DecodeWork(source_path, target[1], ref.mime, ref.width, ref.height)
-            outcome = await self._link.ask(msgspec.msgpack.encode(asked), _NICENESS)
+            asked = DecodeWork(source_path, target[1], ref.mime, ref.width, ref.height, cpu_s)
+            niceness = _NICENESS if cpu_s < LIMITS.cpu_s else _SLOW_NICENESS
+            outcome = await self._link.ask(msgspec.msgpack.encode(asked), niceness)
+            if outcome.is_late and cpu_s < LIMITS.cpu_s:
+                raise SlowImageError
             if outcome.content is None:
                 what = f"{LIMITS.cpu_s:g} s" if outcome.is_late else f"{LIMITS.memory_bytes >> 20} MB"
                 raise BadRequestError(f"The image takes more than {what} to be decoded.", "media", _CODE)

@@ -84,6 +84,13 @@ class FairSemaphore:
                 self._hand_out()
             raise
 
+    def try_take(self, tenant: str, amount: int) -> bool:
+        """Hold units if the tenant may have them now; somebody always may if nothing is held. Say whether it does."""
+        if self._used and not (self._is_within_share(tenant, amount) and self._is_free(amount)):
+            return False
+        self.take(tenant, amount)
+        return True
+
     def release(self, tenant: str, amount: int) -> None:
         """Give units back."""
         self._used -= amount

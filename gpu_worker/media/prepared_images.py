@@ -2,8 +2,9 @@
 
 How many images are worked on at once is bounded, and so is how much memory pixels take: a request gets room for all of
 its images before the first one is fetched. Places and room go to the tenant whose images have taken the least time, and
-no tenant takes all of either. Work whose requests have ended is not started. Prepared images are kept for the next
-turn of its conversation, as long as nothing else needs the room.
+no tenant takes all of either. An image that is not decoded in a second of processor time gives its place to others, and
+is begun again in one of the few for such images. Work whose requests have ended is not started. Prepared images are
+kept for the next turn of the conversation, as long as nothing else needs the room.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Protocol
 
 from gpu_worker.core.clients import Clients
 from gpu_worker.core.media import PreparedImage
-from gpu_worker.media.decoder import Decoder, Pixels
+from gpu_worker.media.decode_process import LIMITS
+from gpu_worker.media.decoder import Decoder, Pixels, SlowImageError
 from gpu_worker.media.fair_semaphore import FairSemaphore
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, HeadraceError
@@ -30,6 +32,10 @@ from shared.media import IMAGE_NOT_FOUND, MediaRef, about_image
 from shared.media_store import MediaStore, MissingMediaError
 
 MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
+QUICK_CPU_S = 1.0
+"""Of processor time: photos of phones take a third of it, and 64 million pixels up to twice."""
+_SLOW_SHARE = 4
+"""The part of the memory for pixels that slow images may hold while they wait, and of the places to decode."""
 _CHANNELS = 3
 
 _Key = tuple[str, MediaRef]
@@ -45,6 +51,10 @@ class Preparer(Protocol):
         Raises:
             BadRequestError: The model cannot read it.
         """
+
+
+class ImagesBusyError(HeadraceError):
+    """Too many images that take long are to be decoded already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +85,8 @@ class PreparedImages:
         self._room = FairSemaphore(max_bytes, self._tenants, keeps_room=True, reclaim=self._drop_kept)
         # One tenant takes `MAX_AT_ONCE`; the last place is for the others.
         self._places = FairSemaphore(MAX_AT_ONCE + 1, self._tenants, kept_free=1)
+        self._slow_room = FairSemaphore(max_bytes // _SLOW_SHARE, self._tenants, keeps_room=True)
+        self._slow_places = FairSemaphore(max(1, MAX_AT_ONCE // _SLOW_SHARE), self._tenants)
         self._tasks = BackgroundTasks()
 
     async def images(
@@ -85,7 +97,7 @@ class PreparedImages:
         Raises:
             BadRequestError: One is not there, cannot be decoded or read; or they are too many for the worker's memory.
             MediaStoreError: They cannot be read at the moment.
-            LimitedProcessError: They cannot be decoded at the moment.
+            LimitedProcessError, ImagesBusyError: They cannot be decoded at the moment.
             asyncio.CancelledError: They were not wanted any more.
         """
         refs = list(refs)
@@ -129,26 +141,43 @@ class PreparedImages:
 
     async def _outcome(self, key: _Key) -> PreparedImage | HeadraceError:
         """Return an image, or why there is none: that is not a failure of the task, and concerns who asked."""
-        work, (tenant, _) = self._running[key], key
+        work = self._running[key]
         try:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-            await self._places.acquire(tenant, 1)
-            began = time.monotonic()
             try:
-                return await self._prepare(key, work)
-            finally:
-                self._tenants.account(tenant).counter += time.monotonic() - began
-                self._places.release(tenant, 1)
+                return await self._prepare(key, work, self._places, QUICK_CPU_S)
+            except SlowImageError:
+                work.has_begun = False
+                return await self._prepare_slow(key, work)
         except HeadraceError as error:
             return error
         finally:
             if self._running.get(key) is work:
                 del self._running[key]
 
-    async def _prepare(self, key: _Key, work: _Work) -> PreparedImage:
+    async def _prepare_slow(self, key: _Key, work: _Work) -> PreparedImage:
+        tenant, num_bytes = key[0], _num_bytes(key[1])
+        if not self._slow_room.try_take(tenant, num_bytes):
+            raise ImagesBusyError("Too many images that take long to decode are waiting. Send a smaller one, or wait.")
+        try:
+            return await self._prepare(key, work, self._slow_places, LIMITS.cpu_s)
+        finally:
+            self._slow_room.release(tenant, num_bytes)
+
+    async def _prepare(self, key: _Key, work: _Work, places: FairSemaphore, cpu_s: float) -> PreparedImage:
+        tenant = key[0]
+        await places.acquire(tenant, 1)
+        began = time.monotonic()
+        try:
+            return await self._prepare_now(key, work, cpu_s)
+        finally:
+            self._tenants.account(tenant).counter += time.monotonic() - began
+            places.release(tenant, 1)
+
+    async def _prepare_now(self, key: _Key, work: _Work, cpu_s: float) -> PreparedImage:
         tenant, ref = key
         work.check_wanted()
         work.has_begun = True
@@ -157,7 +186,7 @@ class PreparedImages:
         except MissingMediaError as error:
             raise BadRequestError(str(error), "media", IMAGE_NOT_FOUND) from None
         work.check_wanted()
-        pixels = await self._decoder.decode(ref, data)
+        pixels = await self._decoder.decode(ref, data, cpu_s)
         del data
         prepared = await asyncio.to_thread(self._preparer.prepare, ref, pixels)
         self._keep(key, prepared)

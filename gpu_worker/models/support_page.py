@@ -57,8 +57,8 @@ _SEEING = (
     "have 16 or 32 bits; those of quantized checkpoints do. Where several ranks divide the model, the files hold "
     "no tower, or the tower is quantized, the model is served for text, and the worker's log says so. How an image is "
     "read is what the model's own `preprocessor_config.json` says. With `detail: low` Qwen's models and Mistral 3 "
-    "see some 512 pixels a side, InternVL one tile; Gemma 3 takes as many tokens of every image. Gemma 3's pan and "
-    "scan is not done."
+    "see some 512 pixels a side, InternVL and SmolVLM one tile, and Gemma 4 takes 70 tokens. Gemma 3 takes as many of "
+    "every image; its pan and scan is not done."
 )
 
 _WRAPPERS = """

@@ -200,7 +200,14 @@ MODELS: dict[str, tuple[Callable[[Path], None] | None, str]] = {
 THINKING = ("openai_client.py", "openai.mjs", "anthropic_client.py", "ai_sdk.mjs", "pydantic_ai_client.py")
 # Those that try what becomes of a call of a tool that was not offered.
 CALLING = (*THINKING, "langchain_client.py")
-SEEING = ("openai_client.py", "anthropic_client.py", "langchain_client.py", "litellm_client.py")
+SEEING = (
+    "openai_client.py",
+    "openai.mjs",
+    "anthropic_client.py",
+    "ai_sdk.mjs",
+    "langchain_client.py",
+    "litellm_client.py",
+)
 CLIENT_TIMEOUT_S = 600
 
 

@@ -73,7 +73,9 @@ def _layer_inputs(file: JsonFile, activation: Activation) -> LayerInputShape | N
     if vocab_size < num_tokens:
         problem = f"is {vocab_size}; every token needs a row: at least vocab_size ({num_tokens})"
         raise file.error("vocab_size_per_layer_input", problem)
-    return LayerInputShape(size, vocab_size, activation)
+    # `transformers` reads padding where images are.
+    padding = file.integer("pad_token_id", 0, minimum=0, maximum=vocab_size - 1)
+    return LayerInputShape(size, vocab_size, activation, padding)
 
 
 def _names(file: JsonFile) -> TensorNames:
@@ -152,7 +154,7 @@ def _attention(file: JsonFile, index: int, layer: LayerTraits, shares: bool) -> 
     shape = layer.mixer
     assert isinstance(shape, AttentionShape)
     is_full = shape.sliding_window is None
-    shape = replace(shape, rotary=0 if is_full else 1, values_are_keys=shares and is_full)
+    shape = replace(shape, rotary=0 if is_full else 1, values_are_keys=shares and is_full, joins_images=not is_full)
     overrides = file.nested("per_layer_config")
     if overrides is not None:
         # `transformers` puts zeros before the numbers, so that all are as long as the longest.

@@ -29,6 +29,38 @@ class Linear:
         return functional.linear(x, self.weight, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class ClippedLinear:
+    """Multiplies by a matrix; what goes in and what comes out is kept within bounds."""
+
+    linear: Linear
+    inside: tuple[float, float]
+    outside: tuple[float, float]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
+        return self.linear(x.clamp(*self.inside)).clamp_(*self.outside)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Several transforms that read the same; their results stand behind one another."""
+
+    parts: Sequence[Transform]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform the last dimension."""
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+class Transform(Protocol):
+    """Transforms the last dimension, as a linear layer does."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor whose last dimension may have another size."""
+        ...
+
+
 class Norm(Protocol):
     """Normalises the last dimension."""
 
@@ -78,14 +110,22 @@ class Neighbourhood:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of patches in both directions; with `is_local`, within their segment. Norms are of all heads as one."""
+    """Attention of patches in both directions; with `is_local`, within their segment.
 
-    qkv: Linear
-    output: Linear
+    Attributes:
+        query_norm, key_norm: Of all heads as one.
+        head_norms: Of each head of queries, keys and values.
+        scale: What scores are multiplied by; None is `head_dim ** -0.5`.
+    """
+
+    qkv: Transform
+    output: Transform
     num_heads: int
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     is_local: bool = False
+    head_norms: Sequence[Norm] = ()
+    scale: float | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
         """Attend."""
@@ -94,10 +134,12 @@ class Attention:
             query, key = self.query_norm(query), self.key_norm(key)
         heads = (*x.shape[:2], self.num_heads, -1)
         query, key, value = (part.reshape(heads).transpose(1, 2) for part in (query, key, value))
+        if self.head_norms:
+            query, key, value = (norm(part) for norm, part in zip(self.head_norms, (query, key, value), strict=True))
         if where.cos is not None and where.sin is not None:
             query, key = (_rotated(part, where.cos, where.sin) for part in (query, key))
         if not self.is_local or not where.segments:
-            attended = functional.scaled_dot_product_attention(query, key, value)
+            attended = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
         else:
             attended = _attend_in_segments(query, key, value, where.segments)
         return self.output(attended.transpose(1, 2).flatten(2))
@@ -153,9 +195,9 @@ class PlainMlp:
 class GatedMlp:
     """A linear layer, times an activated gate, and one back."""
 
-    gate: Linear
-    inner: Linear
-    outer: Linear
+    gate: Transform
+    inner: Transform
+    outer: Transform
     activation: Activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +207,10 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True)
 class VisionLayer:
-    """Attention and a feed-forward block, each behind a normalisation and scaled by `[size]`, if at all."""
+    """Attention and a feed-forward block, each behind a normalisation.
+
+    What they yield is scaled by `[size]`, or normalised once more, if at all.
+    """
 
     attention_norm: Norm
     attention: Attention
@@ -173,13 +218,17 @@ class VisionLayer:
     mlp: FeedForward
     attention_scale: torch.Tensor | None = None
     mlp_scale: torch.Tensor | None = None
+    added_norms: tuple[Norm, Norm] | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
         """Return the stream behind the layer."""
-        added = self.attention(self.attention_norm(x), where)
-        x = x + (added if self.attention_scale is None else added * self.attention_scale)
-        added = self.mlp(self.mlp_norm(x))
-        return x + (added if self.mlp_scale is None else added * self.mlp_scale)
+        x = x + self._added(self.attention(self.attention_norm(x), where), 0, self.attention_scale)
+        return x + self._added(self.mlp(self.mlp_norm(x)), 1, self.mlp_scale)
+
+    def _added(self, x: torch.Tensor, index: int, scale: torch.Tensor | None) -> torch.Tensor:
+        if self.added_norms is not None:
+            return self.added_norms[index](x)
+        return x if scale is None else x * scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +253,18 @@ class WeightTaker:
         """Take an RMS norm; its weights may be stored less one."""
         weight = self.checkpoint.take(f"{name}.weight", size)
         return RmsNorm(weight + 1 if is_offset else weight, eps)
+
+    def siglip_layer(self, name: str, size: int, inner: int, heads: int, eps: float, mlp: Activation) -> VisionLayer:
+        """Take a layer of a SigLIP tower."""
+        attention = Attention(
+            self.linear([f"{name}.self_attn.{part}_proj" for part in "qkv"], [size] * 3, size, bias=True),
+            self.linear(f"{name}.self_attn.out_proj", size, size, bias=True),
+            heads,
+        )
+        outer = self.linear(f"{name}.mlp.fc2", size, inner, bias=True)
+        block = PlainMlp(self.linear(f"{name}.mlp.fc1", inner, size, bias=True), outer, mlp)
+        norms = [self.layer_norm(f"{name}.layer_norm{number}", size, eps) for number in (1, 2)]
+        return VisionLayer(norms[0], attention, norms[1], block)
 
     def patches(self, name: str, size: int, *window: int, bias: bool) -> Linear:
         """Take a convolution whose stride is its window: a linear layer of patches, `[3, *window]` flattened."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -10,20 +11,32 @@ from torch.nn import functional
 
 from gpu_worker.models.vision.processor import Pixels
 
-Resampling = Literal["bilinear", "bicubic"]
+Resampling = Literal["bilinear", "bicubic", "lanczos"]
 
 
 def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> Pixels:
-    """Resize `[height, width, 3]`, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU.
+    """Resize `[height, width, 3]`, antialiased, rounded to 8 bits: as torchvision's `resize` does on a CPU, or Pillow.
 
     The result is memory of its own: a decoder's memory may be shared and reused.
     """
     if pixels.shape[:2] == (height, width):
         return pixels.copy()
+    if resampling == "lanczos":
+        # The filter that PyTorch does not have. Whoever decodes images has Pillow.
+        from PIL import Image
+
+        return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
     image = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)[None]
     resized = functional.interpolate(image, (height, width), mode=resampling, antialias=True, align_corners=False)
     result: Pixels = resized[0].permute(1, 2, 0).contiguous().numpy()
     return result
+
+
+def cut(pixels: Pixels, side: int) -> Pixels:
+    """Cut `[height, width, 3]` into squares, row by row: `[num_tiles, side, side, 3]`."""
+    height, width, _ = pixels.shape
+    tiles = pixels.reshape(height // side, side, width // side, side, 3).transpose(0, 2, 1, 3, 4)
+    return np.ascontiguousarray(tiles.reshape(-1, side, side, 3))
 
 
 def normalised(values: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
@@ -37,6 +50,19 @@ def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
     rows, columns = height // size // merge, width // size // merge
     parts = images.reshape(tiles, rows, merge, size, columns, merge, size, 3)
     return parts.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(tiles, -1, 3, size, size)
+
+
+def merged(stream: torch.Tensor, merge: int) -> torch.Tensor:
+    """Make one vector of each square of neighbouring patches of square tiles, row by row.
+
+    Shapes:
+        stream: `[num_tiles, side * side, size]`
+        result: `[num_tiles * (side / merge) ** 2, merge * merge * size]`
+    """
+    tiles, count, size = stream.shape
+    side = math.isqrt(count) // merge
+    x = stream.view(tiles, side, merge, side, merge, size).transpose(2, 3)
+    return x.reshape(tiles * side**2, -1)
 
 
 def places_of(rows: int, columns: int, merge: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

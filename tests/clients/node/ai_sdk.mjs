@@ -6,8 +6,8 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, embed, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
 import {
-  CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check,
-  checkPerson, run,
+  CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_SEEN, NUM_TURNS, PICTURE, SEEING_KEY, SEEING_MODEL, SEEING_URL,
+  THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check, checkPerson, run,
 } from "./cells.mjs";
 
 const openai = createOpenAI({ baseURL: `${URL}/v1`, apiKey: KEY });
@@ -16,6 +16,7 @@ const compatible = createOpenAICompatible({
 });
 const anthropic = createAnthropic({ baseURL: `${URL}/v1`, apiKey: KEY });
 const thinking = { baseURL: `${THINKING_URL}/v1`, apiKey: THINKING_KEY };
+const seeing = { baseURL: `${SEEING_URL}/v1`, apiKey: SEEING_KEY };
 // It knows the models that think by their names.
 const summaries = { openai: { reasoningSummary: "auto", forceReasoning: true } };
 const schema = z.object({ name: z.string().max(8), age: z.number().int().min(0).max(120) });
@@ -31,6 +32,14 @@ async function loop(model) {
     tools: { person: tool({ inputSchema: schema, strict: true, execute: async (value) => { checkPerson(value); calls++; return "stored"; } }) },
   });
   check(calls >= NUM_TURNS, calls);
+}
+
+async function look(model) {
+  const content = [
+    { type: "image", image: Buffer.from(PICTURE, "base64"), mediaType: "image/png" }, { type: "text", text: "Look" },
+  ];
+  const { usage } = await generateText({ model, maxRetries: 0, maxOutputTokens: 16, messages: [{ role: "user", content }] });
+  check(usage.inputTokens === NUM_SEEN, usage);
 }
 
 // By its APIs: Responses, chat and Anthropic's Messages.
@@ -165,4 +174,10 @@ await run({
     check(answer.text, answer);
   },
   "Messages with tools": () => loop(anthropic(MODEL)),
+  images: async () => {
+    await look(createOpenAI(seeing).chat(SEEING_MODEL));
+    await look(createOpenAICompatible({ name: "headrace", ...seeing })(SEEING_MODEL));
+  },
+  "images in Responses": () => look(createOpenAI(seeing)(SEEING_MODEL)),
+  "images in Messages": () => look(createAnthropic(seeing)(SEEING_MODEL)),
 });

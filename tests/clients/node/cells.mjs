@@ -11,6 +11,13 @@ export const THINKING_MODEL = process.env.HEADRACE_THINKING_MODEL;
 export const CALLING_URL = process.env.HEADRACE_CALLING_URL;
 export const CALLING_KEY = process.env.HEADRACE_CALLING_KEY;
 export const CALLING_MODEL = process.env.HEADRACE_CALLING_MODEL;
+// A fourth one, whose model reads images.
+export const SEEING_URL = process.env.HEADRACE_SEEING_URL;
+export const SEEING_KEY = process.env.HEADRACE_SEEING_KEY;
+export const SEEING_MODEL = process.env.HEADRACE_SEEING_MODEL;
+// A PNG of 32 times 24 red pixels, which that model reads as 12 tokens; with the letters of `Look` and the template's.
+export const PICTURE = "iVBORw0KGgoAAAANSUhEUgAAACAAAAAYCAIAAAAUMWhjAAAAJElEQVR42mP8z0BbwMQwasGoBaMWjFowasGoBaMWjFowJCwAAPHIAS+0z0eXAAAAAElFTkSuQmCC";
+export const NUM_SEEN = 12 + 5;
 export const NUM_TURNS = 20;
 
 export const SCHEMA = {

@@ -3,13 +3,14 @@
 import OpenAI, { toFile } from "openai";
 import { z } from "zod";
 import {
-  CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_TURNS, SCHEMA, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL,
-  check, checkPerson, run,
+  CALLING_KEY, CALLING_MODEL, CALLING_URL, KEY, MODEL, NUM_SEEN, NUM_TURNS, PICTURE, SCHEMA, SEEING_KEY, SEEING_MODEL,
+  SEEING_URL, THINKING_KEY, THINKING_MODEL, THINKING_URL, URL, check, checkPerson, run,
 } from "./cells.mjs";
 
 const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: KEY, maxRetries: 0, timeout: 120_000 });
 const thinking = new OpenAI({ baseURL: `${THINKING_URL}/v1`, apiKey: THINKING_KEY, maxRetries: 0, timeout: 120_000 });
 const calling = new OpenAI({ baseURL: `${CALLING_URL}/v1`, apiKey: CALLING_KEY, maxRetries: 0, timeout: 120_000 });
+const seeing = new OpenAI({ baseURL: `${SEEING_URL}/v1`, apiKey: SEEING_KEY, maxRetries: 0, timeout: 120_000 });
 const point = z.object({ places: z.record(z.enum(["x", "y"]), z.number().int().min(0).max(99)) });
 const thought = { model: THINKING_MODEL, input: "hello", max_output_tokens: 16 };
 const messages = [{ role: "user", content: "Somebody, please." }];
@@ -19,6 +20,22 @@ const batchLines = () => [0, 1, 2].map((number) => JSON.stringify({
   custom_id: `line-${number}`, method: "POST", url: "/v1/completions",
   body: { model: MODEL, prompt: "x =", max_tokens: 4 },
 }) + "\n").join("");
+
+async function look(part) {
+  const content = [{ type: "image_url", image_url: part }, { type: "text", text: "Look" }];
+  const { usage } = await seeing.chat.completions.create({
+    model: SEEING_MODEL, messages: [{ role: "user", content }], max_tokens: 4,
+  });
+  check(usage.prompt_tokens === NUM_SEEN, usage);
+}
+
+async function answer(part) {
+  const content = [{ type: "input_image", detail: "auto", ...part }, { type: "input_text", text: "Look" }];
+  const { usage } = await seeing.responses.create({
+    model: SEEING_MODEL, input: [{ role: "user", content }], max_output_tokens: 4,
+  });
+  check(usage.input_tokens === NUM_SEEN, usage);
+}
 
 await run({
   chat: async () => {
@@ -223,5 +240,15 @@ await run({
       return;
     }
     check(false);
+  },
+  images: () => look({ url: `data:image/png;base64,${PICTURE}`, detail: "high" }),
+  "images in Responses": () => answer({ image_url: `data:image/png;base64,${PICTURE}` }),
+  "images of files": async () => {
+    const file = await seeing.files.create({
+      file: await toFile(Buffer.from(PICTURE, "base64"), "a.png"), purpose: "vision",
+    });
+    await look({ file_id: file.id });
+    await answer({ file_id: file.id });
+    await seeing.files.delete(file.id);
   },
 });

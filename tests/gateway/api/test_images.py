@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 
-from shared.media import IMAGE_NOT_FOUND
+from shared.media import IMAGE_NOT_FOUND, IMAGES_BUSY
 from shared.media_store import MediaStore
 from shared.messages import Finish, Usage, encode
 from shared.streams import MEDIA_STREAM
@@ -152,6 +152,18 @@ async def test_tokens_are_counted_with_images(
     assert reply.status_code == 200, reply.text
     await until(lambda: calls)
     assert [ref.digest for ref in calls[0].media] == [hashlib.sha256(PNG).digest()]
+
+
+async def test_client_is_told_when_to_send_an_image_again_that_takes_long(
+    gateway: GatewayProcess, worker: WireWorker
+) -> None:
+    path = "/v1/chat/completions"
+    asking = asyncio.create_task(post(gateway, path, {"model": worker.model, **BODIES[path]}))
+    busy = Finish("failed", error="Many images wait.", error_code=IMAGES_BUSY)
+    await worker.end(await worker.next_request(), 0, busy)
+    reply = await asking
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+    assert reply.json()["error"]["message"] == "Many images wait."
 
 
 async def test_image_that_a_worker_did_not_find_is_stored_when_it_is_sent_again(

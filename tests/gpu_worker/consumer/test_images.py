@@ -18,13 +18,14 @@ from gpu_worker.consumer.request_images import give
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.media.decoder import Decoder
+from gpu_worker.media.prepared_images import ImagesBusyError
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
 from shared.features import IMAGES
 from shared.limited_link import LimitedProcessError
-from shared.media import ContentImage, MediaRef
+from shared.media import IMAGES_BUSY, ContentImage, MediaRef
 from shared.media_store import MediaStore
 from shared.messages import Request, encode, encode_request
 from shared.sampling import Sampling
@@ -180,21 +181,34 @@ def test_sequence_gets_no_image_that_fills_other_places_than_it_has() -> None:
     assert sequence.images == ()
 
 
-async def test_request_whose_images_cannot_be_decoded_now_is_given_back(
-    gateway: TestGateway, worker: RunningWorker, given: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (LimitedProcessError("the process that decodes images does not answer"), ("handoff", None)),
+        (ImagesBusyError("Many images wait."), ("failed", IMAGES_BUSY)),
+    ],
+)
+async def test_request_whose_images_cannot_be_decoded_now_goes_back(
+    gateway: TestGateway,
+    worker: RunningWorker,
+    given: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    ending: tuple[str, str | None],
 ) -> None:
     decode, failures = Decoder.decode, iter("f")
 
-    async def fail_once(self: Decoder, ref: MediaRef, data: bytes) -> Any:
+    async def fail_once(self: Decoder, ref: MediaRef, data: bytes, cpu_s: float) -> Any:
         if next(failures, None) is not None:
-            raise LimitedProcessError("the process that decodes images does not answer")
-        return await decode(self, ref, data)
+            raise error
+        return await decode(self, ref, data, cpu_s)
 
     monkeypatch.setattr(Decoder, "decode", fail_once)
     media = await stored(gateway, PNG)
-    # Its gateway queues it once more.
-    reasons = [(await ask(gateway, asking(gateway, media, 0))).finish.reason for _ in range(2)]
-    assert (reasons, len(given)) == (["handoff", "length"], 1)
+    # Its gateway queues it once more, or its client asks again.
+    ends = [(await ask(gateway, asking(gateway, media, 0))).finish for _ in range(2)]
+    assert [(end.reason, end.error_code) for end in ends] == [ending, ("length", None)]
+    assert len(given) == 1
 
 
 async def test_images_of_another_tenant_are_not_there(gateway: TestGateway, worker: RunningWorker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 from msgspec import structs
 
 from gpu_worker.media import prepared_images
-from gpu_worker.media.prepared_images import PreparedImages
+from gpu_worker.media.decoder import SlowImageError
+from gpu_worker.media.prepared_images import QUICK_CPU_S, ImagesBusyError, PreparedImages
 from shared.errors import BadRequestError
 from shared.media import MediaRef
 from shared.media_store import MissingMediaError
@@ -47,8 +48,10 @@ class Parts:
         self.decoded: list[int] = []
         self.seconds: dict[int, float] = {}
         self.is_closed = False
+        self.slow: Container[int] = ()
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
+        self.slow_may_go_on = asyncio.Event()
 
     async def get(self, tenant: str, ref: MediaRef) -> bytes:
         self.fetched.append((tenant, ref.digest[0]))
@@ -59,8 +62,12 @@ class Parts:
             raise MissingMediaError("It is no longer stored.")
         return b"bytes"
 
-    async def decode(self, ref: MediaRef, data: bytes) -> Any:
+    async def decode(self, ref: MediaRef, data: bytes, cpu_s: float) -> Any:
         self.decoded.append(ref.digest[0])
+        if ref.digest[0] in self.slow:
+            if cpu_s == QUICK_CPU_S:
+                raise SlowImageError
+            await self.slow_may_go_on.wait()
         await asyncio.sleep(self.seconds.get(ref.digest[0], 0.0))
         if ref.digest[0] == LATE:
             raise BadRequestError("The image takes more than 10 s to be decoded.", "media", "invalid_image")
@@ -201,6 +208,46 @@ async def test_one_tenant_leaves_room_for_others(images: PreparedImages, parts: 
     parts.may_go_on.set()
     await few
     await asyncio.gather(*asking)
+
+
+async def test_images_that_take_long_leave_their_places_and_most_of_the_memory_to_others(
+    images: PreparedImages, parts: Parts
+) -> None:
+    """Many tenants send nothing else, and each has its share of everything."""
+    images._room.capacity, images._slow_room.capacity = 64 * IMAGE_BYTES, 16 * IMAGE_BYTES
+    parts.slow = range(100, 200)
+    slow = [asyncio.create_task(images.images(f"t{number % 6}", [ref(100 + number)])) for number in range(60)]
+    await until(lambda: {*parts.decoded} == {*range(100, 160)})
+    assert len(await images.images("other", [ref(number) for number in range(1, 33)])) == 32
+    refused = [task.exception() for task in slow if task.done()]
+    assert 60 - 16 <= len(refused) < 60
+    assert {type(error) for error in refused} == {ImagesBusyError}
+    parts.slow_may_go_on.set()
+    done = await asyncio.gather(*slow, return_exceptions=True)
+    assert sum(isinstance(found, list) for found in done) == 60 - len(refused) >= 8
+    assert not images._slow_room._used + images._slow_places._used + images._places._used
+
+
+async def test_slow_image_of_any_size_is_decoded_while_no_other_is(images: PreparedImages, parts: Parts) -> None:
+    parts.slow = [1]
+    parts.slow_may_go_on.set()
+    (found,) = await images.images("t", [ref(1, 2 * SIDE)])
+    assert found.values.shape == (2 * SIDE, 2 * SIDE, 3)
+
+
+async def test_slow_image_that_nobody_wants_any_more_is_not_begun_again(images: PreparedImages, parts: Parts) -> None:
+    parts.slow, images._room.capacity, images._slow_room.capacity = [1, 2], 1000 * IMAGE_BYTES, 1000 * IMAGE_BYTES
+    first = asyncio.create_task(images.images("t", [ref(1)]))
+    await until(lambda: parts.decoded == [1, 1])
+    leaving = asyncio.create_task(images.images("t", [ref(2)]))
+    await until(lambda: parts.decoded == [1, 1, 2])
+    await asyncio.sleep(0)
+    leaving.cancel()
+    parts.slow_may_go_on.set()
+    await first
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert parts.decoded == [1, 1, 2]
 
 
 async def test_image_that_nobody_wants_any_more_is_not_begun(images: PreparedImages, parts: Parts) -> None:

@@ -9,16 +9,7 @@ from functools import partial
 import torch
 
 from gpu_worker.models.config import read_activation
-from gpu_worker.models.vision.parts import (
-    Attention,
-    LayerNorm,
-    Linear,
-    Neighbourhood,
-    PlainMlp,
-    RmsNorm,
-    VisionLayer,
-    WeightTaker,
-)
+from gpu_worker.models.vision.parts import LayerNorm, Linear, Neighbourhood, RmsNorm, WeightTaker
 from gpu_worker.models.vision.pixels import normalised, patches_of, resize
 from gpu_worker.models.vision.processor import ImagePlan, Pixels
 from gpu_worker.models.vision.tower import VisionTower
@@ -99,22 +90,6 @@ class _Project:
         return self.norm(x) @ self.projection
 
 
-def _layer(taker: WeightTaker, sizes: _Sizes, index: int) -> VisionLayer:
-    name, size = f"vision_tower.encoder.layers.{index}", sizes.size
-    attention = Attention(
-        taker.linear([f"{name}.self_attn.{part}_proj" for part in "qkv"], [size] * 3, size, bias=True),
-        taker.linear(f"{name}.self_attn.out_proj", size, size, bias=True),
-        sizes.heads,
-    )
-    mlp = PlainMlp(
-        taker.linear(f"{name}.mlp.fc1", sizes.inner, size, bias=True),
-        taker.linear(f"{name}.mlp.fc2", size, sizes.inner, bias=True),
-        sizes.activation,
-    )
-    norms = [taker.layer_norm(f"{name}.layer_norm{number}", size, sizes.eps) for number in (1, 2)]
-    return VisionLayer(norms[0], attention, norms[1], mlp)
-
-
 def _take(taker: WeightTaker, device: torch.device, sizes: _Sizes) -> VisionTower:
     name, size, take = "vision_tower.embeddings", sizes.size, taker.checkpoint.take
     embed = _Embed(
@@ -131,7 +106,9 @@ def _take(taker: WeightTaker, device: torch.device, sizes: _Sizes) -> VisionTowe
         take(f"{name}.mm_input_projection_weight", size, sizes.hidden),
         sizes.tokens_per_side,
     )
-    return VisionTower(embed, [_layer(taker, sizes, index) for index in range(sizes.depth)], project, device)
+    shape = (size, sizes.inner, sizes.heads, sizes.eps, sizes.activation)
+    layers = [taker.siglip_layer(f"vision_tower.encoder.layers.{index}", *shape) for index in range(sizes.depth)]
+    return VisionTower(embed, layers, project, device)
 
 
 def _read(files: VisionFiles) -> VisionConfig:

@@ -18,7 +18,7 @@ from gpu_worker.models.vision.parts import (
     VisionLayer,
     WeightTaker,
 )
-from gpu_worker.models.vision.pixels import normalised, patches_of, resize
+from gpu_worker.models.vision.pixels import cut, merged, normalised, patches_of, resize
 from gpu_worker.models.vision.processor import ImagePlan, Pixels
 from gpu_worker.models.vision.tower import VisionTower
 from gpu_worker.models.vision.vision_config import (
@@ -66,8 +66,7 @@ class TilesForm:
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
         side, (rows, columns) = self.side, plan.patch_grid
-        whole = resize(pixels, rows * side, columns * side, "bicubic")
-        tiles = whole.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
+        tiles = cut(resize(pixels, rows * side, columns * side, "bicubic"), side)
         if rows * columns > 1:
             tiles = np.concatenate((tiles, resize(pixels, side, side, "bicubic")[None]))
         return np.ascontiguousarray(tiles)
@@ -112,12 +111,7 @@ class _Project:
 
     def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
         x = (stream if self.last_norm is None else self.last_norm(stream))[:, 1:]
-        side = round(x.shape[1] ** 0.5)
-        tiles, merged = len(x), side // self.merge
-        # Neighbours of a row, then of a column, become one; rows and columns change places twice.
-        x = x.reshape(tiles, side, merged, -1).transpose(1, 2)
-        x = x.reshape(tiles, merged, merged, -1).transpose(1, 2).reshape(tiles * merged**2, -1)
-        return self.outer(activate(self.inner(self.norm(x)), self.activation))
+        return self.outer(activate(self.inner(self.norm(merged(x, self.merge))), self.activation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +179,9 @@ def _layer(taker: WeightTaker, sizes: _Sizes, index: int) -> VisionLayer:
         sizes.activation,
     )
     scales = [taker.checkpoint.take(f"{name}.lambda_{number}", size) for number in (1, 2)]
-    return VisionLayer(norm(f"{name}.layernorm_before"), attention, norm(f"{name}.layernorm_after"), mlp, *scales)
+    return VisionLayer(
+        norm(f"{name}.layernorm_before"), attention, norm(f"{name}.layernorm_after"), mlp, scales[0], scales[1]
+    )
 
 
 def _take(taker: WeightTaker, device: torch.device, sizes: _Sizes) -> VisionTower:

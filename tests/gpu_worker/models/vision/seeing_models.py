@@ -54,6 +54,7 @@ class SeeingCase:
         processor: Content of `preprocessor_config.json`.
         inputs: What the class of `transformers` takes, of prompts and the pixels that its tower reads.
         placeholder: What a chat template writes for an image.
+        tokens: Further tokens of its tokenizer.
     """
 
     family: str
@@ -63,6 +64,7 @@ class SeeingCase:
     whole: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     placeholder: tuple[int, ...] = (IMAGE,)
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def random_image(height: int, width: int, seed: int) -> tuple[Ref, Pixels]:
@@ -83,12 +85,17 @@ def save_seeing(case: SeeingCase, directory: Path, seed: int = 3) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("input_min", "input_max", "output_min", "output_max")):
+                buffer.fill_(-1.5 if name.endswith("min") else 1.5)
+            elif name.rpartition(".")[2] in ("std_bias", "std_scale"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2 + name.endswith("scale"))
         # Never the likeliest: an image's token in an answer would be an image to the oracle.
         model.get_output_embeddings().weight[IMAGE] = 0
     model.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps(dict(case.processor)))
-    added = [{"id": token_id, "content": text} for text, token_id in SPECIAL.items()]
-    (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    added = [{"id": token_id, "content": text} for text, token_id in {**SPECIAL, **case.tokens}.items()]
+    (directory / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": {"\n": 88}}}))
     return model.double()
 
 
@@ -182,6 +189,40 @@ def _gemma_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch
 
 
 _COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
+_GEMMA4_TEXT = {
+    "model_type": "gemma4_text",
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": VOCAB,
+    "pad_token_id": 7,
+}
+_GEMMA4_TOWER = {
+    "model_type": "gemma4_vision",
+    **_PLAIN_TOWER,
+    "image_size": None,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 60,
+}
+_GEMMA4_PROCESSOR = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 12}
+_GEMMA4 = {"boi_token_id": 91, "eoi_token_id": 92, "audio_config": None}
+
+
+def _gemma4_inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch.Tensor]:
+    given = {**_given(token_ids), "mm_token_type_ids": (torch.tensor([token_ids]) == IMAGE).int()}
+    if not images:
+        return given
+    most, patches, places = _GEMMA4_PROCESSOR["max_soft_tokens"] * 4, [], []
+    for pixels in images:
+        rows, columns = pixels.shape[0] // 4, pixels.shape[1] // 4
+        each = torch.from_numpy(pixels).double().view(rows, 4, columns, 4, 3).transpose(1, 2).reshape(-1, 48) / 255
+        at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+        patches.append(torch.nn.functional.pad(each, (0, 0, 0, most - len(each))).float())
+        places.append(torch.nn.functional.pad(at, (0, 0, 0, most - len(at)), value=-1))
+    return {**given, "pixel_values": torch.stack(patches), "image_position_ids": torch.stack(places)}
+
 
 SEEING_CASES: Mapping[str, SeeingCase] = {
     "qwen2.5-vl": SeeingCase(
@@ -230,6 +271,22 @@ SEEING_CASES: Mapping[str, SeeingCase] = {
         {"image_seq_length": 4, "downsample_ratio": 0.5},
         {**_COLOURS, "max_patches": 4},
     ),
+    "smolvlm": SeeingCase(
+        "SmolVLM",
+        {"model_type": "llama"},
+        {"model_type": "smolvlm_vision", **_PLAIN_TOWER},
+        lambda token_ids, images: {
+            name: value[None] if name == "pixel_values" else value
+            for name, value in _tiles_inputs(token_ids, images).items()
+        },
+        {"scale_factor": 2},
+        {**_COLOURS, "size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}},
+        tokens={
+            "<fake_token_around_image>": 80,
+            "<global-img>": 81,
+            **{f"<row_{row}_col_{column}>": 80 + 2 * row + column - 1 for row in (1, 2) for column in (1, 2)},
+        },
+    ),
     "gemma3": SeeingCase(
         "Gemma3",
         {"model_type": "gemma3_text", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -244,6 +301,29 @@ SEEING_CASES: Mapping[str, SeeingCase] = {
         },
         _COLOURS,
         (91,),
+    ),
+    # Small ones have inputs of layers, and layers that share keys; larger ones join an image's tokens.
+    "gemma4-e": SeeingCase(
+        "Gemma4",
+        {**_GEMMA4_TEXT, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
+        {**_GEMMA4_TOWER, "use_clipped_linears": True},
+        _gemma4_inputs,
+        _GEMMA4,
+        _GEMMA4_PROCESSOR,
+    ),
+    "gemma4": SeeingCase(
+        "Gemma4",
+        {
+            **_GEMMA4_TEXT,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+        {**_GEMMA4_TOWER, "standardize": True},
+        _gemma4_inputs,
+        _GEMMA4,
+        _GEMMA4_PROCESSOR,
     ),
 }
 

@@ -8,23 +8,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
+from gpu_worker.models.vision.families.gemma4 import PooledForm
 from gpu_worker.models.vision.families.internvl import TilesForm
 from gpu_worker.models.vision.families.mistral3 import RowsForm
 from gpu_worker.models.vision.families.qwen_vl import DynamicForm
+from gpu_worker.models.vision.families.smolvlm import CutForm
 from gpu_worker.models.vision.pixels import resize
-from gpu_worker.models.vision.processor import Costs, MediaProcessor
+from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
 from shared.errors import BadRequestError
 from tests.gpu_worker.models.vision.seeing_models import random_image
 
 QWEN = DynamicForm(placeholder=7, patch_size=14, merge=2, min_pixels=56 * 56, max_pixels=28 * 28 * 1280)
 TILES = TilesForm(7, 8, 9, 448, 256, 1025, 1, 12)
 ROWS = RowsForm(7, 8, 9, 28, 2, 1540)
+PLACES = tuple(tuple(range(100 + 10 * row, 104 + 10 * row)) for row in range(4))
+CUT = CutForm(7, 8, 9, PLACES, (10,), (11,), 64, 4 * 64, 16, 256, is_cut=True)
+POOLED = PooledForm(7, 8, 9, 16, 3, 280, is_bidirectional=False)
+FORMS = (QWEN, TILES, ROWS, CUT, POOLED)
 
 
-def processor(form: DynamicForm | TilesForm | RowsForm = QWEN) -> MediaProcessor:
+def processor(form: ImageForm = QWEN) -> MediaProcessor:
     return MediaProcessor(form, Costs(1000, 100_000), b"fingerprint")
 
 
@@ -40,6 +50,24 @@ def test_sizes_are_those_of_transformers() -> None:
             assert (rows * 14, columns * 14) == smart_resize(height, width, 28, QWEN.min_pixels, QWEN.max_pixels)
         columns, rows = get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)
         assert TILES.plan(width, height, "high").patch_grid == (rows, columns)
+        rows, columns = POOLED.plan(width, height, "high").patch_grid
+        assert (rows * 16, columns * 16) == get_aspect_ratio_preserving_size(height, width, 16, 280 * 9, 3)
+
+
+@pytest.mark.parametrize("size", [(33, 200), (200, 33), (64, 64), (5, 400), (255, 256), (300, 299), (97, 64)])
+def test_tiles_and_prompts_are_those_of_smolvlm(size: tuple[int, int]) -> None:
+    edges = {"longest_edge": 4 * 64}, {"longest_edge": 64}
+    oracle = SmolVLMImageProcessorPil(size=edges[0], max_image_size=edges[1], return_row_col_info=True)
+    ref, pixels = random_image(*size, 3)
+    expected = oracle(Image.fromarray(pixels), do_rescale=False, do_normalize=False)
+    (rows,), (columns,) = expected["rows"][0], expected["cols"][0]
+    prepared = processor(CUT).prepare(ref, pixels)
+    assert prepared.patch_grid == (rows, columns)
+    np.testing.assert_array_equal(prepared.values, expected["pixel_values"][0].transpose(0, 2, 3, 1))
+    texts = {7: "I", 8: "F", 9: "G", 10: "\n", 11: "\n\n"}
+    texts |= {token: f"<row_{r}_col_{c}>" for r, row in enumerate(PLACES, 1) for c, token in enumerate(row, 1)}
+    prompt = "".join(texts[token] for token in CUT.plan(size[1], size[0], "high").token_ids)
+    assert prompt == get_image_prompt_string(rows, columns, 16, "F", "I", "G")
 
 
 def test_pixels_are_those_of_the_antialiased_filter() -> None:
@@ -73,8 +101,8 @@ def test_what_is_prepared_is_memory_of_its_own() -> None:
     assert processor().prepare(ref, pixels).values.shape == (1, 196, 112, 3)
 
 
-@pytest.mark.parametrize("form", [QWEN, TILES, ROWS])
-def test_low_detail_takes_fewer_tokens_and_is_another_image(form: DynamicForm | TilesForm | RowsForm) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_low_detail_takes_fewer_tokens_and_is_another_image(form: ImageForm) -> None:
     media = processor(form)
     high = replace(random_image(8, 8, 1)[0], width=1500, height=900)
     low = replace(high, detail="low")
@@ -83,8 +111,8 @@ def test_low_detail_takes_fewer_tokens_and_is_another_image(form: DynamicForm | 
     assert media.digest(high) != MediaProcessor(form, Costs(1, 1), b"another").digest(high)
 
 
-@pytest.mark.parametrize("form", [QWEN, TILES, ROWS])
-def test_prompts_have_the_tokens_that_are_counted(form: DynamicForm | TilesForm | RowsForm) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_prompts_have_the_tokens_that_are_counted(form: ImageForm) -> None:
     media = processor(form)
     refs = [replace(random_image(8, 8, n)[0], width=200 + 300 * n, height=333) for n in range(3)]
     expanded, spans = media.expand([1, 7, 2, 7, 7, 3], refs)
