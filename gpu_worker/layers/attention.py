@@ -298,6 +298,7 @@ class Attention:
             values,
         )
         query = self._scaled(query, positions)
+        limits = self._scale, shape.sliding_window, shape.soft_cap
         attended = paged_attention(
             query,
             cache.keys,
@@ -307,14 +308,11 @@ class Attention:
             context.context_lens,
             context.max_query_len,
             context.max_context_len,
-            self._scale,
-            shape.sliding_window,
-            shape.soft_cap,
+            *limits,
             kv_scales=cache.scales,
             sinks=weights.sinks,
             chunk_size=shape.chunk_size,
         )
-        limits = self._scale, shape.sliding_window, shape.soft_cap
         if shape.joins_images:
             attended = attend_bidirectional(context.media, attended, query, cache, block_tables, *limits)
         attended = attended.view(num_tokens, -1)
