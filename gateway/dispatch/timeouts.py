@@ -91,8 +91,10 @@ class Timeouts:
         else:
             timeout_s = limits.claim_timeout_s * factor
         # A worker whose heartbeats are late has perhaps not been sent yet what was published meanwhile.
-        since = flight.published_at if is_disturbed else now - timeout_s / 2
-        return waited_s > timeout_s + grace_s and self._fleet.can_claim(flight.request.model, since, flight.queue)
+        since = now - limits.claim_timeout_s / 2
+        return waited_s > timeout_s + grace_s and self._fleet.can_claim(
+            flight.request.model, flight.queue, flight.stream_seq, flight.published_at, since
+        )
 
     def has_lost_frames(self, flight: Flight, worker: str, now: float) -> bool:
         """Whether the last frames of a request were lost while NATS was away; none have come since.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.fleet.deaths import Death, RememberedDeaths, process_of
+from gateway.fleet.queue_takers import all_pulled
 from gateway.fleet.resumption import Resumption
 from shared.messages import Heartbeat
 
@@ -63,7 +64,9 @@ class _Worker:
     """What is known of one worker. Times are loop time.
 
     Attributes:
-        beaten_at: When its last heartbeat came; `last_seen_at` counts answers to probes too.
+        told_at: When its last heartbeat came.
+        told_idle_at: When the one before came, if it was sent no request in between.
+        beaten_at: The same, but pauses of this process are not counted; `last_seen_at` counts answers to probes too.
         lateness_s: How late its heartbeats have come: the greatest lateness, less and less as time goes by.
         assumed_s: How late they may come for all that is known; less with each that comes.
         unanswered_since: First probe since the last sign of life.
@@ -75,9 +78,11 @@ class _Worker:
     heartbeat: Heartbeat
     last_seen_at: float
     stepped_at: float
+    told_at: float
     beaten_at: float
     lateness_s: float
     assumed_s: float
+    told_idle_at: float = -math.inf
     probed_at: float = -math.inf
     unanswered_since: float | None = None
     absent_at: float = -math.inf
@@ -149,7 +154,15 @@ class Liveness:
     def was_heard_since(self, name: str, since: float) -> bool:
         """Whether a heartbeat of a worker has come since a moment of loop time."""
         worker = self._workers.get(name)
-        return worker is not None and worker.beaten_at >= since
+        return worker is not None and worker.told_at >= since
+
+    def was_idle_since(self, name: str, since: float) -> bool:
+        """Whether a worker has told twice since then, and was sent no request in between.
+
+        What this process reads right after a pause, or an absence of NATS, was told before it.
+        """
+        worker = self._workers.get(name)
+        return worker is not None and worker.told_idle_at >= max(since, self._judge_after)
 
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead; a thread may, too."""
@@ -167,12 +180,13 @@ class Liveness:
             worker = None
         if worker is None:
             lateness_s = self._lateness_at_return(self._dead.retract(heartbeat, now))
-            self._workers[name] = _Worker(heartbeat, now, now, now, lateness_s, self._max_lateness_s)
+            self._workers[name] = _Worker(heartbeat, now, now, now, now, lateness_s, self._max_lateness_s)
             return
         lateness_s = now - worker.beaten_at - self._limits.heartbeat_s
         worker.lateness_s = min(self._max_lateness_s, max(lateness_s, _LATENESS_KEPT * worker.lateness_s))
         worker.assumed_s *= _ASSUMPTION_KEPT
-        worker.beaten_at = now
+        worker.told_idle_at = worker.told_at if all_pulled(heartbeat) == all_pulled(worker.heartbeat) else -math.inf
+        worker.told_at = worker.beaten_at = now
         if heartbeat.step != worker.heartbeat.step or heartbeat.running == 0:
             worker.stepped_at = now
             if worker.is_stalled:

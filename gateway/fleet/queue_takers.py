@@ -19,14 +19,26 @@ def sees_empty_queue(heartbeat: Heartbeat) -> bool:
     return heartbeat.knows_queue and heartbeat.queue_pending == heartbeat.waiting == 0
 
 
+def pulled_up_to(heartbeat: Heartbeat, queue: Queue) -> int:
+    """Return the highest stream sequence of a queue that a worker was sent."""
+    if queue == "ready":
+        return 0 if heartbeat.roles is None else heartbeat.roles.last_ready
+    return heartbeat.last_resumed if queue == "resumed" else heartbeat.last_pulled
+
+
+def all_pulled(heartbeat: Heartbeat) -> list[int]:
+    """Return the highest stream sequence of each queue that a worker was sent."""
+    return [pulled_up_to(heartbeat, queue) for queue in (*PROMPT_QUEUES, "ready")]
+
+
+def returned_up_to(heartbeat: Heartbeat, queue: Queue) -> int:
+    """Return the highest stream sequence of a queue that a worker gave back."""
+    if queue == "ready":
+        return 0 if heartbeat.roles is None else heartbeat.roles.last_ready_returned
+    return heartbeat.last_resumed_returned if queue == "resumed" else heartbeat.last_returned
+
+
 def pulled_between(heartbeats: Sequence[Heartbeat], queue: Queue) -> tuple[int, int]:
     """Return the highest stream sequence of a queue that one of these workers gave back, and that one was sent."""
-    if queue == "ready":
-        roles = [beat.roles for beat in heartbeats if beat.roles is not None]
-        numbers = [(each.last_ready_returned, each.last_ready) for each in roles]
-    elif queue == "resumed":
-        numbers = [(beat.last_resumed_returned, beat.last_resumed) for beat in heartbeats]
-    else:
-        numbers = [(beat.last_returned, beat.last_pulled) for beat in heartbeats]
-    returned, sent = zip(*numbers, strict=True) if numbers else ((0,), (0,))
-    return max(returned), max(sent)
+    returned = max([returned_up_to(beat, queue) for beat in heartbeats], default=0)
+    return returned, max([pulled_up_to(beat, queue) for beat in heartbeats], default=0)

@@ -26,6 +26,8 @@ PULL_EXPIRES_S = 0.2
 # The server answers an expired pull; when its answer is this late, it has forgotten the pull.
 _ANSWER_GRACE_S = 1.0
 _RETRY_WAIT_S = 0.25
+_MAX_OUTSTANDING = 32
+"""Messages are read in order, at about a millisecond each, so what goes first waits for as many of others."""
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +145,7 @@ class PullQueue:
                 await self._pull(missing)
 
     def _missing(self) -> int:
-        missing = self._capacity() - self.outstanding
+        missing = min(self._capacity(), _MAX_OUTSTANDING) - self.outstanding
         # Small top-ups wait until they are worth a pull, as long as there is a pull to receive the next message.
         return missing if missing > 0 and missing * 4 >= self.outstanding else 0
 

@@ -336,6 +336,8 @@ async def test_timeout_is_shorter_while_a_worker_may_have_died_and_does_not_grow
     moves: Moves,
 ) -> None:
     idle = msgspec.structs.replace(BEAT, waiting=0, running=0)
+    silent = msgspec.structs.replace(idle, worker="silent")
+    moves.fleet.note_heartbeat(silent, 99.0)
     flight = moves.flight("a")
     for epoch, timeout_s in enumerate(
         (LIMITS.disturbed_claim_timeout_s, LIMITS.claim_timeout_s, LIMITS.claim_timeout_s)
@@ -344,13 +346,13 @@ async def test_timeout_is_shorter_while_a_worker_may_have_died_and_does_not_grow
             now = 100.0 + timeout_s + seconds
             flight.published_at, flight.stream_seq = 100.0, 10
             moves.fleet.note_heartbeat(idle, now)
-            moves.fleet.liveness.discount_pause(0.0, now)
             await moves.sweep(now)
             assert flight.epoch == expected
     # What was lost then says nothing about how long a claim takes once all is quiet.
     now = 200.0 + LIMITS.claim_timeout_s + 0.2
     flight.published_at, flight.stream_seq = 200.0, 10
-    moves.fleet.note_heartbeat(idle, now)
+    for beat, told_at in ((idle, now - 0.2), (idle, now), (silent, now)):
+        moves.fleet.note_heartbeat(beat, told_at)
     await moves.sweep(now)
     assert flight.epoch == 4
 
@@ -369,6 +371,7 @@ async def test_request_that_was_published_before_a_worker_died_is_not_waited_for
     before.published_at, after.published_at = now - 0.01, now + 0.01
     before.stream_seq, after.stream_seq = 10, 11
     now += LIMITS.after_death_claim_timeout_s + 0.02
+    moves.fleet.note_heartbeat(idle, now)
     await moves.sweep(now)
     assert moves.wire.published == [("before", 1)]
     # Once: what no worker claims after that was not lost with that worker.

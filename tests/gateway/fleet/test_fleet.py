@@ -48,6 +48,9 @@ class Watched:
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), self.now)
 
+    def can_claim(self, stream_seq: int, published_at: float) -> bool:
+        return self.fleet.can_claim("m", "interactive", stream_seq, published_at, self.now - 0.5)
+
     def load(self) -> FleetLoad:
         load = self.fleet.load("m")
         assert load is not None
@@ -280,10 +283,27 @@ def test_room_elsewhere_is_for_a_whole_sequence_at_once(
 def test_what_waits_is_lost_where_a_worker_with_room_sees_an_empty_queue(
     worker: dict[str, object], is_lost: bool, watched: Watched
 ) -> None:
-    watched.hear(**{"waiting": 0} | worker)
-    assert watched.fleet.can_claim("m", watched.now) == is_lost
+    watched.hear(**{"waiting": 0, "last_pulled": 7} | worker)
+    assert watched.can_claim(7, watched.now) == is_lost
     # What was published later may not have been sent yet to a worker that is slow.
-    assert not watched.fleet.can_claim("m", watched.now + 0.1)
+    assert not watched.can_claim(7, watched.now + 0.1)
+
+
+def test_worker_that_has_yet_to_read_what_it_was_sent_does_not_prove_the_loss_of_a_request(watched: Watched) -> None:
+    published_at = watched.now
+    for last_pulled, is_lost in ((5, False), (6, False), (6, True), (9, True)):
+        watched.now += 0.2
+        watched.hear(waiting=0, last_pulled=last_pulled)
+        assert watched.can_claim(7, published_at) == is_lost
+    # It has said nothing since, whatever was not counted as its silence.
+    watched.now += 3.0
+    watched.fleet.discount_pause(3.0, watched.now)
+    assert not watched.can_claim(7, published_at)
+    # What is read right after a pause was told during it.
+    for seconds, is_lost in ((0.0, False), (0.01, False), (0.3, False), (0.2, True)):
+        watched.now += seconds
+        watched.hear(waiting=0, last_pulled=6)
+        assert watched.can_claim(7, published_at) == is_lost
 
 
 def test_defaults_of_a_model_are_those_of_most_of_its_workers_and_known_as_long_as_the_model(watched: Watched) -> None:
