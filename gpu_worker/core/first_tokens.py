@@ -1,9 +1,13 @@
-"""Keeps a step short that completes the prompts of some clients, so that their first tokens come soon.
+"""Keeps steps short for the sake of first tokens: those that give some, and those in which a prompt may come.
 
-A step takes as long as all its tokens, so a short prompt whose step is filled up with another client's long prompts
-waits for those, too. In a step that completes all prompts of the clients that were served least, the others therefore
-get few tokens. They lose the fixed part of a step, which has to be taken once more. That may be `SHARE` of the time, so
-clients that ask all the time do not slow the others down by more.
+A step takes as long as all its tokens, so a short prompt waits for another client's long ones twice: until the step
+under way ends, and while they fill up its own.
+
+- While a client was seen lately that has no prompt now, steps are so short that the others lose `WAITING_SHARE` of
+  their prompts' speed. Where a step has a large fixed part that is hardly shorter than a full one.
+- In a step that completes all prompts of the clients that were served least, the others get few tokens. They lose the
+  fixed part of a step, which has to be taken once more. That may be `SHARE` of the time, so clients that ask all the
+  time do not slow the others down by more.
 """
 
 from __future__ import annotations
@@ -15,28 +19,56 @@ from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step_time import StepTimeModel
 
 SHARE = 0.1
+WAITING_SHARE = 0.05
 LONGER = 1.25
 """How many times as long others may make the step."""
 _MOST_STEPS = 4
 """So many steps may be kept short one after another."""
+_MEMORY_S = 10.0
+"""For so long after its last prompt another one of a client is expected."""
+
+_Client = tuple[str, str]
 
 
 class FirstTokenSteps:
-    """Limits the prompts of steps. Owns the time that may be spent on that."""
+    """Limits the prompts of steps. Owns the time that may be spent on that, and when clients were seen last."""
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
         self._saved_s = 0.0
         self._looked_at = math.inf
+        # The longest absent first.
+        self._seen: dict[_Client, float] = {}
 
     def limit(self, prompts: Values[Sequence], num_decodes: int, budget: int, now: float) -> int:
-        """Return how many tokens of prompts a step may compute, `budget` at most."""
-        model, num_own = self._model, _num_completed(prompts, budget)
-        if not num_own or not model.is_known:
+        """Return how many tokens of prompts, in their order, a step may compute, `budget` at most."""
+        num_of: dict[_Client, int] = {}
+        for each in prompts:
+            client = each.tenant, each.key
+            num_of[client] = num_of.get(client, 0) + each.num_uncomputed_tokens
+        self._note(num_of, now)
+        if not self._model.is_known or len(self._seen) == 1:
+            return budget
+        limit = self._of_first_tokens(num_of, num_decodes, budget, now) if len(num_of) > 1 else budget
+        # What is not computed in parts, or by layers, may never get on in short steps.
+        if limit < budget or len(self._seen) == len(num_of) or any(s.needs_one_step or s.media for s in prompts):
+            return limit
+        return min(limit, self._while_others_may_come(num_decodes, budget))
+
+    def _note(self, clients: dict[_Client, int], now: float) -> None:
+        for client in clients:
+            self._seen.pop(client, None)
+            self._seen[client] = now
+        while self._seen[oldest := next(iter(self._seen))] < now - _MEMORY_S:
+            del self._seen[oldest]
+
+    def _of_first_tokens(self, num_of: dict[_Client, int], num_decodes: int, budget: int, now: float) -> int:
+        model, num_own = self._model, _num_completed(num_of, budget)
+        if not num_own:
             return budget
         alone_s = model.predict(num_decodes + 1, 0, num_own - 1)
         limit = num_own + int((LONGER - 1.0) * alone_s / model.token_s)
-        if limit >= min(budget, sum([each.num_uncomputed_tokens for each in prompts])):
+        if limit >= min(budget, sum(num_of.values())):
             return budget
         lost_s = model.predict(num_decodes, 0, 0)
         self._saved_s = min(self._saved_s + SHARE * max(0.0, now - self._looked_at), _MOST_STEPS * lost_s)
@@ -46,13 +78,17 @@ class FirstTokenSteps:
         self._saved_s -= lost_s
         return limit
 
+    def _while_others_may_come(self, num_decodes: int, budget: int) -> int:
+        """Return the tokens of a step that computes prompts at `1 - WAITING_SHARE` of the speed of a full one."""
+        model = self._model
+        fixed_s = model.predict(num_decodes + 1, 0, 0)
+        full_s = model.predict(num_decodes + 1, 0, budget - 1)
+        length_s = fixed_s / (1.0 - (1.0 - WAITING_SHARE) * (1.0 - fixed_s / full_s))
+        return min(budget, 1 + math.ceil((length_s - fixed_s) / model.token_s))
 
-def _num_completed(prompts: Values[Sequence], budget: int) -> int:
+
+def _num_completed(num_of: dict[_Client, int], budget: int) -> int:
     """Return the tokens of the first clients all of whose prompts `budget` completes; 0 if those are all, or none."""
-    num_of: dict[tuple[str, str], int] = {}
-    for each in prompts:
-        client = each.tenant, each.key
-        num_of[client] = num_of.get(client, 0) + each.num_uncomputed_tokens
     num_completed = 0
     for num_tokens in num_of.values():
         if num_completed + num_tokens > budget:

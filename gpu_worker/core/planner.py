@@ -87,7 +87,7 @@ class Planner:
         decodes = self._next_decodes("interactive")
         prompts = self._admission.ordered_prompts()
         limit = budget - len(decodes)
-        if len(prompts) > 1 and self._live.has_several_keys("interactive"):
+        if prompts:
             limit = self._first_tokens.limit(prompts, len(decodes), limit, now)
         num_tokens = len(decodes) + min(limit, sum([sequence.num_computable_tokens for sequence in prompts]))
         num_interactive = len(decodes) + len(prompts)

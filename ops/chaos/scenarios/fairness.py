@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import statistics
 import time
 from collections.abc import AsyncIterator
@@ -91,10 +92,12 @@ async def _polite_key(options: SystemOptions, num_greedy: int) -> AsyncIterator[
 
 
 async def _seconds_to_first_tokens(polite: Load, number: int, outcome: Outcome) -> list[float]:
-    """Ask as the polite key does, one request after the other; none may be refused."""
+    """Ask as the polite key does, one request after the other, at random moments of steps; none may be refused."""
     load = polite.fresh()
     began = time.monotonic()
-    await load.run(number, 1)
+    for _ in range(number):
+        await asyncio.sleep(random.uniform(0.0, 2 * _LONG_STEP_S))
+        await load.run(1, 1)
     polite.max_lag_s = max(polite.max_lag_s, load.max_lag_s)
     outcome.count(load.ledger, [(began, time.monotonic())])
     refused = load.ledger.verdicts()[Verdict.REFUSED]
