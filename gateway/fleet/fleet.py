@@ -19,7 +19,7 @@ from gateway.fleet.fleet_load import FleetLoad, OwnRequests, coming_load, credib
 from gateway.fleet.hosted_models import HostedModels
 from gateway.fleet.last_services import LastServices
 from gateway.fleet.liveness import FleetLimits, Liveness
-from gateway.fleet.queue_takers import pulled_between, pulled_up_to, sees_empty_queue, takes
+from gateway.fleet.queue_takers import pulled_between, sees_empty_queue, takes
 from shared.adapter_calls import NamesRead
 from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
@@ -248,17 +248,12 @@ class Fleet:
     def can_claim(self, model: str, queue: Queue, stream_seq: int, published_at: float, since: float) -> bool:
         """Whether a worker has told since then that it has room and sees an empty queue, and has read what was sent.
 
-        What was published there before and still waits is lost. A worker that is busy with other messages has been sent
-        something later, or nothing from one heartbeat to the next, before its word counts.
+        What was published there before and still waits is lost.
         """
-        return any(
-            takes(beat, queue)
-            and sees_empty_queue(beat)
-            and beat.running < beat.max_num_seqs
-            and self.liveness.was_heard_since(beat.worker, max(since, published_at))
-            and (pulled_up_to(beat, queue) >= stream_seq or self.liveness.was_idle_since(beat.worker, published_at))
-            for beat in self._takers(model)
-        )
+        idle = [
+            h for h in self._takers(model) if sees_empty_queue(h) and h.running < h.max_num_seqs and takes(h, queue)
+        ]
+        return any(self.liveness.has_read(h.worker, queue, stream_seq, published_at, since) for h in idle)
 
     def takes(self, model: str, queue: Queue) -> bool:
         """Return whether a worker of a model takes from a queue at present."""

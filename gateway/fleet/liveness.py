@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.fleet.deaths import Death, RememberedDeaths, process_of
-from gateway.fleet.queue_takers import all_pulled
+from gateway.fleet.queue_takers import all_pulled, pulled_up_to
 from gateway.fleet.resumption import Resumption
 from shared.messages import Heartbeat
+from shared.subjects import Queue
 
 LATENESS_FACTOR = 3.0
 # Times `silence_s` after which a silence is not lateness: no longer timeout would have covered it.
@@ -151,18 +152,17 @@ class Liveness:
         """Return the last heartbeat of a worker that is known and not dead."""
         return None if (worker := self._workers.get(name)) is None else worker.heartbeat
 
-    def was_heard_since(self, name: str, since: float) -> bool:
-        """Whether a heartbeat of a worker has come since a moment of loop time."""
-        worker = self._workers.get(name)
-        return worker is not None and worker.told_at >= since
+    def has_read(self, name: str, queue: Queue, stream_seq: int, published_at: float, since: float) -> bool:
+        """Whether a worker has told since then, and had read by then what NATS had sent it of a published request.
 
-    def was_idle_since(self, name: str, since: float) -> bool:
-        """Whether a worker has told twice since then, and was sent no request in between.
-
-        What this process reads right after a pause, or an absence of NATS, was told before it.
+        It was sent a later one, or none between two heartbeats: a busy worker tells of an empty queue while hundreds
+        of messages are on their way. What this process reads right after a pause, or an absence of NATS, is older.
         """
         worker = self._workers.get(name)
-        return worker is not None and worker.told_idle_at >= max(since, self._judge_after)
+        if worker is None or worker.told_at < max(since, published_at):
+            return False
+        is_idle = worker.told_idle_at >= max(published_at, self._judge_after)
+        return is_idle or pulled_up_to(worker.heartbeat, queue) >= stream_seq
 
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead; a thread may, too."""
