@@ -246,14 +246,10 @@ class Fleet:
         return msgspec.structs.replace(load, queued_requests=queued_requests, queued_tokens=queued_tokens)
 
     def can_claim(self, model: str, queue: Queue, stream_seq: int, published_at: float, since: float) -> bool:
-        """Whether a worker has told since then that it has room and sees an empty queue, and has read what was sent.
-
-        What was published there before and still waits is lost.
-        """
-        idle = [
-            h for h in self._takers(model) if sees_empty_queue(h) and h.running < h.max_num_seqs and takes(h, queue)
-        ]
-        return any(self.liveness.has_read(h.worker, queue, stream_seq, published_at, since) for h in idle)
+        """Whether a worker with room, which has read what it was sent, tells of an empty queue: a request is lost."""
+        idle = [h for h in self._takers(model) if takes(h, queue) and sees_empty_queue(h)]
+        has_read = self.liveness.has_read
+        return any(h.running < h.max_num_seqs and has_read(h, queue, stream_seq, published_at, since) for h in idle)
 
     def takes(self, model: str, queue: Queue) -> bool:
         """Return whether a worker of a model takes from a queue at present."""

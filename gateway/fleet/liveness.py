@@ -152,17 +152,16 @@ class Liveness:
         """Return the last heartbeat of a worker that is known and not dead."""
         return None if (worker := self._workers.get(name)) is None else worker.heartbeat
 
-    def has_read(self, name: str, queue: Queue, stream_seq: int, published_at: float, since: float) -> bool:
+    def has_read(self, beat: Heartbeat, queue: Queue, stream_seq: int, published_at: float, since: float) -> bool:
         """Whether a worker has told since then, and had read by then what NATS had sent it of a published request.
 
         It was sent a later one, or none between two heartbeats: a busy worker tells of an empty queue while hundreds
         of messages are on their way. What this process reads right after a pause, or an absence of NATS, is older.
         """
-        worker = self._workers.get(name)
+        worker = self._workers.get(beat.worker)
         if worker is None or worker.told_at < max(since, published_at):
             return False
-        is_idle = worker.told_idle_at >= max(published_at, self._judge_after)
-        return is_idle or pulled_up_to(worker.heartbeat, queue) >= stream_seq
+        return worker.told_idle_at >= max(published_at, self._judge_after) or pulled_up_to(beat, queue) >= stream_seq
 
     def live(self) -> Iterator[Heartbeat]:
         """Iterate over the last heartbeats of all workers that are not dead; a thread may, too."""
