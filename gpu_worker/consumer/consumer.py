@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from nats.aio.msg import Msg
@@ -24,19 +23,18 @@ from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
-from gpu_worker.consumer.gpu_monitor import GpuMonitor
-from gpu_worker.consumer.handover import KvHandover, NoHandover
-from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource
+from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource, Readings
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.operator_orders import OperatorOrders
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, REDELIVER, QueuedMessage, send_ack
-from gpu_worker.engine.engine_thread import EngineThread, StepOutcome
+from gpu_worker.engine.engine_thread import StepOutcome
 from shared.background_tasks import BackgroundTasks
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
+from shared.disaggregation import PROMPT_QUEUES
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Cancel, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
@@ -46,10 +44,6 @@ from shared.streams import StreamLimits, ensure_interactive_stream, ensure_recor
 from shared.subjects import ALL_GATEWAYS, cancel_subject, probe_subject, worker_subject, workers_filter
 from shared.task_supervisor import TaskSupervisor
 from shared.usage_ledger import FLUSH_S
-from shared.worker_metrics import KvTierReading, RankReading
-
-if TYPE_CHECKING:
-    from gpu_worker.layers.expert_loads import ExpertLoads
 
 GATEWAY_CHECK_INTERVAL_S = 1.0
 SILENCE_S = 1.0
@@ -66,7 +60,6 @@ class Consumer:
         self,
         *,
         nats: DirectClient,
-        engine: EngineThread,
         source: HeartbeatSource,
         capacity: PullCapacity,
         writer: AnswerWriter,
@@ -75,17 +68,13 @@ class Consumer:
         batch: BatchLane,
         limits: StreamLimits,
         tasks: TaskSupervisor,
-        gpu: GpuMonitor,
+        readings: Readings,
         drain_asked: asyncio.Event,
-        experts: ExpertLoads | None = None,
-        ranks: Callable[[], tuple[RankReading, ...]] = tuple,
-        tiers: Callable[[], tuple[KvTierReading, ...]] = tuple,
-        handover: KvHandover | None = None,
     ) -> None:
         """Join the parts; nothing happens before `start`. `drain_asked` is set when an operator asks for a drain."""
         self._log_limit = LogLimit(_log)
         self._nats, self._js = nats, nats.jetstream()
-        self._engine = engine
+        self._engine = source.engine
         self._source = source
         self._held = source.held
         self._affinity = source.affinity
@@ -104,19 +93,27 @@ class Consumer:
         self._num_withdrawals = 0
         self._withdrawing = asyncio.Lock()
         self._probes: Subscription | None = None
-        self._handover = handover or NoHandover()
+        self._handover = source.handover
         orders = {b"": drain_asked.set, b"cordon": self.cordon, b"uncordon": self.uncordon}
-        self._orders = OperatorOrders(nats, source.worker, orders, self._handover.set_role)
+        self._orders = OperatorOrders(nats, source.worker, orders, self._set_role)
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._own_subject = worker_subject(source.model, source.worker)
-        parts = (nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks)
-        self._interactive_queues = InteractiveQueues(*parts, self._handover.taken_queues)
+        self._interactive_queues = InteractiveQueues(
+            nats,
+            source.model,
+            limits,
+            capacity,
+            interactive.take,
+            lambda: source.held.has_suspect,
+            tasks,
+            (lambda: PROMPT_QUEUES) if source.handover is None else source.handover.taken_queues,
+        )
         self._kept = batch.results.kept
         self._batch_queue = BatchQueues(
             nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
         )
         self._metrics = MetricsSource(
-            engine, self._interactive_queues, self._batch_queue, batch.results, gpu, experts, ranks, tiers
+            source.engine, self._interactive_queues, self._batch_queue, batch.results, readings
         )
 
     async def start(self) -> None:
@@ -145,7 +142,8 @@ class Consumer:
         self._tasks.every(GPU_INTERVAL_S, self._metrics.refresh, "readings of the device")
         self._tasks.every(GATEWAY_CHECK_INTERVAL_S, self._drop_for_silent_gateways, "watch of gateways")
         self._tasks.start(self._ensure_records(), "streams of batch results")
-        self._handover.start(self._interactive, self._interactive_queues, self._tasks)
+        if self._handover is not None:
+            self._handover.start(self._interactive, self._interactive_queues, self._tasks)
         await wait_for(queue, self._interactive_queues.start)
         self._batch_queue.start()
 
@@ -168,7 +166,7 @@ class Consumer:
                     self._batch.advance(held, delta)
                 else:
                     self._interactive.advance(held, delta)
-                if is_starting and held.prelude is None:
+                if self._handover is not None and is_starting and held.prelude is None:
                     self._handover.note_first_output(held)
             except Exception:
                 _log.exception("answer failed", extra=log_fields(held.request))
@@ -284,7 +282,8 @@ class Consumer:
         for held in self._held:
             self._lane(held).give_back(held)
         self._outbox.flush()
-        await self._handover.drain(max(0.0, ends_at - time.monotonic()))
+        if self._handover is not None:
+            await self._handover.drain(max(0.0, ends_at - time.monotonic()))
 
     async def close(self) -> None:
         """Send what is left, and stop."""
@@ -292,7 +291,13 @@ class Consumer:
         await self._tasks.close()
         await self._batch.close()
         await self._outbox.close()
-        self._handover.close()
+        if self._handover is not None:
+            self._handover.close()
+
+    def _set_role(self, name: str) -> str:
+        if self._handover is None:
+            return "it was started without --role, so it neither gives KV to other workers nor fetches theirs"
+        return self._handover.set_role(name)
 
     async def _ensure_records(self) -> None:
         what = "the streams of batch results and dead letters"
@@ -352,13 +357,15 @@ class Consumer:
             return
         self._interactive.cancel(cancel)
         self._batch.cancel(cancel)
-        self._handover.cancel(cancel)
+        if self._handover is not None:
+            self._handover.cancel(cancel)
         self._interactive_queues.wake()
 
     async def _receive_gateway(self, message: Msg) -> None:
         self._interactive.gateways.note_heartbeat(message.subject, time.monotonic())
         self._source.services.receive_gateway(message.data, time.monotonic())
-        self._handover.hear_gateway(message.subject, message.data)
+        if self._handover is not None:
+            self._handover.hear_gateway(message.subject, message.data)
 
     async def _answer_probe(self, message: Msg) -> None:
         if message.reply.startswith(_GATEWAY_INBOX):
@@ -375,7 +382,8 @@ class Consumer:
         if message.subject != self._own_subject:
             self._affinity.receive_beat(message.data)
             self._source.services.receive(message.data, time.monotonic())
-            self._handover.hear_worker(message.data)
+            if self._handover is not None:
+                self._handover.hear_worker(message.data)
             return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)

@@ -20,7 +20,7 @@ from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fiel
 from gpu_worker.consumer.roles import Roles
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineThread
-from shared.disaggregation import PROMPT_QUEUES, ROLES, KvReady, RoleNews, as_role
+from shared.disaggregation import ROLES, KvReady, RoleNews, as_role
 from shared.errors import DependencyError
 from shared.messages import Cancel
 from shared.nats_connection import SEND_ERRORS
@@ -36,39 +36,6 @@ _log = logging.getLogger(__name__)
 SWEEP_INTERVAL_S = 0.25
 _LEAST_TOKENS = 32
 """Fewer are computed sooner than their KV is found."""
-
-
-class NoHandover:
-    """The part of a worker without a role: it computes prompts and answers, and hands nothing over."""
-
-    def start(self, lane: InteractiveLane, queues: InteractiveQueues, tasks: TaskSupervisor) -> None:
-        """Do nothing."""
-
-    def taken_queues(self) -> Collection[str]:
-        """Return the queues from which every worker takes."""
-        return PROMPT_QUEUES
-
-    def set_role(self, name: str) -> str:
-        """Refuse a role."""
-        return "it was started without --role, so it neither gives KV to other workers nor fetches theirs"
-
-    def hear_worker(self, data: bytes) -> None:
-        """Do nothing."""
-
-    def hear_gateway(self, subject: str, data: bytes) -> None:
-        """Do nothing."""
-
-    def note_first_output(self, held: HeldRequest) -> None:
-        """Do nothing."""
-
-    def cancel(self, cancel: Cancel) -> None:
-        """Do nothing."""
-
-    async def drain(self, timeout_s: float) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class KvHandover:

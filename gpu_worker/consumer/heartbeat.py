@@ -157,6 +157,16 @@ class HeartbeatSource:
         return metrics if metrics is None or golden is None else structs.replace(metrics, golden=golden)
 
 
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What is read of the worker's device and engine for metrics."""
+
+    gpu: GpuMonitor
+    experts: ExpertLoads | None = None
+    ranks: Callable[[], tuple[RankReading, ...]] = tuple
+    tiers: Callable[[], tuple[KvTierReading, ...]] = tuple
+
+
 class MetricsSource:
     """Reads the counts of engine, queues and process. Keeps the last reading for a moment; counts nothing itself."""
 
@@ -166,20 +176,14 @@ class MetricsSource:
         interactive: InteractiveQueues,
         batch: BatchQueues,
         results: ResultStore,
-        gpu: GpuMonitor,
-        experts: ExpertLoads | None = None,
-        ranks: Callable[[], tuple[RankReading, ...]] = tuple,
-        tiers: Callable[[], tuple[KvTierReading, ...]] = tuple,
+        readings: Readings,
     ) -> None:
         self._engine = engine
         self._interactive = interactive
         self._batch = batch
         self._results = results
-        self._gpu = gpu
-        self._experts = experts
-        self._ranks = ranks
-        self._tiers = tiers
-        self._expert_load = None if experts is None else experts.read()
+        self._readings = readings
+        self._expert_load = None if readings.experts is None else readings.experts.read()
         self._metrics: WorkerMetrics | None = None
         self._read_at = 0.0
 
@@ -192,9 +196,9 @@ class MetricsSource:
 
     async def refresh(self) -> None:
         """Read what waits for a device, in a thread: the GPU's sensors, and how tokens fall on experts."""
-        await self._gpu.refresh()
-        if self._experts is not None:
-            self._expert_load = await asyncio.to_thread(self._experts.read)
+        await self._readings.gpu.refresh()
+        if self._readings.experts is not None:
+            self._expert_load = await asyncio.to_thread(self._readings.experts.read)
 
     def _read(self) -> WorkerMetrics:
         stats, batch = self._engine.stats, self._batch
@@ -213,14 +217,14 @@ class MetricsSource:
             dead_letters=self._results.num_dead_letters,
             cpu_seconds=cpu_seconds(),
             resident_bytes=resident_bytes(),
-            gpus=self._gpu.readings,
+            gpus=self._readings.gpu.readings,
             kv_groups=tuple(KvGroup(*group) for group in stats.groups),
             expert_tokens=0 if experts is None else experts.tokens,
             expert_imbalance=0.0 if experts is None else experts.imbalance,
             unused_experts=0 if experts is None else experts.unused,
             evicted_blocks=stats.num_evicted_blocks,
-            ranks=self._ranks(),
-            kv_tiers=self._tiers(),
+            ranks=self._readings.ranks(),
+            kv_tiers=self._readings.tiers(),
             device_hits=stats.num_device_hits,
             retained_blocks=stats.num_retained_blocks,
             **self._engine.counts.fields(),

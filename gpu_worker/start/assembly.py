@@ -8,7 +8,6 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from gpu_worker.consumer.answer import AnswerWriter
 from gpu_worker.consumer.batch_lane import BatchLane
@@ -20,7 +19,7 @@ from gpu_worker.consumer.golden.prober import ProbeSizes
 from gpu_worker.consumer.golden.watch import TICK_S, GoldenSettings, GoldenWatch
 from gpu_worker.consumer.gpu_monitor import GpuMonitor
 from gpu_worker.consumer.handover import KvHandover
-from gpu_worker.consumer.heartbeat import HeartbeatSource
+from gpu_worker.consumer.heartbeat import HeartbeatSource, Readings
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.interactive_lane import InteractiveLane
@@ -119,7 +118,8 @@ class Worker:
         pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
         reader, own = self._reader(identity, setup, model, pooled), (self._fetch(), self._adapters.requests)
         intake = Intake(reader, encoder, self._constraints, self._engine, held, capacity, self._images, *own)
-        subscribers, (gpu, receipts) = FrameSubscribers(nats, identity.worker), _metering(setup)
+        subscribers, readings = FrameSubscribers(nats, identity.worker), _readings(setup)
+        receipts = ReceiptWriter(1 if setup.group is None else max(1, len(readings.ranks())), readings.gpu.watts)
         batch = self._batch_lane(identity, nats, limits, model, intake, held, receipts)
         self._adapters.make_way_by(batch.give_back)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
@@ -128,7 +128,6 @@ class Worker:
         interactive = InteractiveLane(*parts, receipts)
         self.consumer = Consumer(
             nats=nats,
-            engine=self._engine,
             source=(source := self._heartbeat_source(identity, sizes, model, held, affinity)),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled, receipts),
@@ -137,10 +136,8 @@ class Worker:
             batch=batch,
             limits=limits,
             tasks=tasks,
-            gpu=gpu,
+            readings=readings,
             drain_asked=drain_asked or asyncio.Event(),
-            handover=self._handover,
-            **_readings(setup),
         )
         self._relay = self._make_relay(interactive.outbox.send_now, model.golden, source, sizes)
 
@@ -334,18 +331,10 @@ def _processor(setup: EngineSetup) -> MediaProcessor | None:
     return setup.media
 
 
-def _metering(setup: EngineSetup) -> tuple[GpuMonitor, ReceiptWriter]:
-    """Return what reads the devices, and what writes receipts by that."""
-    gpu = GpuMonitor(setup.gpu_uuid)
-    num_devices = 1 if setup.group is None else max(1, len(setup.group.group.readings()))
-    return gpu, ReceiptWriter(num_devices, gpu.watts)
-
-
-def _readings(setup: EngineSetup) -> dict[str, Any]:
-    """Return what reads experts, tiers and ranks."""
+def _readings(setup: EngineSetup) -> Readings:
     tiers = tuple if setup.tiers is None else setup.tiers.readings
     ranks = tuple if setup.group is None else setup.group.group.readings
-    return {"experts": setup.experts, "tiers": tiers, "ranks": ranks}
+    return Readings(GpuMonitor(setup.gpu_uuid), setup.experts, ranks, tiers)
 
 
 def _images(

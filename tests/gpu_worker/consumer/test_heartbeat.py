@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_worker.consumer.heartbeat import REFRESH_S, MetricsSource
+from gpu_worker.consumer.heartbeat import REFRESH_S, MetricsSource, Readings
 from gpu_worker.layers.expert_loads import ExpertLoad
 from shared.messages import Heartbeat
 from shared.sampling import Sampling
@@ -51,7 +52,8 @@ async def test_use_of_experts_is_counted_where_there_are_some(worker: RunningWor
     without = source.metrics()
     assert (without.expert_tokens, without.expert_imbalance, without.unused_experts) == (0, 0.0, 0)
     use = SimpleNamespace(tokens=5, imbalance=1.5, unused=2)
-    source._experts = SimpleNamespace(read=lambda: use)  # type: ignore[assignment]
+    experts: Any = SimpleNamespace(read=lambda: use)
+    source._readings = replace(source._readings, experts=experts)
     # Heartbeats are more frequent than readings.
     assert source.metrics() is without
     await source.refresh()
@@ -72,7 +74,7 @@ async def test_what_waits_for_the_device_is_read_in_a_thread() -> None:
 
     nothing: Any = SimpleNamespace(refresh=refresh)
     experts: Any = SimpleNamespace(read=read)
-    source = MetricsSource(nothing, nothing, nothing, nothing, nothing, experts)
+    source = MetricsSource(nothing, nothing, nothing, nothing, Readings(nothing, experts))
     await source.refresh()
     assert len(threads) == 2
     assert threads[1] != threading.get_ident()
