@@ -17,14 +17,13 @@ from nats.js.errors import APIError
 
 from gpu_worker.consumer.batch_job import NotAJobError, RefusedJobError, read_job
 from gpu_worker.consumer.batch_progress import ProgressRecords, is_due
-from gpu_worker.consumer.batch_result import ResultMaker
 from gpu_worker.consumer.batch_trials import BatchTrials
 from gpu_worker.consumer.gateway_watch import Cancellations
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
 from gpu_worker.consumer.queued_message import ACK, DISCARD, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.consumer.receipts import ReceiptWriter
-from gpu_worker.consumer.result_store import ResultStore
+from gpu_worker.consumer.result_store import ResultMaker, ResultStore
 from gpu_worker.core.sequence import SequenceStatus
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.background_tasks import BackgroundTasks

@@ -46,8 +46,7 @@ from gpu_worker.execution.memory.block_bytes import BlockBytes, cache_bytes, sta
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.execution.sampling.sampler import Sampler
-from gpu_worker.execution.step import SubmittedStep
-from gpu_worker.execution.step_head import StepHead
+from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import StreamState
 from nats.js.errors import APIError, NotFoundError
 
-from gpu_worker.consumer.batch_result import send_result
+from gpu_worker.consumer.result_store import send_result
 from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from ops.cli.admin import delete_message
 from shared.batch_progress import BatchProgress

@@ -179,7 +179,7 @@ def test_resumed_sequences_continue_with_the_same_tokens(model: CausalLM, seeded
 def test_prompt_logprobs_longer_than_their_tile_equal_transformers(
     model: CausalLM, tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_worker.execution.sampling.prompt_logprobs._ROWS", 7)
+    monkeypatch.setattr("gpu_worker.execution.sampling.logprobs._ROWS", 7)
     prompt = random_prompt(50, seed=1)
     sequence = make_sequence("a", prompt, Sampling(temperature=0.0, prompt_logprobs=0))
     sequence.max_tokens = 0

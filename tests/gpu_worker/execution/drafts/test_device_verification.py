@@ -170,7 +170,7 @@ def test_proposer_that_raises_is_left_out(model: CausalLM, plain: Outcome, caplo
 def test_rows_of_logits_are_made_a_bounded_number_at_a_time(
     model: CausalLM, plain: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_worker.execution.step_head.MAX_VERIFIED_ROWS", 1)
+    monkeypatch.setattr("gpu_worker.execution.step.MAX_VERIFIED_ROWS", 1)
     runner = make_verifier(model, ChainProposer(plain.tokens, 0.9), is_graphed=False, max_num_seqs=20)
     sizes: list[int] = []
     logits = model.logits
