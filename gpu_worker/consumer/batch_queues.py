@@ -16,11 +16,15 @@ from collections.abc import Callable
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
+from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, BatchLane
+from gpu_worker.consumer.held_request import HeldRequests
+from gpu_worker.consumer.interactive_queues import InteractiveQueues
+from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, send_ack
+from gpu_worker.engine.engine_thread import EngineThread
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
-from shared.kept_results import KeptResults
 from shared.log_limit import LogLimit
 from shared.streams import StreamLimits, ensure_consumer
 from shared.subjects import Queue
@@ -34,36 +38,36 @@ _log = logging.getLogger(__name__)
 
 
 class BatchQueues:
-    """Owns the pull queues of each tenant.
-
-    `capacity` counts what was pulled for; `take` is called on the event loop and must not raise.
-    """
+    """Owns the pull queues of each tenant; the lane gets what comes."""
 
     def __init__(
         self,
         nats: DirectClient,
         model: str,
         limits: StreamLimits,
-        capacity: Callable[[], int],
-        background_capacity: Callable[[str], int],
-        take: Callable[[QueuedMessage], None],
+        engine: EngineThread,
+        held: HeldRequests,
+        capacity: PullCapacity,
+        interactive: InteractiveQueues,
+        lane: BatchLane,
         tasks: TaskSupervisor,
-        kept: KeptResults,
     ) -> None:
         self._nats = nats
         self._js = nats.jetstream()
         self._model = model
         self._limits = limits
+        self._engine = engine
+        self._held = held
         self._capacity = capacity
-        self._background_capacity = background_capacity
-        self._take = take
+        self._interactive = interactive
+        self._lane = lane
         # By tenant.
         self._queues: dict[str, PullQueue] = {}
         self._background: dict[str, PullQueue] = {}
         self._num_redelivered_gone = 0
         self._searching = asyncio.Lock()
         self._arrived: deque[QueuedMessage] = deque()
-        self._expiry = BatchExpiry(nats, kept, model)
+        self._expiry = BatchExpiry(nats, lane.results.kept, model)
         self._tasks = tasks
         self._log_limit = LogLimit(_log, _LOG_INTERVAL_S)
         self._periodic: list[asyncio.Task[None]] = []
@@ -122,7 +126,7 @@ class BatchQueues:
         async with self._searching:
             await self._match(self._queues, "batch", self._share, self._receive)
             # After the others: a login of an earlier version may not make these consumers.
-            await self._match(self._background, "background", self._background_share, self._take)
+            await self._match(self._background, "background", self._background_share, self._lane.take)
 
     async def _match(
         self,
@@ -168,22 +172,31 @@ class BatchQueues:
     def _take_next(self) -> None:
         if not self._arrived:
             return
-        self._take(self._arrived.popleft())
+        self._lane.take(self._arrived.popleft())
         if self._arrived:
             asyncio.get_running_loop().call_soon(self._take_next)
 
     def _background_share(self, queue: PullQueue, tenant: str) -> int:
-        room = self._background_capacity(tenant)
+        room = 0
+        if self._may_take_jobs():
+            room = self._capacity.interactive(self._interactive.backlog)
+            room = min(room, MAX_BACKGROUND - self._held.num_background_of(tenant))
         return min(room, max(1, queue.backlog)) if room > 0 else self._share(queue, tenant)
 
     def _share(self, queue: PullQueue, tenant: str) -> int:
-        room = self._capacity() - len(self._arrived)
+        if not self._may_take_jobs():
+            return 0
+        room = self._capacity.batch(self._interactive.backlog, self._engine.stats.max_batch_seqs) - len(self._arrived)
         if room <= 0:
             return 0
         if not queue.backlog:
             return 1
         num_waiting = sum(other.backlog > 0 for other in self._all())
         return max(1, room // num_waiting)
+
+    def _may_take_jobs(self) -> bool:
+        # If a batch request killed the worker, the suspect beside it would be blamed.
+        return not (self._held.has_suspect or self._lane.results.is_blocked or self._lane.trials.is_active)
 
     async def _expire(self) -> None:
         # All at once: NATS answers no call that a login may not make, such as one that is for the queues of one model

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from gpu_worker.consumer.answer import AnswerWriter
-from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, PROGRESS_INTERVAL_S, BatchLane
+from gpu_worker.consumer.batch_lane import PROGRESS_INTERVAL_S, BatchLane
 from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
@@ -78,7 +78,6 @@ class Consumer:
         self._source = source
         self._held = source.held
         self._affinity = source.affinity
-        self._capacity = capacity
         self._writer = writer
         self._outbox = interactive.outbox
         self._subscribers = subscribers
@@ -95,7 +94,7 @@ class Consumer:
         self._probes: Subscription | None = None
         self._handover = source.handover
         orders = {b"": drain_asked.set, b"cordon": self.cordon, b"uncordon": self.uncordon}
-        self._orders = OperatorOrders(nats, source.worker, orders, self._set_role)
+        self._orders = OperatorOrders(nats, source.worker, orders, source.handover)
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._own_subject = worker_subject(source.model, source.worker)
         self._interactive_queues = InteractiveQueues(
@@ -108,9 +107,16 @@ class Consumer:
             tasks,
             (lambda: PROMPT_QUEUES) if source.handover is None else source.handover.taken_queues,
         )
-        self._kept = batch.results.kept
         self._batch_queue = BatchQueues(
-            nats, source.model, limits, self._batch_capacity, self._background_capacity, batch.take, tasks, self._kept
+            nats,
+            source.model,
+            limits,
+            source.engine,
+            source.held,
+            capacity,
+            self._interactive_queues,
+            batch,
+            tasks,
         )
         self._metrics = MetricsSource(
             source.engine, self._interactive_queues, self._batch_queue, batch.results, readings
@@ -294,16 +300,11 @@ class Consumer:
         if self._handover is not None:
             self._handover.close()
 
-    def _set_role(self, name: str) -> str:
-        if self._handover is None:
-            return "it was started without --role, so it neither gives KV to other workers nor fetches theirs"
-        return self._handover.set_role(name)
-
     async def _ensure_records(self) -> None:
         what = "the streams of batch results and dead letters"
         action = partial(ensure_record_streams, self._js, self._limits)
         await wait_for(what, action, RECORDS_RETRY_S, RECORDS_LOG_INTERVAL_S)
-        self._tasks.every(PURGE_INTERVAL_S, self._kept.shares.purge, "shares of tenants in the results")
+        self._tasks.every(PURGE_INTERVAL_S, self._batch.results.kept.shares.purge, "shares of tenants in the results")
 
     async def _answer_probes(self) -> None:
         self._probes = await self._nats.subscribe(probe_subject(self._source.worker), cb=self._answer_probe)
@@ -322,21 +323,6 @@ class Consumer:
                 continue
             with contextlib.suppress(*SEND_ERRORS):
                 self._nats.send(*self._heartbeat())
-
-    def _batch_capacity(self) -> int:
-        if not self._may_take_jobs():
-            return 0
-        return self._capacity.batch(self._interactive_queues.backlog, self._engine.stats.max_batch_seqs)
-
-    def _background_capacity(self, tenant: str) -> int:
-        if not self._may_take_jobs():
-            return 0
-        room = self._capacity.interactive(self._interactive_queues.backlog)
-        return min(room, MAX_BACKGROUND - self._held.num_background_of(tenant))
-
-    def _may_take_jobs(self) -> bool:
-        # If a batch request killed the worker, the suspect beside it would be blamed.
-        return not (self._held.has_suspect or self._batch.results.is_blocked or self._batch.trials.is_active)
 
     def _discount_shared_blocks(self, held: HeldRequest) -> None:
         """Count only the blocks that a request does not share, now that its prefix hits are known."""

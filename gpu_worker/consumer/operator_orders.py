@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 
 from nats.aio.msg import Msg
 
+from gpu_worker.consumer.handover import KvHandover
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
 from shared.subjects import drain_subject
 
 _ADMIN_INBOX = f"{inbox_prefix('admin')}."
 _ROLE = b"role "
+_NO_ROLE = "it was started without --role, so it neither gives KV to other workers nor fetches theirs"
 
 
 class OperatorOrders:
@@ -23,13 +25,12 @@ class OperatorOrders:
         nats: DirectClient,
         worker: str,
         orders: Mapping[bytes, Callable[[], object]],
-        set_role: Callable[[str], str],
+        handover: KvHandover | None,
     ) -> None:
-        """Carry out `orders`; `set_role` returns what is wrong with a role, if anything is."""
         self._nats = nats
         self._worker = worker
         self._orders = orders
-        self._set_role = set_role
+        self._handover = handover
 
     async def start(self) -> None:
         """Listen."""
@@ -40,7 +41,9 @@ class OperatorOrders:
             return
         problem = ""
         if message.data.startswith(_ROLE):
-            problem = self._set_role(message.data.removeprefix(_ROLE).decode("utf-8", "replace"))
+            problem = _NO_ROLE
+            if self._handover is not None:
+                problem = self._handover.set_role(message.data.removeprefix(_ROLE).decode("utf-8", "replace"))
         elif (order := self._orders.get(message.data)) is not None:
             order()
         else:
