@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -130,6 +130,15 @@ def _of_one_type(gate_up: ExpertStack, down: ExpertStack) -> tuple[ExpertStack, 
     return halves[0], halves[1]
 
 
+class _Product(NamedTuple):
+    """What the kernels of a product have in common: the grid, and arguments in the kernels' order."""
+
+    grid: tuple[int, int]
+    of_rows: tuple[Any, ...]
+    numbers: tuple[float, ...]
+    constants: dict[str, Any]
+
+
 def multiply(
     inputs: torch.Tensor,
     stack: ExpertStack,
@@ -163,53 +172,38 @@ def multiply(
         "BLOCK_M": launch.block_m,
         "BLOCK_N": launch.block_n,
         "num_stages": launch.num_stages,
+        **dependent_launch(inputs.device),
     }
-    numbers = kernel_numbers(activation)
+    product = _Product(grid, of_rows, kernel_numbers(activation), constants)
     if isinstance(stack, DenseStack):
-        _dense(inputs, stack, grid, of_rows, launch, numbers, constants)
+        _dense(inputs, stack, launch, product)
     elif is_rounded:
-        _scaled(inputs, stack, grid, of_rows, launch, numbers, constants)
+        _scaled(inputs, stack, launch, product)
     else:
-        _packed(inputs, stack, grid, of_rows, launch, numbers, constants)
+        _packed(inputs, stack, launch, product)
     return outputs
 
 
-def _dense(
-    inputs: torch.Tensor,
-    stack: DenseStack,
-    grid: tuple[int, int],
-    of_rows: tuple[Any, ...],
-    launch: ProductLaunch,
-    numbers: tuple[float, ...],
-    constants: dict[str, Any],
-) -> None:
+def _dense(inputs: torch.Tensor, stack: DenseStack, launch: ProductLaunch, product: _Product) -> None:
     in_features = stack.shape[2]
     launch = replace(launch, block_k=launch.block_k or TILE_ROWS).for_columns(in_features, inputs.element_size())
-    dense_experts_kernel[grid](
-        *(inputs, stack.weight, stack.bias, *of_rows, in_features, inputs.stride(0), *numbers),
+    dense_experts_kernel[product.grid](
+        *(inputs, stack.weight, stack.bias, *product.of_rows, in_features, inputs.stride(0), *product.numbers),
         BLOCK_K=launch.block_k,
         IS_EVEN=in_features % launch.block_k == 0,
         num_warps=launch.num_warps,
-        **constants,
-        **dependent_launch(inputs.device),
+        **product.constants,
     )
 
 
-def _packed(
-    inputs: torch.Tensor,
-    stack: PackedStack,
-    grid: tuple[int, int],
-    of_rows: tuple[Any, ...],
-    launch: ProductLaunch,
-    numbers: tuple[float, ...],
-    constants: dict[str, Any],
-) -> None:
+def _packed(inputs: torch.Tensor, stack: PackedStack, launch: ProductLaunch, product: _Product) -> None:
     in_features, plane, planes = stack.in_features, stack.plane, stack.num_planes
     scales, offsets = stack.scales, stack.offsets
-    packed_experts_kernel[grid](
+    packed_experts_kernel[product.grid](
         *(inputs, stack.words, scales.words, None if offsets is None else offsets.words, stack.input_order),
-        *(stack.bias, *of_rows, in_features, inputs.stride(0), stack.words.shape[2]),
-        *(scales.words.stride(0), 0 if offsets is None else offsets.words.stride(0), stack.padded_rows, *numbers),
+        *(stack.bias, *product.of_rows, in_features, inputs.stride(0), stack.words.shape[2]),
+        *(scales.words.stride(0), 0 if offsets is None else offsets.words.stride(0), stack.padded_rows),
+        *product.numbers,
         KIND=stack.number.name,
         PLANE=plane,
         NUM_PLANES=planes,
@@ -219,28 +213,20 @@ def _packed(
         TILE_ROWS=TILE_ROWS,
         IS_EVEN=in_features % (planes * plane) == 0,
         num_warps=launch.warps_for(plane),
-        **constants,
-        **dependent_launch(inputs.device),
+        **product.constants,
     )
 
 
-def _scaled(
-    inputs: torch.Tensor,
-    stack: PackedStack,
-    grid: tuple[int, int],
-    of_rows: tuple[Any, ...],
-    launch: ProductLaunch,
-    numbers: tuple[float, ...],
-    constants: dict[str, Any],
-) -> None:
+def _scaled(inputs: torch.Tensor, stack: PackedStack, launch: ProductLaunch, product: _Product) -> None:
     rounded, scales = quantize_tokens_triton(inputs, _ROUNDING, interleaves=True), stack.scales
-    scaled_experts_kernel[grid](
-        *(rounded.values, rounded.scales, stack.words.view(torch.float8_e4m3fn), scales.words, stack.bias, *of_rows),
-        *(stack.words.shape[2], rounded.scales.stride(1), scales.words.stride(0), stack.padded_rows, *numbers),
+    numbers = stack.words.view(torch.float8_e4m3fn)
+    scaled_experts_kernel[product.grid](
+        *(rounded.values, rounded.scales, numbers, scales.words, stack.bias, *product.of_rows),
+        *(stack.words.shape[2], rounded.scales.stride(1), scales.words.stride(0), stack.padded_rows),
+        *product.numbers,
         BLOCK_K=SCALE_BLOCK,
         SCALES=scales.constants,
         TILE_ROWS=TILE_ROWS,
         num_warps=launch.num_warps,
-        **constants,
-        **dependent_launch(inputs.device),
+        **product.constants,
     )

@@ -18,78 +18,61 @@ from kernels.linear.forms import NUMBERS
 
 
 _BITS = {number.name: number.bits for number in NUMBERS}
-# For each number of `forms/numbers.py` and type, in PTX: $0 is the plane's numbers, `word` is two words, shifted right
-# by the bits before the plane. Table 0xea of lop3 is (a & b) | c, 0xae is (~a & b) | c.
-_NUMBERS = {
-    # 128 + q, less 136.
-    "int4 bf16": """
-mov.b32 one, 0x3f803f80;
-mov.b32 bias, 0xc308c308;
-mov.b32 base, 0x43004300;
-lop3.b32 word, word, 0x000f000f, base, 0xea;
-fma.rn.bf16x2 $0, word, one, bias;
-""",
-    # 1024 + q, less 1032.
-    "int4 fp16": """
-mov.b32 one, 0x3c003c00;
-mov.b32 bias, 0xe408e408;
-mov.b32 base, 0x64006400;
-lop3.b32 word, word, 0x000f000f, base, 0xea;
-fma.rn.f16x2 $0, word, one, bias;
-""",
-    # 128 + the lower seven bits, less 128 where the eighth is set, and less 256 where it is not.
-    "int8 bf16": """
+# In PTX: $0 is the plane's numbers, `word` is two words, shifted right by the bits before the plane. Table 0xea of lop3
+# is (a & b) | c, 0xae is (~a & b) | c. Integers go below the exponent of `base`; their centre is in `bias`.
+_INTEGER = """
+mov.b32 one, {one};
+mov.b32 bias, {bias};
+mov.b32 base, {base};
+lop3.b32 word, word, {mask}, base, 0xea;
+fma.rn.{kind}x2 $0, word, one, bias;
+"""
+# Exponent and mantissa go where the wider type has them; a power of two makes up for its exponent's other bias.
+_FP8 = """
+mov.b32 one, {one};
+mov.b32 bias, 0x80008000;
+shl.b32 word, word, 8;
+and.b32 base, word, 0x7f007f00;
+shr.u32 base, base, {shift};
+lop3.b32 word, word, 0x80008000, base, 0xea;
+fma.rn.{kind}x2 $0, word, one, bias;
+"""
+_FP4 = """
+mov.b32 one, {one};
+mov.b32 bias, 0x80008000;
+shl.b32 base, word, {shift};
+and.b32 base, base, {mask};
+shl.b32 word, word, 12;
+lop3.b32 word, word, 0x80008000, base, 0xea;
+fma.rn.{kind}x2 $0, word, one, bias;
+"""
+# 128 + the lower seven bits, less 128 where the eighth is set, and less 256 where it is not.
+_INT8_BF16 = """
 mov.b32 one, 0xbf80bf80;
 mov.b32 base, 0x43004300;
 lop3.b32 bias, word, 0x007f007f, base, 0xea;
 lop3.b32 word, word, 0x00800080, base, 0xae;
 fma.rn.bf16x2 $0, word, one, bias;
-""",
+"""
+
+
+def _integer(kind: str, one: str, base: str, bias: str, mask: str) -> str:
+    return _INTEGER.format(kind=kind, one=one, base=base, bias=bias, mask=mask)
+
+
+# For each number of `forms/numbers.py` and type.
+_NUMBERS = {
+    # 128 + q, less 136.
+    "int4 bf16": _integer("bf16", "0x3f803f80", "0x43004300", "0xc308c308", "0x000f000f"),
+    # 1024 + q, less 1032.
+    "int4 fp16": _integer("f16", "0x3c003c00", "0x64006400", "0xe408e408", "0x000f000f"),
+    "int8 bf16": _INT8_BF16,
     # 1024 + q, less 1152.
-    "int8 fp16": """
-mov.b32 one, 0x3c003c00;
-mov.b32 bias, 0xe480e480;
-mov.b32 base, 0x64006400;
-lop3.b32 word, word, 0x00ff00ff, base, 0xea;
-fma.rn.f16x2 $0, word, one, bias;
-""",
-    # Exponent and mantissa go where the wider type has them; a power of two makes up for its exponent's other bias.
-    "fp8 bf16": """
-mov.b32 one, 0x7b807b80;
-mov.b32 bias, 0x80008000;
-shl.b32 word, word, 8;
-and.b32 base, word, 0x7f007f00;
-shr.u32 base, base, 4;
-lop3.b32 word, word, 0x80008000, base, 0xea;
-fma.rn.bf16x2 $0, word, one, bias;
-""",
-    "fp8 fp16": """
-mov.b32 one, 0x5c005c00;
-mov.b32 bias, 0x80008000;
-shl.b32 word, word, 8;
-and.b32 base, word, 0x7f007f00;
-shr.u32 base, base, 1;
-lop3.b32 word, word, 0x80008000, base, 0xea;
-fma.rn.f16x2 $0, word, one, bias;
-""",
-    "fp4 bf16": """
-mov.b32 one, 0x7e807e80;
-mov.b32 bias, 0x80008000;
-shl.b32 base, word, 6;
-and.b32 base, base, 0x01c001c0;
-shl.b32 word, word, 12;
-lop3.b32 word, word, 0x80008000, base, 0xea;
-fma.rn.bf16x2 $0, word, one, bias;
-""",
-    "fp4 fp16": """
-mov.b32 one, 0x74007400;
-mov.b32 bias, 0x80008000;
-shl.b32 base, word, 9;
-and.b32 base, base, 0x0e000e00;
-shl.b32 word, word, 12;
-lop3.b32 word, word, 0x80008000, base, 0xea;
-fma.rn.f16x2 $0, word, one, bias;
-""",
+    "int8 fp16": _integer("f16", "0x3c003c00", "0x64006400", "0xe480e480", "0x00ff00ff"),
+    "fp8 bf16": _FP8.format(kind="bf16", one="0x7b807b80", shift=4),
+    "fp8 fp16": _FP8.format(kind="f16", one="0x5c005c00", shift=1),
+    "fp4 bf16": _FP4.format(kind="bf16", one="0x7e807e80", shift=6, mask="0x01c001c0"),
+    "fp4 fp16": _FP4.format(kind="f16", one="0x74007400", shift=9, mask="0x0e000e00"),
 }
 
 
