@@ -34,7 +34,6 @@ from gpu_worker.engine.engine_thread import StepOutcome
 from shared.background_tasks import BackgroundTasks
 from shared.dependency_wait import RECORDS_LOG_INTERVAL_S, RECORDS_RETRY_S, wait_for
 from shared.direct_client import DirectClient
-from shared.disaggregation import PROMPT_QUEUES
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Cancel, Heartbeat, encode
 from shared.nats_connection import SEND_ERRORS, inbox_prefix
@@ -97,26 +96,12 @@ class Consumer:
         self._orders = OperatorOrders(nats, source.worker, orders, source.handover)
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._own_subject = worker_subject(source.model, source.worker)
+        taken = None if source.handover is None else source.handover.taken_queues
         self._interactive_queues = InteractiveQueues(
-            nats,
-            source.model,
-            limits,
-            capacity,
-            interactive.take,
-            lambda: source.held.has_suspect,
-            tasks,
-            (lambda: PROMPT_QUEUES) if source.handover is None else source.handover.taken_queues,
+            nats, source.model, limits, capacity, interactive.take, lambda: source.held.has_suspect, tasks, taken
         )
         self._batch_queue = BatchQueues(
-            nats,
-            source.model,
-            limits,
-            source.engine,
-            source.held,
-            capacity,
-            self._interactive_queues,
-            batch,
-            tasks,
+            nats, source.model, limits, source.engine, source.held, capacity, self._interactive_queues, batch, tasks
         )
         self._metrics = MetricsSource(
             source.engine, self._interactive_queues, self._batch_queue, batch.results, readings

@@ -37,11 +37,11 @@ class InteractiveQueues:
         take: Callable[[QueuedMessage], bool],
         is_reserved: Callable[[], bool],
         tasks: TaskSupervisor,
-        taken: Callable[[], Collection[str]] = lambda: PROMPT_QUEUES,
+        taken: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self._js = nats.jetstream()
         self._model = model
-        self._taken = taken
+        self._taken = taken or (lambda: PROMPT_QUEUES)
         self._limits = limits
         self._is_draining = False
         self._capacity = capacity
