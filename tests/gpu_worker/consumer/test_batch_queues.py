@@ -196,7 +196,7 @@ async def test_jobs_that_come_at_once_are_taken_one_in_each_turn_of_the_loop(
 ) -> None:
     queues = worker.worker.consumer._batch_queue
     turns = []
-    monkeypatch.setattr(queues, "_take", lambda message: turns.append((turn, message.stream_seq)))
+    monkeypatch.setattr(queues._lane, "take", lambda message: turns.append((turn, message.stream_seq)))
     jobs = [QueuedMessage("subject", b"", f"ack.{number}", number, 1, 0) for number in range(4)]
     outstanding = queues.outstanding
     for job in jobs:
