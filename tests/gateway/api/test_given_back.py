@@ -75,9 +75,11 @@ class Requests:
             body_rules=lambda principal, model: None,
             aliases=AliasBook(),
         )
-        watch = SimpleNamespace(owes_answer=False, is_connected=True)
+        self.watch = SimpleNamespace(owes_answer=False, is_connected=True)
+        self.is_admitted = asyncio.Event()
+        self.is_admitted.set()
         fleet = SimpleNamespace(reported_load=lambda model: self.load, find_adapter=lambda model, tenant: None)
-        dispatcher = SimpleNamespace(nats_watch=watch, fleet=fleet)
+        dispatcher = SimpleNamespace(nats_watch=self.watch, fleet=fleet)
         record = SimpleNamespace(
             traceparent=None, tenant="t", key="k", parsed=lambda *of: None, failed=lambda error: None
         )
@@ -107,6 +109,7 @@ class Requests:
     async def start(self, *arguments: object) -> object:
         if (failure := self.failures.get("start")) is not None:
             raise failure
+        await self.is_admitted.wait()
         counts = {"tokens_used": lambda: 3, "delivered": lambda: (0, 0)}
         return SimpleNamespace(
             leave=self._leave,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.admission.auth import Principal
+from gateway.api import request_observer
 from gateway.api.request_observer import MAX_PROMPT_CHARACTERS, RequestObserver
 from gateway.api.schemas.parsing import parse_chat, parse_completion
+from gateway.api.usage import UsageTotals
+from gateway.errors import ApiError
 from gateway.generation import Generation
+from shared.messages import Usage
 from shared.request_log import SLOW_S, SLOW_TTFT_S, RequestLog
+from shared.tracing import Attributes
 
 
 class Lines(RequestLog):
@@ -75,3 +80,112 @@ def test_failed_refused_and_slow_requests_have_lines_of_their_own(
     record.first_token_at = None if ttft_s is None else record.began_at + ttft_s
     observer.end(record, status)
     assert lines.kinds == [kind]
+
+
+PARENT = b"00-" + b"ab" * 16 + b"-" + b"cd" * 8 + b"-01"
+BODY = b'{"model": "m", "prompt": "x", "n": 2, "max_tokens": 9, "temperature": 0.5, "top_p": 0.25}'
+
+
+class Spans:
+    """Keeps spans instead of sending them."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, str | None]] = []
+        self.added: list[tuple[str, str, float, float, Attributes]] = []
+        self.ended: list[tuple[object, str, Attributes, str | None]] = []
+
+    def begin(self, name: str, parent: str | None) -> object:
+        self.begun.append((name, parent))
+        return self
+
+    def add(self, name: str, parent: str, began: float, ended: float, attributes: Attributes) -> None:
+        self.added.append((name, parent, began, ended, attributes))
+
+    def end(self, span: object, name: str, attributes: Attributes, error: str | None) -> None:
+        self.ended.append((span, name, attributes, error))
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
+    monkeypatch.setattr(request_observer, "traceparent", lambda span: "00-own")
+    return Spans()
+
+
+def test_span_of_a_complete_answer_says_what_was_asked_and_what_it_took(spans: Spans) -> None:
+    lines = Lines()
+    observer = RequestObserver(lines, cast("Any", spans))
+    record = observer.begin("completion", "req_1", [(b"host", b"t"), (b"traceparent", PARENT)])
+    assert spans.begun == [("completion", PARENT.decode())]
+    assert record.traceparent == "00-own"
+    record.parsed(Principal("key", "tenant"), parse_completion(BODY))
+    record.dispatched_at, record.first_token_at = record.began_at + 1.0, record.began_at + 3.0
+    record.outcome, record.usage = "completed", UsageTotals(2)
+    record.usage.add(0, Usage(5, 3, 4))
+    observer.end(record, 200)
+    ((span, name, attributes, error),) = spans.ended
+    assert (span, name, error) == (spans, "text_completion m", None)
+    assert attributes == {
+        "http.response.status_code": 200,
+        "http.route": "completion",
+        "gen_ai.provider.name": "headrace",
+        "headrace.request_id": "req_1",
+        "headrace.tenant": "tenant",
+        "headrace.outcome": "completed",
+        "headrace.time_to_first_token_s": 3.0,
+        "error.type": None,
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m",
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.25,
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 3,
+    }
+    assert spans.added == [("admission", "00-own", record.began_at, record.began_at + 1.0, {})]
+    (line,) = lines.lines
+    assert line.pop("total_s") >= 0.0
+    assert line == {
+        "request_id": "req_1",
+        "route": "completion",
+        "status": 200,
+        "outcome": "completed",
+        "error": None,
+        "tenant": "tenant",
+        "model": "m",
+        "n": 2,
+        "stream": False,
+        "prompt_tokens": 5,
+        "cached_tokens": 4,
+        "completion_tokens": 3,
+        "admission_s": 1.0,
+        "ttft_s": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "told"),
+    [
+        (503, "no_worker", "no_worker", "No."),
+        (500, None, "500", "No."),
+        (404, "model_not_found", "model_not_found", None),
+    ],
+)
+def test_error_is_named_and_only_a_fault_of_ours_makes_the_span_one(
+    spans: Spans, status: int, code: str | None, kind: str, told: str | None
+) -> None:
+    observer = RequestObserver(Lines(), cast("Any", spans))
+    record = observer.begin("chat", "req_1", [])
+    record.failed(ApiError(status, "No.", code=code))
+    observer.end(record, status)
+    ((_, name, attributes, error),) = spans.ended
+    assert (name, attributes["error.type"], error) == ("chat", kind, told)
+    assert attributes["headrace.outcome"] == "refused"
+    assert spans.added == []
+
+
+@pytest.mark.parametrize("headers", [[], [(b"traceparent", PARENT)] * 2])
+def test_parent_counts_where_there_is_exactly_one(spans: Spans, headers: list[tuple[bytes, bytes]]) -> None:
+    RequestObserver(Lines(), cast("Any", spans)).begin("chat", "req_1", headers)
+    assert spans.begun == [("chat", None)]
