@@ -27,6 +27,7 @@ from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply, is_dig
 from shared.adapter_names import AdapterNames, NamedAdapter
 from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStore, AdapterStoreError
 from shared.bounds import TenantName
+from shared.calls import call_process
 from shared.direct_client import DirectClient
 from shared.errors import InvalidNameError
 from shared.features import ADAPTER_STORE
@@ -186,7 +187,7 @@ class AdapterOrders:
     async def _check(self, worker: str, order: AdapterOrder) -> None:
         """Have a worker read an adapter; raise why it could not."""
         try:
-            reply = await self._nats.request(adapter_subject(worker), encode(order), timeout=TIMEOUT_S)
+            reply = await call_process(self._nats, adapter_subject(worker), encode(order), TIMEOUT_S)
             problem = msgspec.msgpack.decode(reply.data, type=AdapterReply).error
         except UNDECODABLE as error:
             problem = f"its answer cannot be read: {error}"

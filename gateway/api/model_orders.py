@@ -13,6 +13,7 @@ from gateway.api.schemas.checks import unknown_parameter
 from gateway.api.schemas.decoding import decode_typed
 from gateway.errors import ApiError
 from gateway.fleet.hosted_models import HostedModels
+from shared.calls import call_process
 from shared.errors import InvalidNameError
 from shared.hosted_models import Action, ModelOrder, ModelReply
 from shared.messages import UNDECODABLE, encode
@@ -45,7 +46,7 @@ class ModelOrders:
         host = self._host(order, host)
         try:
             subject = model_order_subject(host)
-            answer = await self._nats.request(subject, encode(order), timeout=TIMEOUT_S)
+            answer = await call_process(self._nats, subject, encode(order), TIMEOUT_S)
             reply = msgspec.msgpack.decode(answer.data, type=ModelReply)
         except (NatsError, TimeoutError, InvalidNameError, *UNDECODABLE):
             message = f"The host {host!r} does not answer."

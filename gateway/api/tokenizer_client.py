@@ -7,6 +7,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from gateway.errors import ApiError
+from shared.calls import call_process
 from shared.messages import UNDECODABLE, encode
 from shared.server_clock import ServerClock
 from shared.subjects import tokenizer_subject
@@ -39,7 +40,7 @@ class TokenizerClient:
             message = f"The input is larger than the {self._nats.max_payload} bytes that fit through the queue."
             raise ApiError(413, message, code="request_too_large")
         try:
-            answer = await self._nats.request(tokenizer_subject(model), payload, timeout=self._timeout_s)
+            answer = await call_process(self._nats, tokenizer_subject(model), payload, self._timeout_s)
             reply = _decoder.decode(answer.data)
         except TimeoutError:
             message = f"No worker answered within {self._timeout_s:g} s."

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -19,6 +19,7 @@ from gateway.dispatch.nats_watch import NatsWatch
 from gateway.dispatch.recovery import Recovery
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.liveness import Liveness
+from shared.calls import answer_inbox, is_no_responders
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
@@ -32,7 +33,6 @@ PAUSE_S = 0.25
 # Shorter ones are usual on a busy machine, and no line in its log.
 LONG_PAUSE_S = 1.0
 MAX_WAITING = 4096
-_NO_RESPONDERS = "503"
 
 _logger = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ class Prober:
         self._nats = nats
         self._liveness = liveness
         self._loop = asyncio.get_running_loop()
-        self._inbox = nats.new_inbox()
-        self._numbers = itertools.count()
+        self._inbox = answer_inbox(nats)
         self._waiting: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     async def start(self) -> None:
@@ -57,7 +56,7 @@ class Prober:
 
     async def probe(self, worker: str, now: float) -> None:
         """Probe a worker. `now` is loop time."""
-        reply = f"{self._inbox}.{next(self._numbers)}"
+        reply = f"{self._inbox}.{secrets.token_hex(8)}"
         self._waiting[reply] = (worker, now)
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popitem(last=False)
@@ -70,7 +69,7 @@ class Prober:
         worker, probed_at = self._waiting.pop(message.subject, ("", 0.0))
         if not worker:
             return
-        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+        if is_no_responders(message):
             self._liveness.note_absence(worker, probed_at)
         else:
             self._liveness.note_answer(worker, self._loop.time())

@@ -19,6 +19,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from gateway.resumable.record import StreamHead
 from shared.background_tasks import BackgroundTasks
+from shared.calls import call_process
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS, unsubscribe
 from shared.subjects import owner_subject
@@ -88,7 +89,7 @@ class OwnerCalls:
         num_unanswered = 0
         while head.owner not in self._dead and num_unanswered < NUM_UNANSWERED:
             try:
-                reply = await self._nats.request(owner_subject(head.owner), payload, timeout=TIMEOUT_S)
+                reply = await call_process(self._nats, owner_subject(head.owner), payload, TIMEOUT_S)
             except NoRespondersError:
                 # Hundreds of streams may ask for one owner.
                 searching = self._searches.get(head.owner) or self._search(head.owner)
@@ -117,7 +118,7 @@ class OwnerCalls:
         for number in range(NUM_UNHEARD):
             await asyncio.sleep(_AGAIN_S if number else 0.0)
             try:
-                await self._nats.request(owner_subject(owner), b"", timeout=TIMEOUT_S)
+                await call_process(self._nats, owner_subject(owner), b"", TIMEOUT_S)
             except NoRespondersError:
                 continue
             except SEND_ERRORS:

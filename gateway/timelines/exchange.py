@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from gateway.dispatch.timelines import TimelineKeeper, sort_key
+from shared.calls import call_process
 from shared.direct_client import DirectClient
 from shared.messages import UNDECODABLE, encode
 from shared.subjects import timeline_subject
@@ -66,7 +67,7 @@ class TimelineExchange:
 
     async def _ask_one(self, gateway: str, payload: bytes) -> TimelineReply | None:
         try:
-            reply = await self._nats.request(timeline_subject(gateway), payload, timeout=TIMEOUT_S)
+            reply = await call_process(self._nats, timeline_subject(gateway), payload, TIMEOUT_S)
             return reply_of(reply.data)
         except (NatsError, OSError, TimeoutError, *UNDECODABLE):
             return None

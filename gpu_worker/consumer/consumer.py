@@ -23,7 +23,7 @@ from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
-from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource, Readings
+from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource, Readings, is_of_its_sender
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
@@ -351,18 +351,18 @@ class Consumer:
     async def _receive_worker(self, message: Msg) -> None:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""
         if message.subject != self._own_subject:
-            self._affinity.receive_beat(message.data)
-            self._source.services.receive(message.data, time.monotonic())
-            if self._handover is not None:
-                self._handover.hear_worker(message.data)
+            if is_of_its_sender(message.subject, message.data):
+                self._affinity.receive_beat(message.data)
+                self._source.services.receive(message.data, time.monotonic())
+                if self._handover is not None:
+                    self._handover.hear_worker(message.data)
             return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)
         except UNDECODABLE:
             return
         if self._source.is_second(heartbeat):
-            name, pid = self._source.worker, heartbeat.pid
-            _log.error("another worker is named %r (process %d of its machine): this one ends", name, pid)
+            _log.error("another worker (process %d of its machine) has the name of this one, which ends", heartbeat.pid)
             self._tasks.has_failed.set()
 
     async def _report_progress(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+from msgspec import Struct, msgpack, structs
 
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.batch_queues import BatchQueues
@@ -23,13 +23,15 @@ from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.adapter_calls import AdapterBeat, pack_residents
 from shared.disaggregation import RoleNews
+from shared.errors import InvalidNameError
 from shared.features import FEATURES
 from shared.golden import GoldenReading
-from shared.messages import Heartbeat
+from shared.messages import UNDECODABLE, Heartbeat
 from shared.pooling import Task
 from shared.process_usage import cpu_seconds, resident_bytes
 from shared.sampling import SamplingDefaults
 from shared.services import Services
+from shared.subjects import decode_name
 from shared.worker_metrics import KvGroup, KvTierReading, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
@@ -37,8 +39,23 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.2
 
+
+class _Sender(Struct):
+    worker: str
+
+
+_decode_sender = msgpack.Decoder(_Sender).decode
+
 # Heartbeats are more frequent than anybody looks at metrics.
 REFRESH_S = 0.5
+
+
+def is_of_its_sender(subject: str, data: bytes) -> bool:
+    """Whether a heartbeat names the worker of its subject: a login may be for one worker."""
+    try:
+        return decode_name(subject.rpartition(".")[2]) == _decode_sender(data).worker
+    except (InvalidNameError, *UNDECODABLE):
+        return False
 
 
 @dataclass(slots=True)

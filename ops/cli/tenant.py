@@ -90,24 +90,24 @@ _USER = Template("""\
     publish: {
       allow: [
         "hr.tok.*"
-        "hr.worker.$model.*", "hr.peer.$model.*"
+        "hr.worker.$model.$worker", "hr.peer.$model.*"
         "hr.result.*.*"
-        "hr.end.*.*", "hr.kept.*", "$$JS.API.STREAM.MSG.GET.HR_ENDS"
-        "$$JS.API.STREAM.MSG.GET.HR_MEDIA"
-        "$$JS.API.STREAM.PURGE.HR_RESULTS", "$$JS.API.STREAM.PURGE.HR_ENDS"
+        "hr.end.*.*", "hr.kept.*", "_R_.API.MSG.GET.HR_ENDS"
+        "_R_.API.MSG.GET.HR_MEDIA"
+        "_R_.API.PURGE.HR_RESULTS", "_R_.API.PURGE.HR_ENDS"
         "hr.dead.$model.*.*"
         "hr.usage.*.$model.batch.*"
         "hr.progress.*.*"
-        "$$JS.API.STREAM.MSG.GET.HR_ADAPTERS"
+        "_R_.API.MSG.GET.HR_ADAPTERS"
         "hr.reply.>"
         "$$JS.API.INFO"
-        "$$JS.API.STREAM.INFO.*"
-        "$$JS.API.STREAM.NAMES"
-        "$$JS.API.CONSUMER.CREATE.*.$model-interactive.hr.req.$model.interactive"
-        "$$JS.API.CONSUMER.CREATE.*.$model-resumed.hr.req.$model.resumed"
-        "$$JS.API.CONSUMER.CREATE.*.$model-ready.hr.req.${model}_ready.resumed"
-        "$$JS.API.CONSUMER.CREATE.*.$model-batch.hr.req.$model.batch.*"
-        "$$JS.API.CONSUMER.CREATE.*.$model-background.hr.req.$model.background.*"
+        "_R_.API.INFO.*"
+        "_R_.API.NAMES"
+        "_R_.API.*.$model-interactive.hr.req.$model.interactive"
+        "_R_.API.*.$model-resumed.hr.req.$model.resumed"
+        "_R_.API.*.$model-ready.hr.req.${model}_ready.resumed"
+        "_R_.API.*.$model-batch.hr.req.$model.batch.*"
+        "_R_.API.*.$model-background.hr.req.$model.background.*"
         "$$JS.API.CONSUMER.INFO.*.$model-interactive", "$$JS.API.CONSUMER.INFO.*.$model-batch"
         "$$JS.API.CONSUMER.INFO.*.$model-resumed", "$$JS.API.CONSUMER.INFO.*.$model-background"
         "$$JS.API.CONSUMER.INFO.*.$model-ready", "$$JS.API.CONSUMER.MSG.NEXT.*.$model-ready"
@@ -116,11 +116,12 @@ _USER = Template("""\
         "$$JS.API.CONSUMER.MSG.NEXT.*.$model-resumed", "$$JS.API.CONSUMER.MSG.NEXT.*.$model-background"
         "$$JS.ACK.*.$model-interactive.>", "$$JS.ACK.*.$model-resumed.>", "$$JS.ACK.*.$model-batch.>"
         "$$JS.ACK.*.$model-background.>"
+        "_INBOX_gateway.answers.>", "_INBOX_admin.answers.>"
       ]
     }
     subscribe: {
       allow: [
-        "hr.worker.$model.*", "hr.peer.$model.*"
+        "hr.worker.$model.*", "hr.peer.$model.$worker"
         "hr.cancel.$model"
         "hr.tokenizer.$model"
         "hr.probe.*", "hr.drain.*", "hr.adapter.*"
@@ -128,32 +129,42 @@ _USER = Template("""\
         "_INBOX_worker.$model.>"
       ]
     }
-    allow_responses: { max: 1, expires: "60s" }
   }
 }
 """)
 
 
-def run_worker_login(config: NatsUserConfig, model: str) -> None:
+@dataclass(frozen=True, slots=True)
+class WorkerLoginConfig(NatsUserConfig):
+    """A user for all workers of a model, or for one."""
+
+    worker_id: str | None = setting(None, "The one worker that the login may speak for.")
+
+
+def run_worker_login(config: WorkerLoginConfig, model: str) -> None:
     """Print a NATS user for the workers of one model.
 
     Put it into the users of the account HEADRACE in ops/nats/headrace.conf, beside `worker`, and reload NATS. MODEL is
     the name that is served. Workers with this login pull requests of this model alone, and hear no prompts of others.
     Four things remain: it writes results, replies and progress of any job whose tenant and id it knows, and can purge
     results; it sends frames of any request whose gateway and id it knows; it can read the images of all requests while
-    they are stored; and it can have NATS's empty answers, and requests that wait, sent to any subject. Calls of
-    JetStream's API that this could misuse are closed in the account SYS, but for purges of four streams.
-    Jobs that no worker takes in time are expired by workers with the login `worker` alone.
+    they are stored; and it can have NATS's empty answers, and requests that wait, sent to subjects of this account, but
+    not to JetStream's API.
+    With --worker-id, which the worker needs too, it sends heartbeats under one name; without, under the name of any
+    worker of the model, whose handovers of KV it can divert. Jobs that no worker takes in time are expired by workers
+    with the login `worker` alone.
     """
-    print(user_block(model, login(config, f"worker-{encode_name(model)}")), end="")
+    user = "-".join(["worker", encode_name(model), *([encode_name(config.worker_id)] if config.worker_id else [])])
+    print(user_block(model, login(config, user), config.worker_id), end="")
     if sys.stdout.isatty():
         place = "the users of the account HEADRACE in ops/nats/headrace.conf"
         print(f"put this into {place}, and reload NATS (SIGHUP)", file=sys.stderr)
 
 
-def user_block(model: str, user: str) -> str:
-    """Return the user in NATS's configuration language; `user` is how it logs in."""
-    return _USER.substitute(model=encode_name(model), login=user)
+def user_block(model: str, user: str, worker: str | None = None) -> str:
+    """Return the user in NATS's configuration language, for one worker or all; `user` is how it logs in."""
+    token = "*" if worker is None else encode_name(worker)
+    return _USER.substitute(model=encode_name(model), login=user, worker=token)
 
 
-worker_login = settings_command(NatsUserConfig, "worker-login", run_worker_login, [click.Argument(["model"])])
+worker_login = settings_command(WorkerLoginConfig, "worker-login", run_worker_login, [click.Argument(["model"])])

@@ -89,10 +89,11 @@ async def order(client: Client, worker: str, content: bytes) -> None:
     """
     from nats.errors import Error as NatsError
 
+    from shared.calls import call_process
     from shared.subjects import drain_subject
 
     try:
-        answer = await client.request(drain_subject(worker), content, timeout=ANSWER_S)
+        answer = await call_process(client, drain_subject(worker), content, ANSWER_S)
     except NatsError as error:
         problem = "NATS's permissions may be of an earlier version: see ops/nats/headrace.conf"
         raise DependencyError(f"{worker} does not answer ({error!r}); {problem}") from error

@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 from ops.stack.console import told_of_nats
 from ops.stack.plan import NatsAccess
 from shared.batch_streams import DEFAULT_TENANT
+from shared.calls import call_process
 from shared.errors import DependencyError
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
@@ -98,7 +99,7 @@ class RollCall:
         """
         assert self._client is not None
         try:
-            await self._client.request(drain_subject(worker), b"cordon", timeout=ANSWER_S)
+            await call_process(self._client, drain_subject(worker), b"cordon", ANSWER_S)
         except NatsError as error:
             raise DependencyError(f"{worker} does not answer: {error!r}") from error
 

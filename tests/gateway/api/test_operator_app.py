@@ -42,6 +42,7 @@ PATHS = ("/health/live", "/health/ready", "/metrics", "/v1/scaling")
 @dataclass
 class Reply:
     data: bytes
+    headers: None = None
 
 
 @dataclass
@@ -54,13 +55,23 @@ class Queue:
     def jetstream(self) -> None:
         return None
 
-    async def request(self, subject: str, payload: bytes = b"", timeout: float = 0.5) -> Reply:
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def new_inbox(self) -> str:
+        return f"_INBOX.{len(self.asked)}"
+
+    async def subscribe(self, subject: str, cb: Any) -> None:
+        self.answers[subject] = cb
+
+    async def publish(self, subject: str, payload: bytes, reply: str) -> None:
         """Answer orders as workers would; there is one adapter that they refuse, and one that kills them."""
         order = msgspec.msgpack.decode(payload, type=AdapterOrder)
         self.asked.append((subject, order))
         if order.digest == DIGESTS["/deadly"]:
             raise NatsTimeoutError
-        return Reply(encode(AdapterReply("it is broken" if order.digest == DIGESTS["/broken"] else None)))
+        await self.answers[reply](
+            Reply(encode(AdapterReply("it is broken" if order.digest == DIGESTS["/broken"] else None)))
+        )
 
 
 @dataclass

@@ -74,7 +74,7 @@ async def connect_as(url: str, user: str, role: Role | None = None, **options: A
 def secured_server(directory: Path, users: str = "", *, is_closed: bool = True) -> Iterator[NatsServer]:
     """Run nats-server with the shipped configuration, one tenant more, and more `users` of the main account.
 
-    Unless `is_closed`, the lines are taken out that keep the administrator from deleting streams and consumers.
+    Unless `is_closed`, the lines are taken out by which NATS itself can make no calls of JetStream's API.
     """
     configuration = directory / "configuration"
     shutil.copytree(NATS_CONFIG.parent, configuration, ignore=shutil.ignore_patterns("__pycache__"))
@@ -85,7 +85,7 @@ def secured_server(directory: Path, users: str = "", *, is_closed: bool = True) 
     place = "{ user: gateway,"
     assert main.read_text().count(place) == 1
     lines = main.read_text().replace(place, f"{users}\n      {place}").splitlines()
-    main.write_text("\n".join(line for line in lines if is_closed or not line.endswith('": "headrace.closed"')))
+    main.write_text("\n".join(line for line in lines if is_closed or not line.endswith('": "headrace.closed.>"')))
     server = NatsServer(directory / "server", ("-c", str(configuration / NATS_CONFIG.name)))
     with pytest.MonkeyPatch.context() as patch:
         for role in NATS_ROLES:

@@ -47,7 +47,7 @@ async def test_missing_streams_are_one_line_that_names_setup(
 
 
 async def test_login_that_may_not_ask_for_streams_is_told_as_that(tmp_path: Path) -> None:
-    half = '{ user: half, password: "passwordhalf", permissions: { publish: { deny: ["$JS.API.STREAM.INFO.>"] } } }'
+    half = '{ user: half, password: "passwordhalf", permissions: { publish: { deny: ["_R_.API.INFO.>"] } } }'
     with secured_server(tmp_path, half) as server:
         client = await connect(server.url, role="admin", name="half", user="half", password="passwordhalf")
         with pytest.raises(DependencyError, match="NATS does not answer JetStream calls: check HEADRACE_NATS_USER"):

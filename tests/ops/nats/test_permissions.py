@@ -11,6 +11,7 @@ from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
 from ops.stack.commands import NATS_ROLES
+from shared.calls import call_process
 from shared.errors import DependencyError
 from shared.nats_connection import connect, inbox_prefix
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
@@ -278,7 +279,7 @@ async def test_interactive_request_travels_from_gateway_to_worker(as_role: Conne
 
 
 async def test_lost_interactive_stream_is_made_again_by_a_gateway_or_a_worker(tmp_path: Path) -> None:
-    with secured_server(tmp_path, is_closed=False) as server:
+    with secured_server(tmp_path) as server:
         admin, *roles = [await connect_as(server.url, role) for role in ("admin", "gateway", "worker")]
         await ensure_streams(admin.client.jetstream(), LIMITS)
         for connection in roles:
@@ -297,9 +298,22 @@ async def test_worker_answers_tokenizer_calls_though_it_may_not_publish_to_inbox
 
     await worker.client.subscribe("hr.tokenizer.m", queue="tokenizers", cb=answer)
     await worker.client.flush()
-    reply = await gateway.client.request("hr.tokenizer.m", b"text", timeout=10)
+    reply = await call_process(gateway.client, "hr.tokenizer.m", b"text", 10)
     assert reply.data == b"tokens"
-    assert reply.subject.startswith(inbox_prefix("gateway"))
+    assert reply.subject.startswith(f"{inbox_prefix('gateway')}.answers.")
+
+
+@pytest.mark.parametrize(("user", "heard"), [("worker", "hr.worker.m.w"), ("gateway", "hr.gateway.g")])
+async def test_message_that_a_login_sends_itself_lets_it_publish_nowhere_else(
+    as_role: Connect, user: str, heard: str
+) -> None:
+    """With `allow_responses` a login may publish to whatever a message that it hears names for its reply."""
+    rogue = await as_role(user)
+    messages = await rogue.client.subscribe(heard)
+    for subject in ("$JS.API.STREAM.DELETE.HR_DEAD", "hr.drain.w", "_INBOX_gateway.x", "hr.stored.default.r"):
+        await rogue.client.publish(heard, b"", reply=subject)
+        assert (await messages.next_msg(timeout=10)).reply == subject
+        assert not await rogue.can_publish(subject)
 
 
 @pytest.mark.parametrize(("user", "password"), [("gateway", "wrong"), (None, None), ("root", "passwordadmin")])

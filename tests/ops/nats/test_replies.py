@@ -12,7 +12,6 @@ from nats.js import JetStreamContext
 
 from ops.cli.tenant import user_block
 from shared.batch_streams import batch_stream
-from shared.errors import DependencyError
 from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from tests.ops.nats.secured import Connection, connect_as, secured_server
 from tests.servers import NatsServer
@@ -22,8 +21,8 @@ LOGIN = user_block("m", f'user: "{MODEL_LOGIN}", password: "pw"')
 QUEUE = batch_stream("default")
 CONSUMERS = {QUEUE: "m-batch", INTERACTIVE_STREAM: "m-interactive"}
 DESTRUCTIVE = (
-    f"STREAM.PURGE.{DEAD_STREAM}", f"STREAM.PURGE.{QUEUE}", f"STREAM.DELETE.{DEAD_STREAM}", f"STREAM.DELETE.{QUEUE}",
-    f"STREAM.MSG.DELETE.{DEAD_STREAM}", f"CONSUMER.DELETE.{QUEUE}.m-batch",
+    *(f"STREAM.PURGE.{stream}" for stream in (DEAD_STREAM, QUEUE, "HR_ENDS")),
+    f"STREAM.DELETE.{DEAD_STREAM}", f"CONSUMER.DELETE.{QUEUE}.m-batch",
 )  # fmt: skip
 
 
@@ -40,16 +39,17 @@ async def _connect(server: NatsServer, user: str) -> Connection:
 
 
 async def _prepare(streams: JetStreamContext, worker: Connection) -> None:
-    """Make the streams, one consumer of each queue, and a dead letter."""
+    """Make the streams, one consumer of each queue, a dead letter, and an end."""
     await ensure_streams(streams, StreamLimits(), ["default"])
     await ensure_consumer(streams, "m", "batch", StreamLimits(), "default")
     await ensure_consumer(streams, "m", "interactive", StreamLimits())
-    await worker.client.jetstream().publish("hr.dead.m.batch.kept", b"letter")
+    for subject in ("hr.dead.m.batch.kept", "hr.end.default.kept"):
+        await worker.client.jetstream().publish(subject, b"letter")
 
 
-async def _state(streams: JetStreamContext) -> tuple[int, int, int]:
-    dead, queue = await streams.stream_info(DEAD_STREAM), await streams.stream_info(QUEUE)
-    return dead.state.messages, queue.state.messages, queue.state.consumer_count
+async def _state(streams: JetStreamContext) -> tuple[int, int, int, int]:
+    dead, ends, queue = [await streams.stream_info(name) for name in (DEAD_STREAM, "HR_ENDS", QUEUE)]
+    return dead.state.messages, ends.state.messages, queue.state.messages, queue.state.consumer_count
 
 
 async def _name_as_reply(rogue: Connection, target: str) -> None:
@@ -74,32 +74,42 @@ async def test_no_login_has_nats_make_a_call_that_destroys(server: NatsServer, u
     admin, worker, rogue = [await _connect(server, each) for each in ("admin", "worker", user)]
     streams = admin.client.jetstream()
     await _prepare(streams, worker)
-    num_dead, num_jobs, num_consumers = await _state(streams)
+    num_dead, num_ends, num_jobs, num_consumers = await _state(streams)
     await _name_as_reply(rogue, f"$JS.API.{target}")
     # A call of the same kind, which waits in the same queue of the server.
     await streams.purge_stream("HR_RESPONSES")
     after = await _state(streams)
     # What a gateway or a tenant may publish is a job.
-    assert after[0] == num_dead
-    assert after[1] >= num_jobs
-    assert after[2] == num_consumers
+    assert after[:2] == (num_dead, num_ends)
+    assert after[2] >= num_jobs
+    assert after[3] == num_consumers
     for connection in (admin, worker, rogue):
         await connection.client.close()
 
 
-async def test_setup_says_what_keeps_the_stream_of_an_earlier_version(tmp_path: Path) -> None:
-    with secured_server(tmp_path) as server:
-        admin = await _connect(server, "admin")
-        streams = admin.client.jetstream()
-        await streams.add_stream(name="HR_BATCH", subjects=["earlier"], max_bytes=1024)
-        with pytest.raises(DependencyError, match=r"take the line of \$JS.API.STREAM.DELETE.\* out of"):
-            await ensure_streams(streams, StreamLimits(), ["default"])
-        await admin.client.close()
+@pytest.mark.parametrize("user", ["worker", MODEL_LOGIN, "gateway"])
+async def test_name_by_which_calls_reach_jetstream_is_no_reply(server: NatsServer, user: str) -> None:
+    """Nor does a consumer that pushes deliver there: nobody subscribes to it."""
+    admin, worker, rogue = [await _connect(server, each) for each in ("admin", "worker", user)]
+    streams = admin.client.jetstream()
+    await _prepare(streams, worker)
+    hidden = f"_R_.API.PURGE.{DEAD_STREAM}"
+    await rogue.client.publish("hr.result.default.r", b"{}", reply=hidden)
+    assert await rogue.is_refused()
+    push = {"name": "m-batch", "ack_policy": "none", "filter_subject": "hr.req.m.batch.default"}
+    call = {"stream_name": QUEUE, "config": push | {"deliver_subject": hidden, "idle_heartbeat": 200_000_000}}
+    subject = f"$JS.API.CONSUMER.CREATE.{QUEUE}.m-batch.hr.req.m.batch.default"
+    await rogue.client.publish(subject, json.dumps(call).encode())
+    await admin.client.jetstream().publish("hr.req.m.batch.default", b"{}")
+    await streams.purge_stream("HR_RESPONSES")
+    assert (await streams.stream_info(DEAD_STREAM)).state.messages
+    for connection in (admin, worker, rogue):
+        await connection.client.close()
 
 
 @pytest.mark.parametrize("user", ["worker", MODEL_LOGIN])
 async def test_without_the_closed_calls_a_pull_purges(tmp_path: Path, user: str) -> None:
-    """NATS checks no permission for a reply. Where a version does, the closed calls may go."""
+    """NATS checks no permission for a reply. Where a version does, the way round may go."""
     with secured_server(tmp_path, LOGIN, is_closed=False) as server:
         admin, worker, rogue = [await _connect(server, each) for each in ("admin", "worker", user)]
         streams = admin.client.jetstream()

@@ -39,6 +39,7 @@ AsWorker = Callable[[str], Awaitable[Connection]]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
+    users.append(user_block(OWN, 'user: "w-m-one.1", password: "pw"', "one.1"))
     with secured_server(tmp_path_factory.mktemp("logins"), "".join(users)) as running:
         yield running
 
@@ -135,6 +136,17 @@ async def test_worker_reaches_nothing_of_another_model_or_role(as_worker: AsWork
     assert [s for s in subscribe if await worker.can_subscribe(s)] == []
 
 
+async def test_login_of_one_worker_speaks_and_hears_under_its_name_alone(server: NatsServer) -> None:
+    worker = await connect_as(server.url, "w-m-one.1", "worker", scope="m")
+    assert await worker.can_publish("hr.worker.m.one_2e1")
+    assert await worker.can_publish("hr.peer.m.w")
+    assert await worker.can_subscribe("hr.worker.m.*")
+    assert await worker.can_subscribe("hr.peer.m.one_2e1")
+    assert not await worker.can_publish("hr.worker.m.w")
+    assert not await worker.can_subscribe("hr.peer.m.w")
+    await worker.client.close()
+
+
 async def test_consumer_of_its_own_name_cannot_be_made_for_the_requests_of_another(as_worker: AsWorker) -> None:
     worker = await as_worker(OWN)
     filters = {"filter_subject": f"hr.req.{OTHER_TOKEN}.interactive"}
@@ -216,6 +228,9 @@ def test_printed_user_is_one_that_nats_reads(tmp_path: Path) -> None:
     printed = CliRunner().invoke(command, [OTHER])
     assert printed.exit_code == 0
     assert f'user: "worker-{OTHER_TOKEN}", password: "p' in printed.output
+    one = CliRunner().invoke(command, [OWN, "--worker-id", "one.1"])
+    assert '"hr.worker.m.one_2e1"' in one.output
+    assert 'user: "worker-m-one_2e1"' in one.output
     nkey = "U" + "A" * 55
     keyed = CliRunner().invoke(command, [OTHER, "--nkey", nkey])
     assert f'nkey: "{nkey}"' in keyed.output
