@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from nats.aio.client import Client
 
-from ops.cli.tenant import command, user_block
+from ops.cli.tenant import user_block, worker_login
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_stream, batch_tenants
@@ -225,14 +225,14 @@ async def _answered(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[st
 
 
 def test_printed_user_is_one_that_nats_reads(tmp_path: Path) -> None:
-    printed = CliRunner().invoke(command, [OTHER])
+    printed = CliRunner().invoke(worker_login, [OTHER])
     assert printed.exit_code == 0
     assert f'user: "worker-{OTHER_TOKEN}", password: "p' in printed.output
-    one = CliRunner().invoke(command, [OWN, "--worker-id", "one.1"])
+    one = CliRunner().invoke(worker_login, [OWN, "--worker-id", "one.1"])
     assert '"hr.worker.m.one_2e1"' in one.output
     assert 'user: "worker-m-one_2e1"' in one.output
     nkey = "U" + "A" * 55
-    keyed = CliRunner().invoke(command, [OTHER, "--nkey", nkey])
+    keyed = CliRunner().invoke(worker_login, [OTHER, "--nkey", nkey])
     assert f'nkey: "{nkey}"' in keyed.output
-    refused = CliRunner().invoke(command, [OTHER, "--nkey", "x"])
+    refused = CliRunner().invoke(worker_login, [OTHER, "--nkey", "x"])
     assert "a user's public NKey is" in str(refused.exception)
