@@ -46,7 +46,7 @@ _SIGNATURES: Mapping[str, tuple[type | None, list[type]]] = MappingProxyType(
         "decoder_stack": (_INT32, [*[_POINTER] * 4, _INT32]),
         "decoder_stack_scratch": (_INT64, [_POINTER, _INT64]),
         "route": (None, [*[_POINTER] * 4, *[_INT32] * 2]),
-        "experts": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3, _POINTER, _INT32]),
+        "experts": (None, [*[_POINTER] * 5, _INT64, *[_INT32] * 3, *[_POINTER] * 2, _INT32]),
         "experts_scratch": (_INT64, [_POINTER, *[_INT32] * 3]),
         "sample_tokens": (None, [*[_POINTER] * 10, _INT64, *[_INT32] * 4]),
         "part_highest": (None, [*[_POINTER] * 3, _INT64, *[_INT32] * 3]),

@@ -250,6 +250,8 @@ class MixtureStructure(ctypes.Structure):
         ("limit", _FLOAT),
         ("up_shift", _FLOAT),
         ("has_gate", _INT32),
+        ("gate_up_adapters", _POINTER),
+        ("down_adapters", _POINTER),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
@@ -72,6 +73,7 @@ class AdapterTargets:
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
         self.max_rank = 1
+        self.experts_per_token = 1
         self.matrices: dict[str, AdaptedMatrix] = {}
         self._device = device
         self._dtype = dtype
@@ -88,12 +90,16 @@ class AdapterTargets:
         is_gated: bool = False,
         own_rows: torch.Tensor | None = None,
         own_columns: torch.Tensor | None = None,
+        is_elsewhere: bool = False,
     ) -> tuple[AdapterTable, ...]:
-        """Let adapters be beside a matrix; return a table for each of the parts, `parts` features wide, or for all."""
+        """Let adapters be beside a matrix; return a table for each of the parts, `parts` features wide, or for all.
+
+        A matrix that is elsewhere, at other ranks, has none: adapters may have a part beside it.
+        """
         num_rows = sum(rows) if own_rows is None else len(own_rows)
-        ends = np.cumsum(parts or (num_rows,)).tolist()
+        ends = [] if is_elsewhere else np.cumsum(parts or (num_rows,)).tolist()
         tables = tuple(make_adapter_table(self.num_slots, self._device, self._dtype) for _ in ends)
-        placed = tuple(zip([0, *ends[:-1]], ends, tables, strict=True))
+        placed = tuple(zip([0, *ends][: len(ends)], ends, tables, strict=True))
         self.matrices[modules[0]] = AdaptedMatrix(
             modules, rows, columns, order, scales, placed, is_gated, own_rows, own_columns
         )
@@ -104,6 +110,10 @@ class AdapterTargets:
         scales = None if scale == 1 else torch.full((size,), scale)
         placed = ((0, size, table),)
         self.matrices[EMBEDDING] = AdaptedMatrix((EMBEDDING,), (size,), vocab_size, None, scales, placed)
+
+    def rows(self, slots: npt.NDArray[np.int32]) -> AdapterRows:
+        """Return which adapter each row of a step has, by slots; below zero is none."""
+        return AdapterRows(slots, self.max_rank, self.experts_per_token)
 
     def pack(self, adapter: Mapping[str, LowRank]) -> Packed:
         """Lay an adapter out as the kernels read it; any thread may do so."""

@@ -99,12 +99,18 @@ def take_experts(
         *firsts, down = (f"{module}.{name}" for name in names.matrices)
         if stacks.has(firsts[0]):
             return stacks.take(firsts, inner, hidden_size), stacks.take([down], hidden_size, inner)
-    has, first = projections.source.has, f"0.{names.matrices[0]}"
-    found = (module for module in modules if any(has(f"{module}.{first}.{end}") for end in _ENDS))
-    module = next(found, modules[0])
+    module = experts_module(projections, names, layer)
     experts = _OwnTensors(projections, sizes.has_biases, [f"{module}.{expert}" for expert in range(sizes.num_experts)])
     *first_names, down = names.matrices
     return experts.take(first_names, inner, hidden_size), experts.take([down], hidden_size, inner)
+
+
+def experts_module(projections: Projections, names: MixtureNames, layer: str) -> str:
+    """Return the module of a layer whose experts have tensors of their own; the first of its names if none has."""
+    has, first = projections.source.has, f"0.{names.matrices[0]}"
+    modules = [f"{layer}.{name}" for name in names.experts]
+    found = (module for module in modules if any(has(f"{module}.{first}.{end}") for end in _ENDS))
+    return next(found, modules[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention import AttentionShape, AttentionWeights, HeadNorm
 from gpu_worker.layers.layer import LayerTraits, LayerWeights
-from gpu_worker.layers.linear import Projection, adapter_tables
+from gpu_worker.layers.linear import Projection, adapter_tables, expert_tables
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights
 from gpu_worker.layers.norms import NormWeights
@@ -112,9 +112,12 @@ class LayerPacking:
     def _mixture(self, weights: MixtureWeights) -> CpuMixture:
         assert isinstance(weights.activation, GatedActivation)
         router = self.matrix(weights.router)
-        return make_cpu_mixture(
+        made = make_cpu_mixture(
             self.library, router, weights.rule, weights.gate_up, weights.down, weights.activation, self.dtype
         )
+        if self.adapters is not None and weights.modules is not None:
+            made.experts.have_adapters(*expert_tables(self.adapters, weights.modules, self.ranks))
+        return made
 
     def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PanelMatrix]:
         form, bias = projection.weight, projection.bias

@@ -23,7 +23,7 @@ from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.low_rank import AdapterTable
-from kernels.moe import Experts, ExpertWeights, make_experts
+from kernels.moe import AdaptableExperts, Experts, ExpertWeights, make_experts
 
 
 class Partition(Enum):
@@ -126,6 +126,51 @@ def adapter_tables(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertModules:
+    """The matrices of a layer's experts as adapters know them, whole.
+
+    Attributes:
+        experts: The module of each.
+        matrices: Below these, the gate, if there is one, the up and the down projection.
+        inner_size: Features between them.
+        size: Features of what an expert is given, and gives.
+        top_k: Experts of a token.
+    """
+
+    experts: tuple[str, ...]
+    matrices: tuple[str, ...]
+    inner_size: int
+    size: int
+    top_k: int
+
+
+def expert_tables(
+    targets: AdapterTargets, modules: ExpertModules, ranks: Ranks
+) -> tuple[list[AdapterTable], list[AdapterTable]]:
+    """Let adapters be beside the experts that are here; return the tables of their first and last matrices."""
+    targets.experts_per_token = max(targets.experts_per_token, modules.top_k)
+    *firsts, last = modules.matrices
+    inner, count, experts = modules.inner_size, len(firsts), modules.experts
+    rows = columns = None
+    here = range(len(experts))
+    if ranks.has_whole_experts:
+        here = range(ranks.rank * len(experts) // ranks.size, (ranks.rank + 1) * len(experts) // ranks.size)
+    elif ranks.size > 1:
+        columns = torch.arange(inner).chunk(ranks.size)[ranks.rank]
+        rows = torch.cat([columns + number * inner for number in range(count)])
+    gate_ups: list[AdapterTable] = []
+    downs: list[AdapterTable] = []
+    for number, expert in enumerate(experts):
+        is_elsewhere = number not in here
+        names = tuple(f"{expert}.{name}" for name in firsts)
+        sizes = ((inner,) * count, modules.size)
+        gate_ups += targets.add(names, *sizes, is_gated=count == 2, own_rows=rows, is_elsewhere=is_elsewhere)
+        sizes = ((modules.size,), inner)
+        downs += targets.add((f"{expert}.{last}",), *sizes, own_columns=columns, is_elsewhere=is_elsewhere)
+    return gate_ups, downs
+
+
 class Linear:
     """A linear layer of a block: `x @ weight.T + bias`, and what the adapters of rows add."""
 
@@ -181,7 +226,7 @@ class LayerParts:
     """What the blocks of a layer are made with."""
 
     linears: LinearFactory
-    experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation], Experts]
+    experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation, ExpertModules | None], Experts]
     rotations: Rotations
     ranks: Ranks = ALONE
     adapters: AdapterTargets | None = None
@@ -196,9 +241,13 @@ class LayerParts:
     ) -> LayerParts:
         """Make the fastest forms of matrices and experts, by `linears`."""
 
-        def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
+        def experts(
+            gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation, modules: ExpertModules | None
+        ) -> Experts:
             first = ranks.rank * gate_up.num_experts if ranks.has_whole_experts else 0
             made = make_experts(linears, gate_up, down, activation, first)
+            if adapters is not None and modules is not None and isinstance(made, AdaptableExperts):
+                made.have_adapters(*expert_tables(adapters, modules, ranks))
             return made if ranks.size == 1 else SummedExperts(made, ranks)
 
         return cls(linears, experts, rotations, ranks, adapters)

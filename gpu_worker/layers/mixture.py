@@ -9,9 +9,9 @@ import torch
 
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
-from gpu_worker.layers.experts import ExpertSizes, MixtureNames, take_experts
+from gpu_worker.layers.experts import ExpertSizes, MixtureNames, experts_module, take_experts
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import ExpertModules, LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.mlp import GatedMLP, PlainMLP
 from kernels.activation import Activation, times_sigmoid
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, GatedActivation
@@ -112,6 +112,7 @@ class MixtureShape:
             # What chooses among scores that differ little must not be rounded with the other weights.
             rule = replace(rule, bias=self._take_choice_bias(source, prefix, router))
         inputs = self.latent_size or source.hidden_size
+        module = experts_module(source.projections, self.names, prefix)
         gate_up, down = take_experts(source.projections, self.names, prefix, self.expert_sizes, inputs)
         latent = (
             [source.linear(prefix, shapes[f"latent.{name}"]) for name in ("down", "up")] if self.latent_size else []
@@ -126,6 +127,13 @@ class MixtureShape:
             weighs_inputs=self.weighs_inputs,
             scales=checkpoint.take_float32(f"{prefix}.{self.scales}", self.num_experts) if self.scales else None,
             latent=(latent[0], latent[1]) if latent else None,
+            modules=ExpertModules(
+                tuple(f"{module}.{expert}" for expert in range(self.num_experts)),
+                tuple(self.names.matrices),
+                self.expert_size,
+                inputs,
+                rule.top_k,
+            ),
         )
 
     def _take_choice_bias(self, source: LayerSource, prefix: str, router: str) -> torch.Tensor:
@@ -174,6 +182,7 @@ class MixtureWeights:
         weighs_inputs: A token's weight multiplies what its expert is given.
         scales: `[num_experts]` float32, what the weights of tokens are multiplied by, if anything.
         latent: To what experts are given, and back from what they give, where that is not the stream.
+        modules: What adapters call the matrices of experts, and their sizes on all ranks.
     """
 
     router: Projection
@@ -185,6 +194,7 @@ class MixtureWeights:
     weighs_inputs: bool = False
     scales: torch.Tensor | None = None
     latent: tuple[Projection, Projection] | None = None
+    modules: ExpertModules | None = None
 
     def block(self, parts: LayerParts) -> Mixture:
         """Make the block."""
@@ -192,7 +202,7 @@ class MixtureWeights:
         return Mixture(
             parts.linear(self.router),
             self.rule,
-            parts.experts(self.gate_up, self.down, self.activation),
+            parts.experts(self.gate_up, self.down, self.activation, self.modules),
             None if self.shared is None else self.shared.block(parts, self.activation),
             weighs_inputs=self.weighs_inputs,
             scales=self.scales,
@@ -247,9 +257,8 @@ class Mixture:
             weights = weights * self.scales[ids]
         given = x if self.latent is None else self.latent[0](x, context)
         if self.weighs_inputs:
-            result = self.experts(given * weights.to(x.dtype), ids, torch.ones_like(weights))
-        else:
-            result = self.experts(given, ids, weights)
+            given, weights = given * weights.to(x.dtype), torch.ones_like(weights)
+        result = self.experts(given, ids, weights, context.adapters)
         if self.latent is not None:
             result = self.latent[1](result, context)
         return result if self.shared is None else result + self.shared(x, context)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from kernels.collectives import Exchange
+from kernels.low_rank import AdapterRows
 from kernels.moe import Experts
 from kernels.rms_norm import rms_norm
 
@@ -145,9 +146,11 @@ class SummedExperts:
         self._counted = own.new_zeros(ranks.size * len(own)) if ranks.has_whole_experts else None
         self.tokens_per_expert = own if self._counted is None else self._counted
 
-    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
+    ) -> torch.Tensor:
         """Do what `Experts` promises."""
         if self._counted is not None:
             chosen = ids.flatten().long()
             self._counted.index_add_(0, chosen.clamp(min=0), (chosen >= 0).to(self._counted.dtype))
-        return self._ranks.sum(self._experts(x, ids, weights))
+        return self._ranks.sum(self._experts(x, ids, weights, adapters))

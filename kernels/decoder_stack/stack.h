@@ -20,7 +20,7 @@ namespace headrace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
-constexpr int kOperationsPerLayer = 30;  // At most: in parts, with experts, quantized, divided, and with adapters.
+constexpr int kOperationsPerLayer = 32;  // At most: in parts, with experts, quantized, divided, and with adapters.
 constexpr int kOtherOperations = 6;      // Before and behind the layers, at most.
 
 struct Layer {
@@ -338,7 +338,8 @@ struct Walk {
     });
     const Chosen chosen{memory.ids, memory.weights, step.num_tokens, top_k};
     const MixtureScratch<T> rows(*layer.mixture, step.num_tokens, top_k, memory.experts);
-    MixtureWalk<T> walk{*layer.mixture, chosen, rows, scratch.normed, size, operation};
+    MixtureWalk<T> walk{*layer.mixture, chosen, rows, scratch.normed, size, operation,
+                        layer.mixture->gate_up_adapters ? step.adapters : nullptr};
     walk.run([&](int64_t token, int column, int columns, Floats sum) {
       add_columns(scratch.residual + token * size + column, columns, sum);
     });

@@ -28,13 +28,13 @@ class CpuAdapterRows:
 
     __slots__ = ("_kept", "_structure", "address")
 
-    def __init__(self, slots: Int32s, max_rank: int) -> None:
+    def __init__(self, slots: Int32s, max_rank: int, num_products: int) -> None:
         rows = _sorted_rows(slots)
         places = np.full(len(slots), -1, dtype=np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
         # Zeros: the kernel reads a rank more where their number is odd.
         stride = max_rank + max_rank % 2
-        products = np.zeros((len(rows), stride), dtype=np.float32)
+        products = np.zeros((len(rows) * num_products, stride), dtype=np.float32)
         # The structure holds addresses only.
         self._kept = (rows, slots[rows], places, products)
         self._structure = AdapterRowsStructure(*(array.ctypes.data for array in self._kept), len(rows), stride)
@@ -60,13 +60,15 @@ class AdapterRows:
     Attributes:
         slots: `[num_rows]` int32, of each row; below zero without an adapter.
         max_rank: Of the adapters in these slots, beside any matrix.
+        num_products: Matrices that a row is multiplied by at once: as many as it has experts.
     """
 
-    __slots__ = ("_cpu", "_tiles", "max_rank", "slots")
+    __slots__ = ("_cpu", "_tiles", "max_rank", "num_products", "slots")
 
-    def __init__(self, slots: Int32s, max_rank: int) -> None:
+    def __init__(self, slots: Int32s, max_rank: int, num_products: int = 1) -> None:
         self.slots = slots
         self.max_rank = max_rank
+        self.num_products = num_products
         self._cpu: CpuAdapterRows | None = None
         self._tiles: DeviceTiles | None = None
 
@@ -74,7 +76,7 @@ class AdapterRows:
     def cpu(self) -> CpuAdapterRows:
         """As the CPU kernels read them."""
         if self._cpu is None:
-            self._cpu = CpuAdapterRows(self.slots, self.max_rank)
+            self._cpu = CpuAdapterRows(self.slots, self.max_rank, self.num_products)
         return self._cpu
 
     def tiles_on(self, device: torch.device) -> DeviceTiles:
@@ -94,4 +96,4 @@ class AdapterRows:
     def of(self, rows: npt.NDArray[Any]) -> AdapterRows | None:
         """Return the same of some of the rows; None where none of these has an adapter."""
         slots = self.slots[rows]
-        return AdapterRows(slots, self.max_rank) if (slots >= 0).any() else None
+        return AdapterRows(slots, self.max_rank, self.num_products) if (slots >= 0).any() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from kernels.linear.cpu.cpu import QuantizedPanels, input_layout
 from kernels.linear.dense.cpu import can_pack
 from kernels.linear.forms import DenseWeight, SplitWeight, WeightForm
 from kernels.linear.panels import PanelMatrix, matrix_structure, pack_panels
+from kernels.low_rank import AdapterRows, AdapterTable
+from kernels.low_rank.cpu import CpuAdapterTable
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.reference import RoutingRule
 
@@ -109,8 +112,19 @@ class CpuExperts:
             for parts in (gate_up, down)
         )
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._tables: tuple[ctypes.Array[ctypes.c_void_p], ...] = ()
 
-    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def have_adapters(self, gate_up: Sequence[AdapterTable], down: Sequence[AdapterTable]) -> None:
+        """Do what `kernels.moe.AdaptableExperts` promises."""
+        self._tables = tuple(
+            (ctypes.c_void_p * len(tables))(*(table.address for table in tables if isinstance(table, CpuAdapterTable)))
+            for tables in (gate_up, down)
+        )
+        self.structure.gate_up_adapters, self.structure.down_adapters = map(ctypes.addressof, self._tables)
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
+    ) -> torch.Tensor:
         """Do what `kernels.moe.Experts` promises."""
         dtype = x.dtype
         if dtype is not torch.float32 and not (dtype is torch.bfloat16 and self._takes_bfloat16):
@@ -134,6 +148,7 @@ class CpuExperts:
             num_tokens,
             top_k,
             scratch,
+            adapters.cpu.address if adapters is not None and self._tables else None,
             torch.get_num_threads(),
         )
         return result.to(dtype)

@@ -16,6 +16,7 @@ from kernels.linear.gpu_packed.matrix import TILE_ROWS
 from kernels.linear.product_launch import ProductLaunch, launch_for, read_launches
 from kernels.linear.rounding import InputRounding
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
+from kernels.low_rank import AdapterRows
 from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
 from kernels.moe.triton_combine import combine
 from kernels.moe.triton_dense import dense_experts_kernel
@@ -89,9 +90,17 @@ class GpuExperts:
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, launch: ProductLaunch | None = None
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        adapters: AdapterRows | None = None,
+        launch: ProductLaunch | None = None,
     ) -> torch.Tensor:
-        """Do what `kernels.moe.Experts` promises; None takes what the table says."""
+        """Do what `kernels.moe.Experts` promises; without a launch it takes what the table says.
+
+        No adapter can be beside these experts: `adapters` are those of other matrices.
+        """
         dtype = x.dtype
         if len(x) == 0:
             return torch.empty_like(x)

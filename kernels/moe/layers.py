@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +12,7 @@ from kernels.activation.experts import ExpertActivation, GatedActivation
 from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, has_float8, has_kernels
 from kernels.linear import Linear, LinearFactory
+from kernels.low_rank import AdapterRows, AdapterTable
 from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.stacks import stack_experts
@@ -24,10 +25,13 @@ class Experts(Protocol):
     def tokens_per_expert(self) -> torch.Tensor:
         """How many tokens each expert here got since it was made: `[num_experts]` int64, on the device."""
 
-    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
+    ) -> torch.Tensor:
         """Return the sum over a token's experts of weight times `down(activation(gate_up(x)))`, in the type of `x`.
 
-        Experts that are not here contribute nothing and are not counted: those of other ranks, and ids below zero.
+        `adapters` are those of the tokens, with room for `top_k` experts each. Experts that are not here contribute
+        nothing and are not counted: those of other ranks, and ids below zero.
 
         Shapes:
             x, result: `[num_tokens, hidden_size]`
@@ -44,6 +48,14 @@ class ExpertLayers:
     down: Linear
 
 
+@runtime_checkable
+class AdaptableExperts(Experts, Protocol):
+    """Experts that adapters can be beside."""
+
+    def have_adapters(self, gate_up: Sequence[AdapterTable], down: Sequence[AdapterTable]) -> None:
+        """Let adapters be beside the two matrices of each expert here, by these tables."""
+
+
 class LinearExperts:
     """Experts one after another, by linear layers: on CPUs, where there is no kernel for all at once.
 
@@ -57,8 +69,15 @@ class LinearExperts:
         self._activation = activation
         self._first_expert = first_expert
         self.tokens_per_expert = torch.zeros(len(layers), dtype=torch.int64, device=device)
+        self._tables: tuple[Sequence[AdapterTable], Sequence[AdapterTable]] | None = None
 
-    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def have_adapters(self, gate_up: Sequence[AdapterTable], down: Sequence[AdapterTable]) -> None:
+        """Do what `AdaptableExperts` promises."""
+        self._tables = gate_up, down
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
+    ) -> torch.Tensor:
         """Multiply the tokens of each expert that has any."""
         result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         local = ids.long() - self._first_expert
@@ -68,8 +87,15 @@ class LinearExperts:
         for expert in counts.nonzero()[:, 0].tolist():
             tokens, places = torch.where(local == expert)
             layers = self._layers[expert]
-            hidden = self._activation(layers.gate_up.to_float32(x[tokens])).to(x.dtype)
-            result.index_add_(0, tokens, layers.down.to_float32(hidden) * weights[tokens, places, None])
+            own = None if adapters is None or self._tables is None else adapters.of(tokens.cpu().numpy())
+            both = layers.gate_up.to_float32(x[tokens])
+            if own is not None and self._tables is not None:
+                self._tables[0][expert].add(x[tokens], both, own)
+            hidden = self._activation(both).to(x.dtype)
+            outputs = layers.down.to_float32(hidden)
+            if own is not None and self._tables is not None:
+                self._tables[1][expert].add(hidden, outputs, own)
+            result.index_add_(0, tokens, outputs * weights[tokens, places, None])
         return result.to(x.dtype)
 
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "../linear/matrix.h"
+#include "../low_rank/product.h"
 
 namespace headrace {
 
@@ -16,6 +17,8 @@ struct Mixture {
   int32_t num_experts, first_expert, hidden_size, intermediate_size;
   float slope, cubic, limit, up_shift;  // As GatedActivation has them.
   int32_t has_gate;                     // Without, features become the squares of their positive parts.
+  const LowRankTable* gate_up_adapters;  // Of each expert; null, as is the other, where no adapter can be.
+  const LowRankTable* down_adapters;
 };
 
 // The experts of each token and their weights; those that are not among the mixture's contribute nothing.
@@ -27,13 +30,13 @@ struct Chosen {
   int64_t num_pairs() const { return int64_t{num_tokens} * top_k; }
 };
 
-constexpr int kMixtureOperations = 6;
+constexpr int kMixtureOperations = 8;
 constexpr int kMovedRows = 4;  // Of an item of an operation that only copies or prepares rows.
 
 // The memory between operations. A row is a pair of a token and an expert, and rows are sorted by expert.
 template <typename T>
 struct MixtureScratch {
-  int32_t *starts, *experts, *tokens;  // First row of each expert, and of each row its expert and token.
+  int32_t *starts, *experts, *pairs;  // First row of each expert, and of each row its expert and pair.
   int32_t* row_of;                     // Of each pair; below zero where its expert is not here.
   int32_t *active, *parts_before;      // Experts with rows, and how many items a panel has for those before.
   int32_t* num_active;
@@ -50,7 +53,7 @@ struct MixtureScratch {
     parts_before = pieces.take<int32_t>(mixture.num_experts + 1);
     num_active = pieces.take<int32_t>(1);
     experts = pieces.take<int32_t>(rows);
-    tokens = pieces.take<int32_t>(rows);
+    pairs = pieces.take<int32_t>(rows);
     row_of = pieces.take<int32_t>(rows);
     gathered = pieces.take<T>(mixture.gate_up->quantized || num_tokens == 1 ? 0 : rows * mixture.hidden_size);
     gated = pieces.take<T>(rows * mixture.intermediate_size);
@@ -90,7 +93,7 @@ void sort_by_expert(const Mixture& mixture, const Chosen& chosen, const MixtureS
     scratch.row_of[pair] = expert < 0 ? -1 : scratch.starts[expert]++;
     if (expert < 0) continue;
     scratch.experts[scratch.row_of[pair]] = expert;
-    scratch.tokens[scratch.row_of[pair]] = static_cast<int32_t>(pair / chosen.top_k);
+    scratch.pairs[scratch.row_of[pair]] = static_cast<int32_t>(pair);
   }
   std::copy_backward(scratch.starts, scratch.starts + count, scratch.starts + count + 1);
   scratch.starts[0] = 0;
@@ -114,7 +117,43 @@ struct MixtureWalk {
   const MixtureScratch<T>& scratch;
   const T* x;
   int64_t x_stride;
-  Operation* operation;  // The next one.
+  Operation* operation;                   // The next one.
+  const AdapterRows* adapters = nullptr;  // Null where no token has an adapter; with room for each of its experts.
+
+  const T* input_of(int row) const { return x + scratch.pairs[row] / chosen.top_k * x_stride; }
+
+  // What a row's adapter adds beside a matrix of its expert, and where the products of the first of its matrices are.
+  struct Added {
+    const LowRank* adapter;
+    T* products;
+  };
+
+  Added added_to(const LowRankTable* tables, int64_t row) const {
+    const int32_t pair = scratch.pairs[row], place = adapters->places[pair / chosen.top_k];
+    if (place < 0) return {nullptr, nullptr};
+    const LowRank* adapter = tables[scratch.experts[row]][adapters->slots[place]];
+    return {adapter, adapters->products_at<T>(int64_t{place} * chosen.top_k + pair % chosen.top_k)};
+  }
+
+  // Multiplies each row by the first matrix of its adapter beside its expert's.
+  template <typename Inputs>
+  void multiply_first(const LowRankTable* tables, Inputs inputs) {
+    if (!adapters) return;
+    each_row([&](int row) {
+      auto [adapter, products] = added_to(tables, row);
+      if (!adapter) return;
+      const T* input = inputs(row);
+      multiply_down<T>(*adapter, adapter->down, 1, &input, &products, 0, adapter->rank);
+      // A rank more is read where their number is odd; here may be what another type of numbers has left.
+      if (adapter->rank % 2) store_scalar(products + adapter->rank, 0.0f);
+    });
+  }
+
+  void add_second(const LowRankTable* tables, int64_t row, int panel, Floats* sums) const {
+    if (!adapters) return;
+    const auto [adapter, products] = added_to(tables, row);
+    if (adapter) add_up(*adapter, products, panel, sums);
+  }
 
   // Rows are put into memory of their own before they are multiplied: of the inputs, and of what is between.
   bool gathers() const { return mixture.gate_up->quantized || chosen.num_tokens != 1; }
@@ -126,8 +165,10 @@ struct MixtureWalk {
     const int64_t rows = (scratch.num_rows(mixture) + kMovedRows - 1) / kMovedRows;
     const int64_t parts = scratch.parts_before[*scratch.num_active];
     Operation* next = operation;
+    if (adapters) next++->count = rows;
     if (gathers()) next++->count = rows;
     next++->count = parts * mixture.gate_up->num_panels();
+    if (adapters) next++->count = rows;
     if (prepares_gated()) next++->count = rows;
     next->count = parts * mixture.down->num_panels();
   }
@@ -205,7 +246,9 @@ struct MixtureWalk {
 
   void gate_up() {
     const int size = mixture.intermediate_size;
+    multiply_first(mixture.gate_up_adapters, [&](int row) { return input_of(row); });
     const auto finish = [&](int panel, int64_t row, Floats* sums) {
+      add_second(mixture.gate_up_adapters, row, panel, sums);
       if (!mixture.has_gate) {
         for (int v = 0; v < kPanelVectors; ++v) {
           const Floats positive = sums[v] < 0.0f ? splat(0.0f) : sums[v];
@@ -222,14 +265,14 @@ struct MixtureWalk {
     if (matrices->quantized) {
       const Rows rows = rows_of(*matrices);
       each_row([&](int row) {
-        prepare_row(*matrices[scratch.experts[row]].quantized, rows, x + scratch.tokens[row] * x_stride, row);
+        prepare_row(*matrices[scratch.experts[row]].quantized, rows, input_of(row), row);
       });
       return multiply_prepared(matrices, finish);
     }
     if (!gathers()) return multiply(matrices, x, 0, finish);
     const int64_t columns = mixture.hidden_size;
     each_row([&](int row) {
-      std::memcpy(scratch.gathered + row * columns, x + scratch.tokens[row] * x_stride, columns * sizeof(T));
+      std::memcpy(scratch.gathered + row * columns, input_of(row), columns * sizeof(T));
     });
     multiply(matrices, scratch.gathered, columns, finish);
   }
@@ -237,7 +280,9 @@ struct MixtureWalk {
   void down() {
     const int size = mixture.hidden_size;
     const int64_t columns = mixture.intermediate_size;
+    multiply_first(mixture.down_adapters, [&](int row) { return scratch.gated + row * columns; });
     const auto finish = [&](int panel, int64_t row, Floats* sums) {
+      add_second(mixture.down_adapters, row, panel, sums);
       const int first = panel * kPanel;
       put<kPanelVectors>(scratch.outputs + row * size + first, sums, std::min(kPanel, size - first));
     };

@@ -20,7 +20,7 @@ from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer import DecoderLayer, LayerWeights
 from gpu_worker.layers.layer_inputs import TABLE, layer_inputs_over
-from gpu_worker.layers.linear import LayerParts, LinearShape
+from gpu_worker.layers.linear import ExpertModules, LayerParts, LinearShape
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
@@ -197,7 +197,9 @@ class LayerPass:
         def recording(name: str) -> RecordingLinear:
             return RecordingLinear(self._parts.product(matrix_of(weights, name)), moments[name])
 
-        def experts(gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation) -> Experts:
+        def experts(
+            gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation, _: ExpertModules | None
+        ) -> Experts:
             assert gate_up.num_experts == down.num_experts
             names = map(expert_names, range(gate_up.num_experts))
             layers = [ExpertLayers(recording(first), recording(second)) for first, second in names]

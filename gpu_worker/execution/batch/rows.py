@@ -111,7 +111,7 @@ class BatchRows:
         if targets is None or not self.has_adapters:
             return None
         slots = self.adapters[token_rows]
-        return AdapterRows(slots, targets.max_rank) if slots.max() >= 0 else None
+        return targets.rows(slots) if slots.max() >= 0 else None
 
     def follow(self, plan: StepPlan, upload: Upload) -> None:
         """Bring block tables up to date with a plan."""

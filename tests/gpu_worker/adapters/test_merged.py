@@ -15,7 +15,6 @@ from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
-from kernels.low_rank import AdapterRows
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
 from tests.gpu_worker.models.families.composed_cases import CASES as COMPOSED
 from tests.gpu_worker.models.families.random_models import case, save_case
@@ -49,7 +48,7 @@ class AdaptedRun(PagedRun):
     def context(self, positions: dict[int, torch.Tensor]) -> AttentionContext:
         slots = [self.slots.get(s, -1) for s, where in positions.items() for _ in where]
         assert self.model.adapters is not None
-        self.rows = AdapterRows(np.array(slots, dtype=np.int32), self.model.adapters.max_rank)
+        self.rows = self.model.adapters.rows(np.array(slots, dtype=np.int32))
         return replace(super().context(positions), adapters=self.rows if max(slots) >= 0 else None)
 
     def step(self, num_tokens: dict[int, int]) -> dict[int, torch.Tensor]:
@@ -63,7 +62,7 @@ class AdaptedRun(PagedRun):
         return dict(zip(num_tokens, logits.split(list(num_tokens.values())), strict=True))
 
 
-def _computed(model: CausalLM, slots: dict[int, int]) -> list[torch.Tensor]:
+def computed(model: CausalLM, slots: dict[int, int]) -> list[torch.Tensor]:
     run = AdaptedRun(model, [random_tokens(18) % model.config.vocab_size for _ in range(3)])
     run.slots = slots
     rows: list[list[torch.Tensor]] = [[], [], []]
@@ -73,7 +72,7 @@ def _computed(model: CausalLM, slots: dict[int, int]) -> list[torch.Tensor]:
     return [torch.cat(row) for row in rows]
 
 
-def _place(model: CausalLM, slot: int, directory: Path) -> None:
+def place(model: CausalLM, slot: int, directory: Path) -> None:
     assert model.adapters is not None
     adapter = read_adapter(directory, model.adapters, model.config.block.names.renamed)
     model.adapters.place(slot, model.adapters.pack(adapter.low_ranks), adapter.max_rank)
@@ -99,19 +98,19 @@ def test_logits_equal_merged_weights_and_base_rows_do_not_change(name: str, tmp_
     )
     model = load_model(directory, torch.float32, torch.device("cpu"), num_adapters=3)
     plain = load_model(directory, torch.float32, torch.device("cpu"))
-    _place(model, 2, first)
-    _place(model, 0, second)
-    rows = _computed(model, {0: 2, 2: 0})
+    place(model, 2, first)
+    place(model, 0, second)
+    rows = computed(model, {0: 2, 2: 0})
     for s, adapter in ((0, first), (2, second)):
         merged = copy.deepcopy(oracle)
         merge(merged, adapter)
         expected = oracle_logits(merged, random_tokens(18))
         assert (expected - oracle_logits(oracle, random_tokens(18))).abs().max() > 0.1
         torch.testing.assert_close(rows[s], expected, atol=1e-3, rtol=0)
-    assert torch.equal(rows[1], _plain_rows(plain))
+    assert torch.equal(rows[1], plain_rows(plain))
 
 
-def _plain_rows(model: Any) -> torch.Tensor:
+def plain_rows(model: Any) -> torch.Tensor:
     run = PagedRun(model, [random_tokens(18) for _ in range(3)])
     rows = [run.step(step)[1] for step in ({0: 9, 1: 14}, {1: 1, 2: 17}, {0: 8, 1: 2}, {0: 1, 1: 1, 2: 1})]
     return torch.cat(rows)
@@ -124,8 +123,8 @@ def test_adapters_are_beside_quantized_weights(name: str, tmp_path: Path) -> Non
     sizes = linear_sizes(made.oracle, _LAYERS)
     adapter = write_adapter(tmp_path / "adapter", sizes, rank=6, seed=3)
     model = load_model(made.directory, torch.float32, torch.device("cpu"), num_adapters=1)
-    _place(model, 0, adapter)
-    rows = _computed(model, {0: 0})
+    place(model, 0, adapter)
+    rows = computed(model, {0: 0})
     base = oracle_logits(made.oracle, random_tokens(18) % 96)
     torch.testing.assert_close(rows[1], base, atol=1e-3, rtol=0)
     merge(made.oracle, adapter)

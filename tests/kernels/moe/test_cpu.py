@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.activation.experts import SILU
 from kernels.cpu_library import cpu_library
 from kernels.linear import LinearFactory
-from kernels.linear.forms import FLOAT4, INT4, INT8, ScaledWeight, WeightForm
+from kernels.linear.forms import FLOAT4, INT4, INT8, DenseWeight, ScaledWeight, WeightForm
+from kernels.low_rank import AdapterRows, AdapterTable, LowRank, LowRankPart, make_adapter_table
 from kernels.moe import ExpertWeights, RoutingRule, experts_reference, make_experts, route
 from kernels.moe.cpu import CpuExperts
 from kernels.moe.layers import LinearExperts
@@ -168,3 +170,47 @@ def test_experts_of_other_ranks_contribute_nothing_and_are_not_counted() -> None
 def _part(weights: ExpertWeights, first: int, end: int) -> ExpertWeights:
     assert weights.bias is not None
     return ExpertWeights(weights.forms[first:end], weights.bias[first:end])
+
+
+def adapter_of(rows: int, columns: int, rank: int, seed: int, dtype: torch.dtype, *, is_gated: bool) -> LowRank:
+    generator = torch.Generator().manual_seed(seed)
+    down = torch.randn(rank, columns, generator=generator) * columns**-0.5
+    up = torch.randn(rows, rank, generator=generator) * 0.2
+    return LowRank((LowRankPart(down.to(dtype), up.to(dtype), 0.7, torch.arange(rows)),), (rows, columns), is_gated)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", ["dense", "int4", "fp4"])
+def test_adapters_beside_experts_are_as_merged_and_leave_other_rows(form: str, dtype: torch.dtype) -> None:
+    case = Mixture(23, 5, 2, 96, 64).tensors(dtype) if form == "dense" else quantized(form, 23, dtype)
+    # Odd ranks, and nothing beside some experts; the adapter of slot 1 is beside the first matrices alone.
+    ranks, slots = (3, 17), np.arange(23, dtype=np.int32) % 3 - 1
+    tables: tuple[list[AdapterTable], list[AdapterTable]] = ([], [])
+    merged: list[tuple[list[WeightForm], list[WeightForm]]] = [([], []), ([], [])]
+    for side, weights in enumerate((case.gate_up, case.down)):
+        for expert, weight in enumerate(weights.forms):
+            table = make_adapter_table(2, case.x.device, dtype)
+            for slot, rank in enumerate(ranks):
+                dense = weight.dequantize().float()
+                if expert != 2 and (slot == 0 or side == 0):
+                    adapter = adapter_of(*weight.shape, rank, expert, dtype, is_gated=side == 0)
+                    table.place(slot, table.pack(adapter))
+                    part = adapter.parts[0]
+                    dense = dense + part.scale * part.up.float() @ part.down.float()
+                merged[slot][side].append(DenseWeight(dense))
+            tables[side].append(table)
+    experts = make_experts(LinearFactory(lambda: 0), case.gate_up, case.down, SILU)
+    assert isinstance(experts, CpuExperts)
+    before = experts(case.x, case.ids, case.weights)
+    experts.have_adapters(*tables)
+    result = experts(case.x, case.ids, case.weights, AdapterRows(slots, 17, num_products=2))
+    assert torch.equal(result[slots < 0], before[slots < 0])
+    for slot, (gate_up, down) in enumerate(merged):
+        weights = [
+            ExpertWeights(tuple(forms), None if of.bias is None else of.bias.float())
+            for forms, of in ((gate_up, case.gate_up), (down, case.down))
+        ]
+        expected = experts_reference(case.x.float(), case.ids, case.weights, *weights, SILU)[slots == slot]
+        assert (before[slots == slot] - expected).norm() > 0.1 * expected.norm()
+        tolerance = ROUNDED if dtype is torch.bfloat16 else 1e-5
+        assert (result[slots == slot] - expected).norm() <= tolerance * expected.norm()

@@ -120,12 +120,12 @@ def check(case: Tensors, name: str, launch: ProductLaunch | None, device: torch.
     launch = launch if device.type == "cpu" else None
     inputs = case.x.to(device), case.ids.to(device), case.weights.to(device)
     with poisoned_memory(), SyncsForbidden():
-        result = experts(*inputs, launch)
+        result = experts(*inputs, launch=launch)
     assert result.dtype is case.x.dtype
     assert (result.cpu().double() - expected).norm() <= tolerance * expected.norm()
     counts = torch.bincount(case.ids.flatten(), minlength=case.gate_up.num_experts)
     assert torch.equal(experts.tokens_per_expert.cpu(), counts)
-    nothing = experts(*(each[:0] for each in inputs), launch)
+    nothing = experts(*(each[:0] for each in inputs), launch=launch)
     assert (nothing.shape, nothing.dtype) == ((0, case.x.shape[1]), case.x.dtype)
     assert torch.equal(experts.tokens_per_expert.cpu(), counts)
 

@@ -82,14 +82,22 @@ def _check(directory: Path, make_ranks: Callable[[Ranks], Ranks], *, has_whole_e
 
 
 @pytest.mark.parametrize(
-    "name", ["variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2", "recurrent-bamba"]
+    "name",
+    [
+        "variant-llama",
+        "variant-llama-mqa-biases",
+        "recurrent-qwen3_5_moe",
+        "recurrent-lfm2",
+        "recurrent-bamba",
+        "family-qwen2-moe",
+    ],
 )
 def test_rows_of_two_ranks_score_as_those_of_one(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     _check(tmp_path, lambda ranks: ranks, has_whole_experts="moe" in name)
 
 
-@pytest.mark.parametrize("name", ["variant-llama", "gguf-llama-mixed"])
+@pytest.mark.parametrize("name", ["variant-llama", "gguf-llama-mixed", "family-mixtral"])
 def test_rows_of_ranks_that_compute_all_layers_in_one_call_score_as_those_of_one(name: str, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     _check(tmp_path, sharing_memory(2))

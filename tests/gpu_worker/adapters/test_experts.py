@@ -1,0 +1,85 @@
+"""Adapters beside the experts of mixtures: logits are those of merged weights, and rows without one do not change."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gpu_worker.layers.fused_decoder import FusedDecoder
+from gpu_worker.models.loader import load_model
+from kernels.cpu_library import cpu_library
+from tests.gpu_worker.adapters.peft_files import write_adapter
+from tests.gpu_worker.adapters.test_merged import computed, place, plain_rows
+from tests.gpu_worker.models.families.mixture_cases import CASES
+from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.variants import oracle_logits, random_tokens
+
+# What checkpoints call the matrices of an expert, and the module of all.
+MIXTURES = {
+    # In one call, by kernels of a CPU.
+    "mixtral": ("block_sparse_moe.experts", ("w1", "w3", "w2")),
+    "qwen3-moe": ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+    # Layer by layer: a shared expert beside them.
+    "qwen2-moe": ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+    "glm4-moe": ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+}
+
+
+def _experts(oracle: torch.nn.Module) -> dict[int, torch.nn.Module]:
+    layers = enumerate(oracle.get_submodule("model.layers"))
+    return {index: layer.mlp.experts for index, layer in layers if hasattr(layer.mlp, "experts")}
+
+
+def _sizes(oracle: torch.nn.Module, name: str) -> dict[str, tuple[int, int]]:
+    """Return the sizes of most experts' matrices; some of them have an adapter beside one matrix, or none."""
+    module, (gate, up, down) = MIXTURES[name]
+    sizes = {}
+    for layer, experts in _experts(oracle).items():
+        count, inner, hidden = experts.down_proj.shape[0], experts.down_proj.shape[2], experts.down_proj.shape[1]
+        for expert in range(1, count):
+            of = f"model.layers.{layer}.{module}.{expert}"
+            sizes |= {f"{of}.{gate}": (inner, hidden), f"{of}.{down}": (hidden, inner)}
+            if expert % 3:
+                sizes[f"{of}.{up}"] = (inner, hidden)
+    return sizes
+
+
+@torch.no_grad()
+def _merge(oracle: torch.nn.Module, directory: Path, name: str) -> None:
+    tensors = load_file(directory / "adapter_model.safetensors")
+    module, matrices = MIXTURES[name]
+    for layer, experts in _experts(oracle).items():
+        inner = experts.down_proj.shape[2]
+        for expert in range(len(experts.down_proj)):
+            parts = (
+                experts.gate_up_proj[expert, :inner],
+                experts.gate_up_proj[expert, inner:],
+                experts.down_proj[expert],
+            )
+            for matrix, weight in zip(matrices, parts, strict=True):
+                of = f"base_model.model.model.layers.{layer}.{module}.{expert}.{matrix}"
+                if f"{of}.lora_A.weight" in tensors:
+                    # `write_adapter` says an alpha of twice the rank.
+                    weight += 2 * tensors[f"{of}.lora_B.weight"] @ tensors[f"{of}.lora_A.weight"]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_logits_equal_merged_experts_and_base_rows_do_not_change(name: str, tmp_path: Path) -> None:
+    oracle = save_case(CASES[name], tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", _sizes(oracle, name), rank=3, seed=4)
+    model = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=2)
+    if cpu_library() is not None:
+        assert isinstance(model._decoder, FusedDecoder) == (name in ("mixtral", "qwen3-moe"))
+    place(model, 1, adapter)
+    rows = computed(model, {0: 1, 2: 1})
+    merged = copy.deepcopy(oracle)
+    _merge(merged, adapter, name)
+    expected = oracle_logits(merged, random_tokens(18))
+    assert (expected - oracle_logits(oracle, random_tokens(18))).abs().max() > 0.1
+    for row in (0, 2):
+        torch.testing.assert_close(rows[row], expected, atol=1e-3, rtol=0)
+    assert torch.equal(rows[1], plain_rows(load_model(tmp_path / "model", torch.float32, torch.device("cpu"))))
