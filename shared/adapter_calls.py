@@ -82,6 +82,8 @@ class AdapterReply(Struct, frozen=True, tag="adapter_reply"):
 
     Attributes:
         error: Why it was not done; None when it was.
+        is_fault: It may be done later or elsewhere: the adapter is not at fault.
     """
 
     error: str | None = None
+    is_fault: bool = False

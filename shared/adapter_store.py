@@ -125,8 +125,8 @@ class AdapterStore:
         """Write a stored adapter into a directory, checked against its digest; return its bytes.
 
         Raises:
-            AdapterFilesError: It is larger than `max_bytes`, or what is stored is something else.
-            AdapterStoreError: It cannot be read, or is not there.
+            AdapterFilesError: It is larger than `max_bytes`.
+            AdapterStoreError: It cannot be read, is not there, or what is stored is something else.
         """
         num_bytes = await self.num_bytes(digest)
         if num_bytes is None:
@@ -137,7 +137,7 @@ class AdapterStore:
             for name in _NAMES:
                 await self._read(digest, name, directory / name, num_bytes)
         if await asyncio.to_thread(content_digest, directory) != digest:
-            raise AdapterFilesError(f"what {self.place} has as the adapter {digest[:12]} is something else")
+            raise AdapterStoreError(f"what {self.place} has as the adapter {digest[:12]} is something else")
         return num_bytes
 
     async def close(self) -> None:

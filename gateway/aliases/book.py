@@ -53,15 +53,25 @@ class ArmProbe:
     """Measures one request of an alias with a canary; `wants_logprobs` has its worker report log probabilities."""
 
     def __init__(
-        self, counts: ArmCounts, *, wants_logprobs: bool, told: Counter[Labels], labels: tuple[str, str, str]
+        self,
+        counts: ArmCounts,
+        *,
+        wants_logprobs: bool,
+        told: Counter[Labels],
+        labels: tuple[str, str, str],
+        has_own_timeout: bool = False,
     ) -> None:
-        """Count into `counts`, and by `labels`, which are alias, tenant and arm, into `told`."""
+        """Count into `counts`, and by `labels`, which are alias, tenant and arm, into `told`.
+
+        With `has_own_timeout` the client has chosen the time that the answer may take: one that is late is no failure.
+        """
         self._told = told
         self._labels = labels
         self.wants_logprobs = wants_logprobs
         self.total = 0.0
         self.num = 0
         self._counts = counts
+        self._has_own_timeout = has_own_timeout
 
     def ended(self, error: ApiError | None, started: float, first_token_at: float | None, num_tokens: int) -> None:
         """Count an answer that ends now; times are those of `time.perf_counter()`."""
@@ -89,7 +99,8 @@ class ArmProbe:
 
     def failed(self, error: ApiError) -> None:
         """Count an answer that the server failed to give, or that its model cannot give; not the client's faults."""
-        is_servers = (error.status >= 500 and error.code != "shutting_down") or error.status == 408
+        is_late = error.status == 408 and not self._has_own_timeout
+        is_servers = (error.status >= 500 and error.code != "shutting_down") or is_late
         if is_servers or error.code in MODEL_CODES:
             self._counts.requests += 1
             self._counts.errors += 1
@@ -199,8 +210,13 @@ class AliasBook:
         arms = self.own.setdefault(canary.id, BothArms())
         wants_logprobs = other < canary.rules.logprob_share
         counts, labels = arms.canary if is_canary else arms.stable, (alias.name, alias.tenant or "")
-        arm = "canary" if is_canary else "stable"
-        return target, ArmProbe(counts, wants_logprobs=wants_logprobs, told=self.told, labels=(*labels, arm))
+        return target, ArmProbe(
+            counts,
+            wants_logprobs=wants_logprobs,
+            told=self.told,
+            labels=(*labels, "canary" if is_canary else "stable"),
+            has_own_timeout=generation.timeout_s is not None,
+        )
 
     def _counts(self, canary: str, conversation: bytes) -> bool:
         """Whether a further request of a conversation is measured."""

@@ -196,6 +196,8 @@ def end_canary(
 
 def _check_names(**names: str | None) -> None:
     for field, name in names.items():
+        if name in (".", ".."):
+            raise _refusal(field, f"'{field}' must not be '.' or '..', which paths leave out.")
         try:
             check_name("-" if name is None else name)
         except InvalidNameError as error:

@@ -23,7 +23,7 @@ from gateway.dispatch.dispatcher import HEARTBEAT_INTERVAL_S, Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.adapter_names import REVIEW_S, AdapterNameFollower
 from gateway.fleet.fleet import Fleet
-from shared.adapter_calls import AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
+from shared.adapter_calls import ADAPTER_UNAVAILABLE, AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
 from shared.adapter_names import AdapterNames, NamedAdapter
 from shared.adapter_store import AdapterContent, AdapterFilesError, AdapterStore, AdapterStoreError
 from shared.bounds import TenantName
@@ -159,7 +159,10 @@ class AdapterOrders:
         if not found:
             raise ApiError(404, "base_model_name: no worker serves this model.", param="base_model_name")
         if any(ADAPTER_STORE not in beat.features for beat in found):
-            message = "Not all workers of the model have places for adapters: start them with HEADRACE_MAX_LORAS."
+            message = (
+                "Not all workers of the model have places for adapters and a shared store: start them with "
+                "HEADRACE_MAX_LORAS and HEADRACE_ADAPTERS."
+            )
             raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
         return sorted(found, key=lambda beat: beat.draining)
 
@@ -188,14 +191,16 @@ class AdapterOrders:
         """Have a worker read an adapter; raise why it could not."""
         try:
             reply = await call_process(self._nats, adapter_subject(worker), encode(order), TIMEOUT_S)
-            problem = msgspec.msgpack.decode(reply.data, type=AdapterReply).error
+            answer = msgspec.msgpack.decode(reply.data, type=AdapterReply)
         except UNDECODABLE as error:
-            problem = f"its answer cannot be read: {error}"
+            answer = AdapterReply(f"its answer cannot be read: {error}", is_fault=True)
         except (NatsError, TimeoutError) as error:
-            problem = f"it does not answer ({type(error).__name__})"
-        if problem is not None:
-            message = f"The worker {worker} could not load it: {problem}"
-            raise ApiError(400, message[:2000], param="lora_name", code="adapter_refused")
+            answer = AdapterReply(f"it does not answer ({type(error).__name__})", is_fault=True)
+        if answer.error is not None:
+            message = f"The worker {worker} could not load it: {answer.error}"[:2000]
+            if answer.is_fault:
+                raise ApiError(503, message, code=ADAPTER_UNAVAILABLE, retry_after_s=UNKNOWN_RETRY_S)
+            raise ApiError(400, message, param="lora_name", code="adapter_refused")
 
     async def _put(self, name: str, tenant: str | None, base: str, content: AdapterContent | None) -> bool:
         # Workers may have given the name, which an operator may take from all.

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec import structs
 from nats.aio.msg import Msg
 
 from gateway.dispatch.inflight import Flight
@@ -84,7 +85,11 @@ class Publisher:
 
     def publish(self, flight: Flight) -> None:
         """Publish a flight's attempt; `ApiError` 413 if it is too large for NATS, 503 if NATS is away."""
-        payload = encode_request(flight.attempt())
+        queue, attempt = self._queue(flight), flight.attempt()
+        if queue != "ready" and attempt.ready is not None:
+            # Workers of the version before take it from no other queue, and refuse the field.
+            attempt = structs.replace(attempt, ready=None)
+        payload = encode_request(attempt)
         if len(payload) > self._nats.max_payload:
             message = (
                 f"The request takes {len(payload)} bytes on the wire; at most {self._nats.max_payload} are possible."
@@ -98,7 +103,7 @@ class Publisher:
         self._waiting[reply] = (flight, flight.epoch, now)
         flight.published_at = now
         flight.ack = reply
-        flight.queue = self._queue(flight)
+        flight.queue = queue
         try:
             self._nats.send(self._subject(flight), payload, reply)
         except SEND_ERRORS as error:

@@ -127,7 +127,7 @@ def drift_watch(nats: DirectClient, dispatcher: Dispatcher) -> DriftWatch:
     """Return what compares the answers of a dispatcher's workers."""
     fleet, answers = dispatcher.fleet, dispatcher.counts.metrics.answers
     live = lambda: {beat.worker for beat in fleet.workers()}  # noqa: E731
-    return DriftWatch(nats.jetstream(), dispatcher.name, answers, lambda: fleet.is_eldest, live)
+    return DriftWatch(nats.jetstream(), dispatcher.name, answers, lambda: fleet.is_eldest, live, lambda: fleet.gateways)
 
 
 @contextlib.asynccontextmanager

@@ -2,8 +2,8 @@
 
 Each process keeps its own counts of a day in `hr.response._answers.<day>.<process>` (stream `HR_RESPONSES`, which
 gateways alone write and read), so they outlive it; a process that is killed loses what it counted in its last
-`INTERVAL_S`. Today's and yesterday's are read, older ones deleted. A document that is too large, of another format or
-day, or of no gateway is ignored.
+`INTERVAL_S`. Today's and yesterday's are read, older ones deleted. A document that is too large, or of another
+format or day, is ignored.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -26,7 +27,6 @@ from gateway.telemetry.row import MetricRow, add
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE
 from shared.nats_connection import SEND_ERRORS
-from shared.publication import messages_after
 from shared.streams import RESPONSES_STREAM
 from shared.subjects import answers_subject
 from shared.usage_ledger import day_of
@@ -35,7 +35,7 @@ INTERVAL_S = 30.0
 FRESH_S = 5.0
 MAX_DOCUMENT_BYTES = 512 << 10
 MAX_DOCUMENTS = 256
-"""Processes of one day: those that stored first are read."""
+"""Processes of one day that are read: living ones first."""
 _DAY_S = 86400.0
 # Days in which gateways may have been away, after which the stream has dropped documents by their age.
 _SWEPT_DAYS = 8
@@ -61,6 +61,7 @@ class DriftWatch(Collector):
         counts: AnswerCounts,
         is_wanted: Callable[[], bool],
         live: Callable[[], set[str]],
+        processes: Callable[[], Set[str]] = frozenset,
     ) -> None:
         """Store and read nothing yet.
 
@@ -70,12 +71,14 @@ class DriftWatch(Collector):
             counts: What it counts.
             is_wanted: Whether this process shows the fleet to Prometheus.
             live: Returns the names of workers that are shown.
+            processes: Returns the names of processes that live, but for this one.
         """
         self._js = js
         self._process = process
         self._counts = counts
         self._is_wanted = is_wanted
         self._live = live
+        self._processes = processes
         self._decode = msgspec.msgpack.Decoder(DayCounts).decode
         self._stored: dict[str, bytes] = {}
         self._swept = ""
@@ -158,14 +161,13 @@ class DriftWatch(Collector):
 
     async def _read(self, day: str) -> list[AnswerRow]:
         rows: list[AnswerRow] = []
-        num_read = 0
-        async for _, message in messages_after(self._js, RESPONSES_STREAM, answers_subject(day, "*")):
-            num_read += 1
-            if num_read > MAX_DOCUMENTS:
-                break
-            data = message.data or b""
-            if len(data) <= MAX_DOCUMENT_BYTES:
-                with suppress(*UNDECODABLE):
+        found = await self._js.stream_info(RESPONSES_STREAM, subjects_filter=answers_subject(day, "*"))
+        living = {answers_subject(day, process) for process in (self._process, *self._processes())}
+        subjects = sorted(found.state.subjects or (), key=lambda subject: subject not in living)
+        for subject in subjects[:MAX_DOCUMENTS]:
+            with suppress(NotFoundError, *UNDECODABLE):
+                data = (await self._js.get_last_msg(RESPONSES_STREAM, subject)).data or b""
+                if len(data) <= MAX_DOCUMENT_BYTES:
                     document = self._decode(data)
                     if (document.format, document.day) == (FORMAT, day):
                         rows += document.rows

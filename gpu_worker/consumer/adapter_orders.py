@@ -20,7 +20,7 @@ from gpu_worker.adapters.names import VARIABLE, check_name
 from gpu_worker.consumer.request_adapters import RequestAdapters
 from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply
 from shared.adapter_names import AdapterNames
-from shared.adapter_store import AdapterStore
+from shared.adapter_store import AdapterStore, AdapterStoreError
 from shared.background_tasks import BackgroundTasks
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError, HeadraceError
@@ -88,7 +88,7 @@ class AdapterOrders:
         except UNDECODABLE as error:
             reply = AdapterReply(f"the order cannot be read: {error}")
         except _ERRORS as error:
-            reply = AdapterReply(str(error))
+            reply = AdapterReply(str(error), is_fault=isinstance(error, AdapterStoreError))
         with contextlib.suppress(*SEND_ERRORS):
             await self._nats.publish(message.reply, encode(reply))
 

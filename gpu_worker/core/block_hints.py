@@ -4,13 +4,16 @@ Hints act on blocks without a holder, in all groups of layers and all tiers. So 
 running sequence reads stays. A sequence that ends retains its blocks, or lets those of its conversation go first. One
 whose state supersedes an earlier one lets the earlier blocks go on the device when it starts, because it needs room,
 and everywhere when it has ended, because all its digests are known then. A conversation may own very many, so that
-between two steps some thousands are spent: where a start finds more, its end has them spent, over several steps.
+between two steps some thousands are spent: where a start finds more, its end has them spent, over several steps. Those
+that are to be retained, likewise; choices of one request share most of theirs, which count once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Values
+from dataclasses import dataclass
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
@@ -18,8 +21,20 @@ from gpu_worker.core.sessions import Sessions
 from gpu_worker.core.state_slots import StateSlots
 from gpu_worker.core.tiers import KvTiers
 
-MAX_SPENT_A_STEP = 4096
-"""Digests: some milliseconds of the engine's thread."""
+MAX_DIGESTS_A_STEP = 4096
+"""Spent and retained: some milliseconds of the engine's thread."""
+CHUNK = 256
+
+
+@dataclass(slots=True)
+class _Retaining:
+    """Digests of one sequence that are still to be retained until a time."""
+
+    tenant: str
+    weight: float
+    digests: list[bytes]
+    until: float
+    num_done: int = 0
 
 
 class BlockHints:
@@ -29,7 +44,8 @@ class BlockHints:
         self._pools = pools
         self._states = states
         self._tiers = tiers
-        self._allowance = MAX_SPENT_A_STEP
+        self._allowance = MAX_DIGESTS_A_STEP
+        self._retaining: deque[_Retaining] = deque()
         self.sessions = Sessions()
 
     def start(self, sequence: Sequence, num_hits: int) -> None:
@@ -50,25 +66,40 @@ class BlockHints:
             self.sessions.end(sequence, () if hints.drop else digests)
             self._spend_outdated()
         if hints.retain_s and not hints.drop:
-            self._retain(sequence, digests, now + hints.retain_s)
+            self._retaining.append(_Retaining(sequence.tenant, sequence.weight, digests, now + hints.retain_s))
+            self._retain()
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now, and spend what the last step left; for each step."""
-        self._allowance = MAX_SPENT_A_STEP
+        """Retain no longer what was to be retained until now, and do what the last step left; for each step."""
+        self._allowance = MAX_DIGESTS_A_STEP
         self._spend_outdated()
+        self._retain()
         for pool in self._pools:
             pool.order.expire(now)
         if self._states is not None:
             self._states.retention.expire(now)
 
-    def _retain(self, sequence: Sequence, digests: list[bytes], until: float) -> None:
-        tenant, weight = sequence.tenant, sequence.weight
+    def _retain(self) -> None:
+        """Retain what is still to be, in prefix order, as far as this step's allowance goes."""
+        while self._retaining and self._allowance > 0:
+            job = self._retaining[0]
+            chunk = job.digests[job.num_done : job.num_done + CHUNK]
+            job.num_done += CHUNK
+            if job.num_done >= len(job.digests):
+                self._retaining.popleft()
+            if chunk and all(pool.order.retention.lasts(chunk[-1], job.until) for pool in self._pools):
+                self._allowance -= 1
+            else:
+                self._retain_chunk(job, chunk)
+                self._allowance -= len(chunk)
+
+    def _retain_chunk(self, job: _Retaining, digests: list[bytes]) -> None:
         for pool in self._pools:
-            pool.retain(tenant, weight, digests, until)
+            pool.retain(job.tenant, job.weight, digests, job.until)
         if self._states is not None:
-            self._states.retain(tenant, weight, digests, until)
+            self._states.retain(job.tenant, job.weight, digests, job.until)
         if self._tiers is not None:
-            self._tiers.retain(tenant, weight, digests, until)
+            self._tiers.retain(job.tenant, job.weight, digests, job.until)
 
     def _spend_outdated(self) -> None:
         digests = self.sessions.pop_outdated(self._allowance)

@@ -7,9 +7,12 @@ go first, since what lies behind a gap in a prefix is of no use.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from gpu_worker.core.retention import Retention
+
+MAX_EXPIRED = 1024
+"""Digests that one call no longer retains: some milliseconds."""
 
 _ABSENT = object()
 
@@ -61,20 +64,15 @@ class EvictionOrder:
         self.retention.discard(digest)
         self.remove(digest)
 
-    def pop(self, is_pinned: Callable[[bytes], bool] | None = None) -> bytes | None:
-        """Take out what is to be evicted next, None where there is nothing, or all is pinned."""
-        for order in (self._ordinary, self._retained):
-            if is_pinned is None:
-                digest = order.popitem(last=False)[0] if order else None
-            else:
-                digest = next((each for each in order if not is_pinned(each)), None)
-                if digest is not None:
-                    del order[digest]
-            if digest is not None:
-                if self.retention.used:
-                    self.retention.discard(digest)
-                return digest
-        return None
+    def pop(self) -> bytes | None:
+        """Take out what is to be evicted next; None where there is nothing."""
+        order = self._ordinary or self._retained
+        if not order:
+            return None
+        digest = order.popitem(last=False)[0]
+        if self.retention.used:
+            self.retention.discard(digest)
+        return digest
 
     def retain(self, tenant: str, weight: float, digests: Iterable[bytes], until: float, cost: float = 1.0) -> None:
         """Evict contents last until a time, as far as the tenant's quota goes; see `Retention.retain`."""
@@ -94,9 +92,9 @@ class EvictionOrder:
                 self.add(digest, goes_first=True)
 
     def expire(self, now: float) -> None:
-        """Retain no longer what was to be retained until now."""
+        """Retain no longer what was to be retained until now; what is left after `MAX_EXPIRED`, the next time."""
         if now >= self.retention.next_expiry:
-            self._join(self.retention.expire(now))
+            self._join(self.retention.expire(now, MAX_EXPIRED))
 
     def _join(self, let_go: list[bytes]) -> None:
         """Put contents that are no longer retained behind all others: where all are, that is the order of their use."""

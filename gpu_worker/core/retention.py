@@ -134,16 +134,24 @@ class Retention:
             self._remove(grant, digest)
             del self._grants[digest]
 
-    def expire(self, now: float) -> list[bytes]:
-        """Return the contents whose time is over, the ends of prefixes first; they are no longer retained."""
+    def lasts(self, digest: bytes, until: float) -> bool:
+        """Return whether a content is retained until then already."""
+        grant = self._grants.get(digest)
+        return grant is not None and grant.until >= ceil(until)
+
+    def expire(self, now: float, limit: float = inf) -> list[bytes]:
+        """Return contents whose time is over, the ends of prefixes first; they are no longer retained."""
         expired: list[bytes] = []
         if now < self.next_expiry:
             return expired
         for tenant in list(self._tenants.values()):
             while tenant.heap and (tenant.heap[0][0] <= now or not tenant.heap[0][2].digests):
-                grant = heapq.heappop(tenant.heap)[2]
+                grant = tenant.heap[0][2]
                 while grant.digests:
+                    if len(expired) >= limit:
+                        return expired
                     expired.append(self._pop(grant))
+                heapq.heappop(tenant.heap)
             if not tenant.heap:
                 del self._tenants[tenant.name]
         self.next_expiry = min((tenant.heap[0][0] for tenant in self._tenants.values()), default=inf)

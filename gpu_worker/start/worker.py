@@ -202,7 +202,7 @@ def _adapter_access(
     if setup.adapting is None:
         return None, own
     store = AdapterStore(store_of(config.adapters or own.name, "HEADRACE_ADAPTERS"))
-    return AdapterAccess(store, lora_modules(config), config.max_lora_bytes), own
+    return AdapterAccess(store, lora_modules(config), config.max_lora_bytes, config.adapters is not None), own
 
 
 class _ConnectionEvents:

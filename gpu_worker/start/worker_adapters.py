@@ -23,11 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdapterAccess:
-    """The store of adapters, those that are added at the start, and the bytes that they may take in memory."""
+    """How adapters are had.
+
+    Attributes:
+        store: Where their files are.
+        modules: Those that are added at the start.
+        max_bytes: What they may take in memory.
+        is_shared: Whether gateways and other workers have the same store.
+    """
 
     store: AdapterStore
     modules: dict[str, Path]
     max_bytes: int
+    is_shared: bool
 
 
 class WorkerAdapters:
@@ -49,6 +57,7 @@ class WorkerAdapters:
         held: HeldRequests,
     ) -> None:
         names = AdapterNames(nats.jetstream())
+        self._is_shared = access is not None and access.is_shared
         store, self._modules = (None, {}) if access is None else (access.store, access.modules)
         self.requests: RequestAdapters | None = None
         self.slots = AdapterSlots()
@@ -59,8 +68,8 @@ class WorkerAdapters:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What heartbeats say of them."""
-        return () if self.requests is None else (ADAPTER_STORE,)
+        """What heartbeats say of them: with a store of its own, a worker finds in it what was added there alone."""
+        return () if self.requests is None or not self._is_shared else (ADAPTER_STORE,)
 
     def make_way_by(self, give_back: Callable[[HeldRequest], None]) -> None:
         """Let batch requests give their adapters' places to people."""

@@ -1,6 +1,7 @@
 """Contents of blocks in the host's memory, a fixed number of rows for each group.
 
-Several threads read it. A row that is pinned is being read, and stays as it is.
+Several threads read it. A row that is pinned is being read, and stays as it is: until then it is not in the order of
+evictions, so that whoever looks for a row does not walk past those of others' leases.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class _Entry:
     row: int
     num_pins: int = 0
     is_filled: bool = False
+    goes_first: bool = False
 
 
 HeldRow = _Entry
@@ -112,7 +114,8 @@ class HostTier:
             entry = entries.get(digest)
             if entry is None:
                 return False
-            self._orders[group].touch(digest)
+            if entry.num_pins == 0:
+                self._orders[group].touch(digest)
             return entry.is_filled
 
     def knows(self, group: int, digest: bytes) -> bool:
@@ -136,8 +139,6 @@ class HostTier:
                 entry = self._entries[group][digest] = _Entry(row, num_pins=1)
                 taken.append((Kept(group, digest, salt), entry))
                 blocks.append(block)
-            for kept, _ in reversed(taken):
-                self._orders[group].add(kept.digest)
         if not taken:
             return None
         self.stored_bytes += len(taken) * self._groups[group].row_bytes
@@ -148,14 +149,12 @@ class HostTier:
         """Make contents readable whose copies are done, and return them, but for those that were forgotten."""
         landed: list[Kept] = []
         with self._lock:
-            for kept, entry in batch.taken:
-                entry.num_pins -= 1
+            for kept, entry in reversed(batch.taken):
                 if self._entries[kept.group].get(kept.digest) is entry:
                     entry.is_filled = True
                     landed.append(kept)
-                elif entry.num_pins == 0:
-                    self._free[kept.group].append(entry.row)
-        return landed
+                self._unpin(kept.group, kept.digest, entry)
+        return landed[::-1]
 
     @contextmanager
     def pinned(self, group: int, digest: bytes) -> Iterator[Bytes | None]:
@@ -165,7 +164,7 @@ class HostTier:
             if entry is None or not entry.is_filled:
                 entry = None
             else:
-                entry.num_pins += 1
+                self._pin(group, digest, entry)
         if entry is None:
             yield None
             return
@@ -173,9 +172,7 @@ class HostTier:
             yield self._rows[group][entry.row]
         finally:
             with self._lock:
-                entry.num_pins -= 1
-                if entry.num_pins == 0 and self._entries[group].get(digest) is not entry:
-                    self._free[group].append(entry.row)
+                self._unpin(group, digest, entry)
 
     def hold(self, digests: Iterable[bytes]) -> dict[tuple[int, bytes], HeldRow]:
         """Keep the rows of contents, in all groups, until `let_go`: as many as are there, or on their way."""
@@ -184,7 +181,7 @@ class HostTier:
             for digest in digests:
                 for group, entries in enumerate(self._entries):
                     if (entry := entries.get(digest)) is not None and (group, digest) not in held:
-                        entry.num_pins += 1
+                        self._pin(group, digest, entry)
                         held[group, digest] = entry
         return held
 
@@ -192,9 +189,7 @@ class HostTier:
         """Let rows be used again that `hold` has kept."""
         with self._lock:
             for (group, digest), entry in held.items():
-                entry.num_pins -= 1
-                if entry.num_pins == 0 and self._entries[group].get(digest) is not entry:
-                    self._free[group].append(entry.row)
+                self._unpin(group, digest, entry)
 
     def num_bytes_of(self, held: Iterable[tuple[int, bytes]]) -> int:
         """Return the bytes of contents."""
@@ -212,8 +207,9 @@ class HostTier:
                 for group, entries in enumerate(self._entries):
                     entry = entries.pop(digest, None)
                     if entry is not None:
-                        self._orders[group].forget(digest)
+                        self._orders[group].retention.discard(digest)
                         if entry.num_pins == 0:
+                            self._orders[group].remove(digest)
                             self._free[group].append(entry.row)
 
     def retain(self, tenant: str, weight: float, digests: Values[bytes], until: float) -> None:
@@ -226,8 +222,26 @@ class HostTier:
     def spend(self, digests: Values[bytes]) -> None:
         """Evict contents before others, in all groups."""
         with self._lock:
-            for order in self._orders:
+            for order, entries in zip(self._orders, self._entries, strict=True):
                 order.spend(digests)
+                for digest in digests:
+                    if (entry := entries.get(digest)) is not None and entry.num_pins:
+                        entry.goes_first = True
+
+    def _pin(self, group: int, digest: bytes, entry: _Entry) -> None:
+        if entry.num_pins == 0:
+            self._orders[group].remove(digest)
+        entry.num_pins += 1
+
+    def _unpin(self, group: int, digest: bytes, entry: _Entry) -> None:
+        entry.num_pins -= 1
+        if entry.num_pins:
+            return
+        if self._entries[group].get(digest) is entry:
+            self._orders[group].add(digest, goes_first=entry.goes_first)
+            entry.goes_first = False
+        else:
+            self._free[group].append(entry.row)
 
     def _touch(self, num_bytes: int | None = None) -> None:
         """Let rows be used whose memory the system has given: a copy to others would take sixteen times as long."""
@@ -248,7 +262,7 @@ class HostTier:
             return self._free[group].pop()
         entries, order = self._entries[group], self._orders[group]
         order.expire(self._clock())
-        digest = order.pop(lambda digest: entries[digest].num_pins > 0)
+        digest = order.pop()
         if digest is None:
             return None
         self.num_evicted += 1

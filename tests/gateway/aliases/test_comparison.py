@@ -33,6 +33,8 @@ def test_fisher_agrees_with_the_lady_tasting_tea() -> None:
     assert fisher(1, 4, 3, 4) == pytest.approx(17 / 70)
     assert fisher(0, 4, 4, 4) == pytest.approx(1 / 70)
     assert fisher(0, 10, 0, 10) == 1.0
+    # More errors than the second group has answers: of 9, 7 failed, and so did both of the second.
+    assert fisher(5, 7, 2, 2) == pytest.approx(21 / 36)
 
 
 def test_fisher_of_a_million_errors_is_quick_and_near_its_normal_limit() -> None:

@@ -58,8 +58,9 @@ def book(of: AliasTable) -> AliasBook:
     return made
 
 
-def asked(text: str = "hi") -> Generation:
-    return PARSERS["/v1/completions"](json.dumps({"model": "chat", "prompt": text, "max_tokens": 4}).encode())
+def asked(text: str = "hi", **fields: Any) -> Generation:
+    body = {"model": "chat", "prompt": text, "max_tokens": 4, **fields}
+    return PARSERS["/v1/completions"](json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ def asked(text: str = "hi") -> Generation:
         ("x", "x", 400, "aliases of aliases"),
         ("x" * 129, "one", 400, "'name' must be 1 to 128 bytes long"),
         ("a\0b", "one", 400, "'name' must not contain a NUL"),
+        ("..", "one", 400, "'name' must not be '.' or '..'"),
     ],
 )
 def test_alias_that_hides_chains_or_leads_nowhere_is_refused(name: str, model: str, status: int, told: str) -> None:
@@ -198,6 +200,17 @@ def test_faults_of_the_server_and_the_model_count_as_errors(status: int, code: s
     probe.failed(ApiError(status, "x", code=code))
     (arms,) = aliases.own.values()
     assert (arms.canary.requests, arms.canary.errors) == (counted, counted)
+
+
+def test_late_answers_of_clients_that_leave_too_little_time_say_nothing_of_a_canary() -> None:
+    aliases = book(with_canary(100.0))
+    _, probe = aliases.split(asked(timeout=0.2), "t", FLEET, b"{}")
+    assert probe is not None
+    probe.failed(ApiError(408, "x"))
+    (arms,) = aliases.own.values()
+    assert (arms.canary.requests, arms.canary.errors) == (0, 0)
+    probe.failed(ApiError(500, "x"))
+    assert arms.canary.errors == 1
 
 
 def test_user_who_asks_all_day_counts_as_a_few_requests() -> None:

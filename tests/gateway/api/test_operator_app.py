@@ -35,7 +35,7 @@ from tests.gateway.fleet.test_fleet_load import needs_of
 
 KEY = "operator-key-of-32-characters-xx"
 ADAPTING = (*FEATURES, ADAPTER_STORE)
-DIGESTS = {"/a": "a" * 64, "/broken": "b" * 64, "/deadly": "d" * 64}
+DIGESTS = {"/a": "a" * 64, "/broken": "b" * 64, "/deadly": "d" * 64, "/unlucky": "e" * 64}
 PATHS = ("/health/live", "/health/ready", "/metrics", "/v1/scaling")
 
 
@@ -69,9 +69,10 @@ class Queue:
         self.asked.append((subject, order))
         if order.digest == DIGESTS["/deadly"]:
             raise NatsTimeoutError
-        await self.answers[reply](
-            Reply(encode(AdapterReply("it is broken" if order.digest == DIGESTS["/broken"] else None)))
-        )
+        problem = "it is broken" if order.digest == DIGESTS["/broken"] else None
+        problem = "its disk is full" if order.digest == DIGESTS["/unlucky"] else problem
+        answer = AdapterReply(problem, is_fault=order.digest == DIGESTS["/unlucky"])
+        await self.answers[reply](Reply(encode(answer)))
 
 
 @dataclass
@@ -272,7 +273,8 @@ def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
         ("load", {"lora_name": "a", "lora_content": ["9" * 64, 8]}, 400, "the store does not have 999999999999"),
         ("unload", {"lora_name": "a"}, 400, "there is no adapter 'a'"),
         ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "The worker w could not load it: it is broken"),
-        ("load", {"lora_name": "a", "lora_path": "/deadly"}, 400, "it does not answer (TimeoutError)"),
+        ("load", {"lora_name": "a", "lora_path": "/deadly"}, 503, "it does not answer (TimeoutError)"),
+        ("load", {"lora_name": "a", "lora_path": "/unlucky"}, 503, "could not load it: its disk is full"),
         ("load", {"lora_name": "a", "lora_path": "/none"}, 400, "adapter_config.json is missing"),
         ("load", {"lora_name": "a", "lora_path": "/away"}, 503, "it is away"),
         ("load", {"lora_name": "a"}, 400, "lora_path"),

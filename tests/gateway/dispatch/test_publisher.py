@@ -196,7 +196,8 @@ async def test_what_was_computed_elsewhere_goes_to_those_who_decode(queue: Queue
     assert computed.queue == expected
     ((subject, payload, _),) = queue.sent
     assert subject == {"ready": "hr.req.m_ready.resumed", "resumed": "hr.req.m.resumed"}[expected]
-    assert decode_request(payload).ready == computed.ready
+    # The version before refuses the field in any other queue.
+    assert decode_request(payload).ready == (computed.ready if taken else None)
 
 
 async def test_subjects_that_are_remembered_are_bounded(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,20 @@ async def test_counts_survive_their_gateways_death_and_add_up(js: JetStreamConte
     assert (view["verdict"], view["psi"]["logprob"]) == ("differs", None)
 
 
+async def test_of_too_many_documents_those_of_living_gateways_are_read(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift_watch, "MAX_DOCUMENTS", 2)
+    for name in ("dead-1", "dead-2", "gw-2"):
+        each = Gateway(js, name)
+        each.answered("a" if name == "gw-2" else "dead", 60, 10)
+        await each.watch.store()
+    gateway = Gateway(js, "gw-1")
+    gateway.watch = DriftWatch(js, "gw-1", gateway.counts, lambda: True, lambda: {"a", "b"}, lambda: {"gw-2"})
+    gateway.answered("b", 70, 10)
+    assert await gateway.numbers() == {("a", "fleet"): (60, 70), ("b", "fleet"): (70, 60)}
+
+
 async def test_document_of_something_else_is_ignored(js: JetStreamContext) -> None:
     gateway = Gateway(js, "gw-1")
     gateway.answered("a", 60, 10)
@@ -97,6 +111,14 @@ async def test_yesterday_is_compared_and_days_before_are_deleted(
     monkeypatch.setattr(drift_watch, "INTERVAL_S", 0.01)
     watching = asyncio.create_task(gateway.watch.watch_forever())
     await until(lambda: bool(gateway.watch._swept))
+    purged: list[str] = []
+
+    async def purge(stream: str, subject: str) -> None:
+        purged.append(subject)
+
+    monkeypatch.setattr(js, "purge_stream", purge)
+    await gateway.watch._sweep()
+    assert not purged, "once a day"
     state = (await js.stream_info(RESPONSES_STREAM, subjects_filter=answers_subject("*", "gw-1"))).state
     assert sorted(state.subjects or {}) == [answers_subject(day, "gw-1") for day in ("19700201", "19700202")]
     watching.cancel()

@@ -120,6 +120,19 @@ async def test_adapter_that_the_store_lacks_is_unavailable_until_it_has_it(tmp_p
     await bench.adapters.close()
 
 
+async def test_damaged_store_is_no_fault_of_the_request(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    held = bench.hold(await bench.put(1))
+    (weights,) = (tmp_path / "store").rglob("*.safetensors")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(AdapterStoreError, match="is something else"):
+        await bench.prepare(held)
+    weights.write_bytes(whole)
+    await bench.prepare(held)
+    await bench.adapters.close()
+
+
 async def test_adapter_that_has_no_room_on_the_device_leaves_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

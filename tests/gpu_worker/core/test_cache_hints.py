@@ -8,6 +8,7 @@ import pytest
 
 from gpu_worker.core.block_hints import BlockHints
 from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.retention import Retention
 from gpu_worker.core.scheduler_config import StateConfig, WindowConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.sessions import Sessions
@@ -196,7 +197,7 @@ def test_no_step_pays_for_all_that_a_conversation_owns() -> None:
 
 
 def test_what_a_step_leaves_of_a_conversation_goes_in_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_worker.core.block_hints.MAX_SPENT_A_STEP", 2)
+    monkeypatch.setattr("gpu_worker.core.block_hints.MAX_DIGESTS_A_STEP", 2)
     harness = Harness(num_blocks=24)
     run(harness, LONG, CacheHints(session_id="s", retain_s=60))
     run(harness, [6] * 24)
@@ -205,6 +206,37 @@ def test_what_a_step_leaves_of_a_conversation_goes_in_the_next_ones(monkeypatch:
         run(harness, [8] * 2)
     evict(harness, 6)
     assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
+
+
+def test_a_long_prefix_is_retained_over_several_steps_and_once_for_all_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    pool = BlockPool(200)
+    pool.order.retention = Retention(100)
+
+    def counted(tenant: str, weight: float, digests: list[bytes], until: float) -> None:
+        asked.append(len(digests))
+        pool.order.retain(tenant, weight, digests, until)
+
+    monkeypatch.setattr(pool, "retain", counted)
+    monkeypatch.setattr("gpu_worker.core.block_hints.CHUNK", 10)
+    monkeypatch.setattr("gpu_worker.core.block_hints.MAX_DIGESTS_A_STEP", 40)
+    hints = BlockHints([pool], None, None)
+    prefix = [b"%d" % number for number in range(90)]
+    for number in range(128):
+        choice = make_sequence([1], hints=CacheHints(retain_s=60))
+        choice.block_digests = [*prefix, b"choice %d" % number]
+        hints.end(choice, 91, 0.0)
+    assert sum(asked) == len(pool.order.retention) == 40
+    num_steps = 0
+    while hints._retaining:
+        asked.clear()
+        hints.expire(0.5)
+        assert sum(asked) <= 40 + 10
+        num_steps += 1
+    assert [digest in pool.order.retention for digest in prefix] == [True] * 90
+    assert num_steps < 128
 
 
 def test_what_is_used_again_is_spent_again_and_what_another_uses_first_is_not() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.core.eviction_order import EvictionOrder
+from gpu_worker.core.eviction_order import MAX_EXPIRED, EvictionOrder
 from gpu_worker.core.retention import Retention
 
 
@@ -134,10 +135,13 @@ def test_what_is_spent_goes_before_all_others_even_if_it_was_retained() -> None:
     assert len(order.retention) == 0
 
 
-def test_what_is_pinned_is_not_evicted() -> None:
-    order = EvictionOrder(Retention(4))
-    for digest in names("a", 0, 1, 2):
-        order.add(digest)
-    order.touch(b"a0")
-    assert order.pop(lambda digest: digest == b"a1") == b"a2"
-    assert order.pop(lambda digest: True) is None
+def test_very_many_that_expire_at_once_do_so_over_several_steps() -> None:
+    digests = [b"%d" % number for number in range(MAX_EXPIRED + 10)]
+    order = EvictionOrder(Retention(len(digests)))
+    order.retain("a", 1.0, digests, 10.0)
+    left = []
+    for _ in range(3):
+        order.expire(10.0)
+        left.append(len(order.retention))
+    assert left == [10, 0, 0]
+    assert order.retention.next_expiry == math.inf

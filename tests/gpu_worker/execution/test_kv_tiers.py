@@ -234,6 +234,29 @@ def test_memory_keeps_what_is_retained_until_its_time_and_no_longer(served: Serv
     assert kept(host) == [9, 10, 11, 12]
 
 
+def test_rows_that_are_held_are_neither_evicted_nor_walked_past(served: Served) -> None:
+    groups = served.runner.block_contents
+    host = HostTier(groups, 5 * groups[0].row_bytes)
+    keep(host, 0, 1, 2, 3, 4)
+    held = host.hold([name(number) for number in (0, 1, 2)])
+    again = host.hold([name(2)])
+    assert len(host._orders[0]) == 2
+    keep(host, 5, 6, 7)
+    assert kept(host) == [0, 1, 2, 6, 7]
+    host.spend([name(1)])
+    assert host.has(0, name(0))
+    host.forget([name(0)])
+    host.let_go(held)
+    # The row of what was forgotten is free, then what was spent goes; one is still held.
+    keep(host, 8, 9)
+    assert kept(host) == [2, 6, 7, 8, 9]
+    keep(host, 10, 11, 12, 13)
+    assert kept(host) == [2, 10, 11, 12, 13]
+    host.let_go(again)
+    keep(host, 14, 15, 16, 17, 18)
+    assert kept(host) == [14, 15, 16, 17, 18]
+
+
 def test_a_conversation_is_retained_in_the_host_s_memory_and_dropped_there(models: Models) -> None:
     runner = models.open("llama")
     served = Served(runner, host_bytes=36 * runner.block_contents[0].row_bytes, retained_share=0.5)

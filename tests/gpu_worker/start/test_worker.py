@@ -11,11 +11,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
 from nats.aio.msg import Msg
 
+from gpu_worker.start.engine_setup import Adapting
+from gpu_worker.start.worker_adapters import AdapterAccess, WorkerAdapters
+from shared.features import ADAPTER_STORE
 from shared.messages import Heartbeat
 from shared.nats_connection import connect
 from shared.sampling import Sampling
@@ -208,3 +212,11 @@ async def test_dead_task_ends_the_worker_and_is_named(nats_url: str, gateway: Te
     assert "task 'pull HR_INTERACTIVE' failed" in output
     assert "a bug in pulling" in output
     assert "has_failed=True" in output
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_worker_with_a_store_of_its_own_does_not_say_that_it_can_load_every_adapter(is_shared: bool) -> None:
+    part = MagicMock()
+    access = AdapterAccess(part, {}, 1 << 20, is_shared)
+    adapters = WorkerAdapters(part, "w", Adapting(MagicMock(num_slots=1), part), access, part, part)
+    assert adapters.features == ((ADAPTER_STORE,) if is_shared else ())
