@@ -18,23 +18,6 @@ ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
 LONG = Sampling(max_tokens=60, ignore_eos=True)
 
 
-async def test_second_suspect_waits_until_the_first_has_produced_its_tokens(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    await make_worker(simulate=5.0)
-    request = gateway.request(probation=20, sampling=ENDLESS)
-    first = await gateway.publish(request)
-    await first.claimed.wait()
-    second = await gateway.publish(gateway.request(probation=1, sampling=LONG))
-    innocent = await gateway.ask()
-    assert innocent.finish.reason == "length"
-    await second.claimed.wait()
-    # The first has shown that it is harmless, and still runs.
-    assert len(first.token_ids) >= 20
-    assert len((await second.wait()).token_ids) == 60
-    await gateway.cancel(request.id)
-
-
 @pytest.mark.parametrize("ending", ["cancelled", "finished", "replaced"])
 async def test_suspect_that_is_gone_makes_way_for_the_next(
     make_worker: MakeWorker, gateway: TestGateway, ending: str
@@ -142,17 +125,3 @@ async def test_worker_answers_a_gateways_probe_and_nobody_elses(worker: RunningW
     await gateway.nats.publish(probe_subject(worker.name), b"", reply="hr.cancel.forged")
     await gateway.nats.request(probe_subject(worker.name), b"", timeout=10)
     assert forged.pending_msgs == 0
-
-
-async def test_new_request_does_not_begin_beside_a_suspect_and_a_stream_goes_on(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    await make_worker(simulate=5.0)
-    suspect = await gateway.publish(gateway.request(probation=40, sampling=Sampling(max_tokens=200, ignore_eos=True)))
-    await suspect.wait_for_tokens(1)
-    new = await gateway.publish(gateway.request())
-    moved = await gateway.publish(gateway.request(emitted=(5, 6), epoch=1, sampling=LONG))
-    await moved.claimed.wait()
-    assert len(suspect.token_ids) < 40
-    await new.claimed.wait()
-    assert len(suspect.token_ids) >= 40

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gpu_worker.core.draft import Draft
-from gpu_worker.core.scheduler_config import StateConfig
 from gpu_worker.models.registry import read_model_config
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
@@ -86,21 +85,6 @@ def test_drafts_change_no_answer(tmp_path: Path, name: str, kinds: tuple[str, ..
         assert answers(runner, policy=FixedDepth(3), enable_prefix_caching=False) == plain, kind
         assert not recorder.failures
         assert kind == "ngram" or sum(drafted) > 0
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-def test_ngrams_and_hits_change_no_answer(tmp_path: Path, name: str) -> None:
-    save(name, tmp_path)
-    runner, recorder = recorded_runner(tmp_path, lambda *_: None, speculative="ngram")
-    plain = answers(make_runner(tmp_path), enable_prefix_caching=False)
-    assert answers(runner, policy=FixedDepth(3), enable_prefix_caching=False) == plain
-    assert not recorder.failures
-    state = StateConfig(num_slots=12, interval_blocks=2)
-    turns = [(f"{turn}{index}", prompt) for turn in "ab" for index, prompt in enumerate(REPEATING)]
-    sequences = [make_sequence(name, prompt, GREEDY) for name, prompt in turns]
-    outcome = run(runner, sequences, policy=FixedDepth(3), token_budget=24, max_num_seqs=1, state=state)
-    assert outcome.num_prefix_hits > 0
-    assert outcome.tokens == {name: plain[name[1:]] for name, _ in turns}
 
 
 @pytest.mark.parametrize(
