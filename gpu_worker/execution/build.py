@@ -112,7 +112,6 @@ def check_fits(config: RunnerConfig) -> int | None:
 
 
 def _free_bytes(plan: BuildPlan) -> int:
-    """Return a rank's part of the host's unused memory."""
     return free_host_bytes() // plan.config.ranks_per_host
 
 
@@ -185,7 +184,6 @@ def _check_host(plan: BuildPlan) -> None:
 
 
 def _host_num_blocks(plan: BuildPlan, free_bytes: int) -> int:
-    """Return the blocks that were asked for, or those that a share of the bytes beside the weights holds."""
     if plan.fixed is not None:
         return plan.fixed[1]
     room = max(0, free_bytes - plan.config.proposer_bytes - plan.state_bytes - plan.media_bytes)

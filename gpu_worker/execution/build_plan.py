@@ -176,7 +176,6 @@ def _of_stage(model: ModelConfig, config: RunnerConfig, stage: int) -> ModelConf
 
 
 def _has_other_inputs(model: ModelConfig) -> bool:
-    """Whether layers are given more than the embeddings of tokens."""
     block = model.block
     return not (block.layer_inputs is None and block.positions is None and block.embeddings is None)
 
@@ -191,7 +190,6 @@ def _divided(model: ModelConfig, config: RunnerConfig, size: int) -> tuple[Layer
 
 
 def _numbers_of_ranks(model: ModelConfig, config: RunnerConfig) -> str:
-    """Say among how many ranks a model can be divided."""
     found = []
     for size in range(2, _MAX_RANKS + 1):
         with contextlib.suppress(IndivisibleError):

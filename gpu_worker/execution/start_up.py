@@ -25,12 +25,7 @@ Show = Callable[[Stage, int, int], None]
 
 
 class StartUp:
-    """The clock of one start, from when it was made.
-
-    Attributes:
-        seconds: What each stage took that is over.
-        loaded_bytes: Read from the checkpoint.
-    """
+    """The clock of one start, from when it was made."""
 
     def __init__(self, show: Show | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Pass the progress of stages to `show`: files for compiling, bytes for loading, graphs for capturing."""

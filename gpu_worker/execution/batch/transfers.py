@@ -32,7 +32,6 @@ class StagedArray:
     tensor: torch.Tensor
 
     def __init__(self, array: npt.NDArray[np.generic], offset: int) -> None:
-        """Keep the array; it lies at `offset` bytes of the upload."""
         self.array = array
         self.offset = offset
 
@@ -134,7 +133,6 @@ class Downloads:
     """Copies to the host on a stream of its own, so that the next step does not wait for them."""
 
     def __init__(self, device: torch.device) -> None:
-        """Copy from this device."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def start(self, tensors: Values[torch.Tensor]) -> Download:

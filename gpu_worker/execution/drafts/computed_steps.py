@@ -67,7 +67,6 @@ class ComputedStep:
         return len(self._layout.token_ids)
 
     def __iter__(self) -> Iterator[ComputedTokens]:
-        """Return what is known of each sequence."""
         places = [place for place in self._places if self.shares[place].sequence not in self.departed]
         token_ids, rows = [], []
         for place in places:
@@ -95,11 +94,9 @@ class DecodeRun:
     """Consecutive decode steps of the same sequences, shown as one step that computed all their tokens."""
 
     def __init__(self, steps: Values[ComputedStep]) -> None:
-        """Keep the steps, at least one."""
         self._steps = steps
 
     def __iter__(self) -> Iterator[ComputedTokens]:
-        """Return what is known of each sequence."""
         first = self._steps[0]
         hidden = torch.stack([step.hidden for step in self._steps], dim=1)
         for place, (item, vectors) in enumerate(zip(first.shares, hidden.unbind(), strict=True)):
@@ -113,7 +110,6 @@ class KeptSteps:
     """Owns the steps that the proposer has not been shown."""
 
     def __init__(self) -> None:
-        """Keep nothing yet."""
         self._steps: list[ComputedStep] = []
         self._num_tokens = 0
 

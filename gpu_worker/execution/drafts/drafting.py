@@ -19,7 +19,6 @@ class Drafting:
     """Asks a proposer. One that raises is never asked again: requests go on without it, and no slower than before."""
 
     def __init__(self, proposer: Proposer, vocab_size: int) -> None:
-        """Ask `proposer` for tokens below `vocab_size`, that of the model that verifies."""
         self._proposer: Proposer | None = proposer
         self._kept = KeptSteps()
         self._vocab_size = vocab_size

@@ -68,11 +68,7 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class StagedList:
-    """The tokens that some of the rows that report have listed.
-
-    Attributes:
-        num_listed: How many, by the row's place among those that report.
-    """
+    """The tokens that some of the rows that report have listed."""
 
     num_listed: dict[int, int]
     _places: StagedArray

@@ -48,12 +48,7 @@ def _features(num_rows: int, vocab_size: int, device: torch.device, vocabulary: 
 
 @dataclass(slots=True)
 class StagedSampling:
-    """What the rows of a step ask of the sampler, on its way to the device.
-
-    Attributes:
-        slots: The row in the batch of each row of the logits.
-        features: What changes the logits before a token is drawn.
-    """
+    """What the rows of a step ask of the sampler, on its way to the device."""
 
     slots: StagedArray
     draw: StagedDraw
@@ -66,8 +61,6 @@ class DrawnTokens(Struct, frozen=True, gc=False):
 
     Attributes:
         token_ids: `[num_rows]` int64, `INVALID_TOKEN` where the logits are not a distribution.
-        staged_logprobs: Which rows report log probabilities, and how many.
-        scores: Of those, or None.
     """
 
     token_ids: torch.Tensor
@@ -76,14 +69,7 @@ class DrawnTokens(Struct, frozen=True, gc=False):
 
 
 class _SamplingRequests(Struct, frozen=True, gc=False):
-    """What the rows of a step ask of the sampler; a step of the same rows asks for the same.
-
-    Attributes:
-        may_truncate: Whether any draws from a part of its distribution.
-        logprobs: Places of those that report log probabilities; None without.
-        watermarked: Places of those with a watermark; None without.
-        features: Those that are asked for, each with the places of the rows that do.
-    """
+    """What the rows of a step ask of the sampler; a step of the same rows asks for the same."""
 
     rows: bytes
     may_truncate: bool
@@ -93,14 +79,9 @@ class _SamplingRequests(Struct, frozen=True, gc=False):
 
 
 class Sampler:
-    """Owns what is kept of sampling for each row of the batch.
-
-    Attributes:
-        vocabulary: The tokens that logits are of.
-    """
+    """Owns what is kept of sampling for each row of the batch."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, ranks: Ranks = ALONE) -> None:
-        """Allocate the tables of `num_rows` rows; all of several ranks draw the same."""
         self.vocabulary = Vocabulary(ranks, vocab_size)
         self._distributions = Distributions(num_rows, vocab_size, device)
         self._features = _features(num_rows, vocab_size, device, self.vocabulary)

@@ -47,7 +47,6 @@ class BlockFiles:
     thread.
 
     Attributes:
-        name: Of the tier, in metrics.
         is_ready: Set when files can be used: the weights' digest is known, and what there is.
     """
 

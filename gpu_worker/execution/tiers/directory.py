@@ -124,7 +124,6 @@ class DirectoryStore:
 
 
 def _read_all(file: int, num_bytes: int) -> bytes:
-    """Read this many bytes, fewer if the file ends first."""
     parts: list[bytes] = []
     while num_bytes and (part := os.read(file, num_bytes)):
         parts.append(part)

@@ -257,7 +257,6 @@ class HostTier:
                 self._num_touched[group] = last
 
     def _take(self, group: int) -> int | None:
-        """Return a free row, or that of the content that is evicted next."""
         if self._free[group]:
             return self._free[group].pop()
         entries, order = self._entries[group], self._orders[group]
@@ -270,7 +269,6 @@ class HostTier:
 
 
 def _num_rows(groups: Values[BlockBytes], num_bytes: int) -> list[int]:
-    """Return how many rows each group gets: the same share of its blocks."""
     device_bytes = sum(group.num_blocks * group.row_bytes for group in groups)
     counts = [group.num_blocks * num_bytes // max(1, device_bytes) if group.row_bytes else 0 for group in groups]
     if any(count == 0 for count, group in zip(counts, groups, strict=True) if group.row_bytes):
