@@ -60,8 +60,6 @@ class AttentionShape:
         interleaved: The checkpoint pairs a dimension with the next, not with the one half of `rotary_dim` further on.
         head_norm: How queries and keys are normalised.
         qkv_clip: Queries, keys and values, once normalised, are cut to stay between minus this and this, if given.
-        qkv_bias: The query, key and value projections have a bias.
-        output_bias: The output projection has one.
         output_scale: What the layer yields is multiplied by.
         has_sinks: Each query head has a learned score of seeing nothing.
         query_growth: By how much queries grow with their position, if they do.
@@ -222,7 +220,6 @@ class AttentionWeights:
     """Self-attention.
 
     Attributes:
-        shape: Its sizes and options.
         qkv: Yields the query heads, then the key heads, then the value heads; only queries where the layer reads
             another's cache. The dimensions of query and key heads are in the order of `rotary_order.head_order`.
         output: From the heads back to the residual stream.

@@ -112,7 +112,6 @@ class BlockTraits:
 
     Attributes:
         norm: Kind of all normalisations but those of heads without weights.
-        names: Of tensors, and which normalisations there are.
         is_post_norm: The normalisations behind blocks are of the stream, with what the blocks add to it.
         first_is_bare: The first layer has no normalisation of what its mixer reads.
         has_final_norm: The stream is normalised behind the last layer.
@@ -121,7 +120,6 @@ class BlockTraits:
         residual_scale: What blocks add to the stream is multiplied by this.
         embedding_scale: What the tokens' embeddings are multiplied by.
         positions: What is added to them, in models whose positions are learned.
-        has_head_bias: The projection to the scores of the vocabulary has a bias.
         logit_scale: What the scores of the vocabulary are multiplied by.
         logit_soft_cap: What then bounds them, smoothly.
         layer_inputs: The vectors that layers are given of each token, in models that have such.

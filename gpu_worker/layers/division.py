@@ -38,8 +38,6 @@ class Division:
     """Which part of a model a rank has: the arithmetic alone.
 
     Attributes:
-        rank: Its number, from 0.
-        size: How many ranks there are.
         has_whole_experts: A rank has some experts, not some features of each.
     """
 

@@ -67,10 +67,8 @@ class ExpertSizes:
     """Sizes of all experts of a mixture.
 
     Attributes:
-        num_experts: How many there are.
         inner_size: Features between the matrices of an expert.
         num_projections: Matrices that yield these, one above the other: two where there is a gate.
-        has_biases: Their projections have biases.
     """
 
     num_experts: int
@@ -115,8 +113,6 @@ def experts_module(projections: Projections, names: MixtureNames, layer: str) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OwnTensors:
-    """Takes experts that have tensors of their own."""
-
     projections: Projections
     has_bias: bool
     experts: Sequence[str]

@@ -116,7 +116,6 @@ class LatentShape:
     def _take_up(
         self, source: LayerSource, prefix: str, up: LinearShape, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take `key_up` and `value_up`, as `LatentWeights` has them."""
         checkpoint = source.checkpoint
         keys, values = (f"{prefix}.self_attn.{part}_b_proj.weight" for part in "kv")
         if checkpoint.has(keys):
@@ -133,7 +132,6 @@ class LatentWeights:
     """Attention by latent vectors.
 
     Attributes:
-        shape: Its sizes and options.
         query_down: To `query_rank` features, which `query_norm` normalises; None where there is one matrix.
         query_norm: `[query_rank]`.
         query: Yields the query heads.

@@ -210,7 +210,6 @@ class StoredMatrix:
     """Matrices of the same input, one above the other, in the checkpoint.
 
     Attributes:
-        pieces: The matrices.
         order: `[out_features]` int64, which of their rows each row is; None is in order.
         factors: `[out_features]` float32, what their rows are multiplied by, in the checkpoint's order; None is by one.
     """

@@ -212,7 +212,6 @@ class GrammarConstraint:
         return grammar_mask
 
     def _ends_with(self, token_id: int) -> bool:
-        """Return True if the grammar accepts the output with one token more, which it takes."""
         self._matcher.try_consume_tokens([token_id])
         is_accepting: bool = self._matcher.is_accepting()
         self._matcher.rollback(1)

@@ -92,7 +92,6 @@ class DraftModelProposer:
     def __init__(
         self, runner: DraftRunner, *, vocab_size: int, max_model_len: int, max_num_batched_tokens: int
     ) -> None:
-        """Draft with `runner`, for sequences of at most `max_model_len` tokens, all below `vocab_size`."""
         self._runner = runner
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len

@@ -68,7 +68,6 @@ def _num_weights(config: ModelConfig) -> int:
 def _take_weights(
     config: EagleConfig, checkpoint: Checkpoint, model: CausalLM, dtype: torch.dtype
 ) -> DraftLayerWeights:
-    """Take every weight of the layer but `fc` of EAGLE-3."""
     layer, is_third = config.layer, bool(config.tapped_layers)
     size = layer.hidden_size
     is_speculators = checkpoint.has(f"{_LAYER}.mlp.down_proj.weight")

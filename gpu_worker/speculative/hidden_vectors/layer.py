@@ -29,7 +29,6 @@ class SingleSteps:
     """
 
     def __init__(self, context: AttentionContext, limits: torch.Tensor, num_steps: int) -> None:
-        """Continue the first sequences of `context` by `num_steps`; `limits` are their most draft tokens."""
         tables, block_size = context.block_tables[: len(limits)], context.caches[0].keys.shape[1]
         steps = torch.arange(num_steps, device=limits.device)[:, None]
         takes_part = steps < limits - 1
@@ -68,8 +67,6 @@ class _Inputs(Protocol):
 
 
 class _JoinedInputs:
-    """EAGLE and EAGLE-2."""
-
     def __init__(self, join: Linear, norm: Norm | None) -> None:
         self._join = join
         self._norm = norm
@@ -80,8 +77,6 @@ class _JoinedInputs:
 
 
 class _NormedJoinedInputs:
-    """Heads that checkpoints hold beside their model."""
-
     def __init__(self, inputs: NormedJoin, join: Linear, norm: Norm | None) -> None:
         self._embedding_norm = make_norm(inputs.embedding)
         self._hidden_norm = make_norm(inputs.hidden)
@@ -92,8 +87,6 @@ class _NormedJoinedInputs:
 
 
 class _PairedInputs:
-    """EAGLE-3."""
-
     def __init__(self, norms: PairNorms, eps: float) -> None:
         self._embedding_norm = RMSNorm(norms.embedding, eps)
         self._hidden_norm = RMSNorm(norms.hidden, eps)
@@ -185,7 +178,6 @@ class DraftLayer:
         return self._reduce(hidden[:, self.config.hidden_size :].to(self.dtype))
 
     def _likeliest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest token of each row and its log probability."""
         logits = self._head(hidden if self._head_norm is None else self._head_norm(hidden))
         scores, features = logits.max(dim=1)
         token_ids = features if self._token_ids is None else self._token_ids[features].long()

@@ -120,7 +120,6 @@ class HiddenVectorProposer:
             self._layer.forward(step)
 
     def _taken(self, shares: list[tuple[BatchSequence, int]], limits: Values[int] = ()) -> EntryStep:
-        """Take the first pending entries of sequences, as a step."""
         taken = [self._pending[sequence].take(count) for sequence, count in shares]
         return self._rows.step([item for item, _ in taken], [rows for _, rows in taken], limits)
 
