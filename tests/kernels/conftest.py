@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.cpu_library import CpuLibrary, cpu_library
 from tests.kernels.fast_interpreter import speed_up
 
 
@@ -16,6 +17,13 @@ from tests.kernels.fast_interpreter import speed_up
 def device() -> torch.device:
     """The GPU if there is one, else the CPU, where kernels run in Triton's interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="module")
+def library() -> CpuLibrary:
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    return library
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,17 +11,10 @@ from torch.nn import functional
 from kernels.causal_conv import causal_conv
 from kernels.causal_conv.dispatch import causal_conv_cpu
 from kernels.causal_conv.reference import causal_conv_reference
-from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_library import CpuLibrary
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.state_batches import all_splits, state_rows
 from tests.kernels.tolerances import assert_close
-
-
-@pytest.fixture(scope="module")
-def library() -> CpuLibrary:
-    library = cpu_library()
-    assert library is not None, "the tests need g++"
-    return library
 
 
 def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, has_silu: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from kernels.activation import Activation
 from kernels.activation.cpu import silu_mul_cpu
 from kernels.activation.reference import gated_reference
-from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_library import CpuLibrary
 from kernels.rms_norm.dispatch import rms_norm_cpu
 from kernels.rms_norm.reference import rms_norm_reference
 from kernels.rope_kv_write import HeadNormWeights
@@ -20,13 +20,6 @@ from tests.kernels.tolerances import assert_close
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = [(1, 1), (5, 77), (13, 128), (3, 1000), (40, 1024)]
-
-
-@pytest.fixture(scope="module")
-def library() -> CpuLibrary:
-    library = cpu_library()
-    assert library is not None, "the tests need g++"
-    return library
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_library import CpuLibrary
 from kernels.gated_delta import DeltaSizes, DeltaWeights
 from kernels.gated_delta.reference import gated_delta_reference
 from kernels.ssd import SsdSizes, SsdWeights
@@ -15,13 +15,6 @@ from tests.kernels.matrix_state.rules import DELTA, EACH_RULE, EACH_SIZE, SSD, R
 from tests.kernels.poisoned_memory import poisoned_memory
 from tests.kernels.state_batches import all_splits, state_rows
 from tests.kernels.tolerances import assert_close
-
-
-@pytest.fixture(scope="module")
-def library() -> CpuLibrary:
-    library = cpu_library()
-    assert library is not None, "the tests need g++"
-    return library
 
 
 @EACH_SIZE

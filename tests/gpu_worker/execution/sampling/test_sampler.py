@@ -59,7 +59,7 @@ STATISTICS = [
     Sampling(min_p=0.2),
     Sampling(temperature=1.5, top_k=12, top_p=0.8),
     Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
-    Sampling(logit_bias={0: 3.0, 4: -100.0, 7: 100.0, 10_000: 5.0}),
+    Sampling(logit_bias={0: 3.0, 4: -100.0, 7: 100.0, 40: 5.0, 150: 5.0}),
     Sampling(logit_bias={0: 3.0, 4: -100.0}, top_p=0.9),
 ]
 

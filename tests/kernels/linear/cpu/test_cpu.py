@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_library import CpuLibrary
 from kernels.linear.cpu.cpu import MAX_INPUTS, input_layout, pack_quantized, quantized_linear
 from kernels.linear.forms import GroupQuantizedWeight, QuantizedWeight, ScaledWeight, integers
 from kernels.linear.reference import form_linear_reference
@@ -14,13 +14,6 @@ from tests.kernels.poisoned_memory import poisoned_memory
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LEEWAY = 2e-6  # Of sums in float32, beside the sum of the products' magnitudes.
-
-
-@pytest.fixture(scope="module")
-def library() -> CpuLibrary:
-    library = cpu_library()
-    assert library is not None, "the tests need g++"
-    return library
 
 
 def generator(seed: int) -> torch.Generator:

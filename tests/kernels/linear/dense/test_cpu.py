@@ -5,20 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cpu_library import CpuLibrary, cpu_library
+from kernels.cpu_library import CpuLibrary
 from kernels.linear.dense.cpu import can_pack, linear, pack
 from kernels.linear.reference import linear_reference
 from tests.kernels.poisoned_memory import poisoned_memory
 
 DTYPES = [torch.float32, torch.bfloat16]
 HALVES = [torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(scope="module")
-def library() -> CpuLibrary:
-    library = cpu_library()
-    assert library is not None, "the tests need g++"
-    return library
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
