@@ -121,10 +121,18 @@ class GenerationStarter:
 
     def requests(self, generation: Generation, caller: Caller) -> list[Request]:
         """Return the wire requests of a generation."""
-        timeout_s, dispatcher = generation.timeout_s or self._timeout_s, self._dispatcher
-        names, now = (caller.request_id, caller.traceparent), dispatcher.clock.now()
-        who, key = (caller.key_id, caller.weight), caller.request_key
-        return wire_requests(generation, caller.tenant, dispatcher.reply, timeout_s, *names, now, *who, key)
+        return wire_requests(
+            generation,
+            caller.tenant,
+            self._dispatcher.reply,
+            generation.timeout_s or self._timeout_s,
+            caller.request_id,
+            traceparent=caller.traceparent,
+            now=self._dispatcher.clock.now(),
+            key=caller.key_id,
+            weight=caller.weight,
+            request_key=caller.request_key,
+        )
 
     async def checked(self, generation: Generation, load: FleetLoad, tenant: str) -> Generation:
         """Return a generation that its model's workers can compute, with a grammar that can be obeyed.

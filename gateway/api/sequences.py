@@ -97,6 +97,7 @@ def wire_requests(
     reply: str,
     timeout_s: float | None,
     request_id: str,
+    *,
     traceparent: str | None = None,
     now: float | None = None,
     key: str = "",

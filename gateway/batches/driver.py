@@ -269,9 +269,17 @@ class BatchDriver:
 
         def read() -> BatchLine:
             fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)
-            now = services.clock.now()
-            who = watermark, record.key, record.weight, self._settled
-            return read_openai_line(fields, record.tenant, prefix, record.expires_at, now, *who)
+            return read_openai_line(
+                fields,
+                record.tenant,
+                prefix,
+                deadline=record.expires_at,
+                now=services.clock.now(),
+                watermark=watermark,
+                key=record.key,
+                weight=record.weight,
+                settled=self._settled,
+            )
 
         line = await services.bodies.read_kept(record.tenant, place.end - place.start, read)
         return await self._with_images(line)

@@ -118,6 +118,7 @@ def read_openai_line(
     fields: dict[str, Any],
     tenant: str,
     prefix: str,
+    *,
     deadline: float | None = None,
     now: float | None = None,
     watermark: str | None = None,
@@ -157,8 +158,9 @@ def read_openai_line(
         raise BadRequestError(f"body: {error.message}", param, error.code or "invalid_value") from None
     _check_is_kept(generation)
     # A job without a deadline waits until a worker takes it.
-    names: dict[str, Any] = {"now": now, "key": key, "weight": weight}
-    requests = wire_requests(generation, tenant, "", generation.timeout_s, custom_id[:256], **names)
+    requests = wire_requests(
+        generation, tenant, "", generation.timeout_s, custom_id[:256], now=now, key=key, weight=weight
+    )
     for index, request in enumerate(requests):
         job: dict[str, Any] = {"id": f"{prefix}-{index}", "lane": "batch", "reply": None, "trace": None}
         # The worker that takes it knows what its model's files advise.

@@ -191,8 +191,17 @@ async def submit_job(
     draft, jobs = generation.draft, store.jobs
     timeout_s = generation.timeout_s or DEFAULT_TIMEOUT_S
     now = jobs.clock.now()
-    names = (caller.request_id, caller.traceparent)
-    (request,) = wire_requests(generation, caller.tenant, "", timeout_s, *names, now, caller.key_id, caller.weight)
+    (request,) = wire_requests(
+        generation,
+        caller.tenant,
+        "",
+        timeout_s,
+        caller.request_id,
+        traceparent=caller.traceparent,
+        now=now,
+        key=caller.key_id,
+        weight=caller.weight,
+    )
     request = msgspec.structs.replace(
         request, id=draft.id, lane="batch", reply=None, is_followed=generation.stream, is_background=True
     )

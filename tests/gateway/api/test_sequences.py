@@ -34,7 +34,7 @@ def asked(*prompts: Prompt, n: int = 1, seed: int = 5, **fields: object) -> list
         deterministic=True,
         **fields,  # type: ignore[arg-type]
     )
-    return wire_requests(generation, "t", "hr.tok.g", 30.0, "req_1", "00-trace")
+    return wire_requests(generation, "t", "hr.tok.g", 30.0, "req_1", traceparent="00-trace")
 
 
 def test_each_choice_of_each_prompt_is_a_request_of_its_own() -> None:
