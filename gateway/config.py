@@ -90,7 +90,7 @@ class GatewayConfig(NatsFiles):
         "for every port of this machine.",
     )
 
-    max_body_bytes: int = setting(16 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
+    max_body_bytes: int = setting(32 << 20, "Larger request bodies get a 413.", minimum=1024, maximum=1 << 30)
     max_body_bytes_in_flight: int = setting(
         256 << 20, "Bytes of bodies on their way in, per process; a key may hold as many as are free.", minimum=1 << 20
     )

@@ -1,9 +1,9 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
 The layers of the vision tower are charged to the step's token budget, at what they cost in tokens, so a large image
-passes them over several steps. Embeddings are kept within a bound, the least recently used go first; only an image that
-is encoded for a sequence alone may exceed it, where others need all that is kept. An image that a running sequence
-needs goes only for one that is before it in order, so there is always one that gets on.
+passes them, tile by tile, over several steps. Embeddings are kept within a bound, the least recently used go first;
+only an image that is encoded for a sequence alone may exceed it, where others need all that is kept. An image that a
+running sequence needs goes only for one that is before it in order, so there is always one that gets on.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class _Kept:
     """An image that the runner keeps.
 
     Attributes:
-        num_layers: That it has passed when the step that is being planned is done.
+        num_passes: Of its tiles through layers, when the step that is being planned is done.
         holders: Sequences that need it, each with the end of the image in it.
     """
 
     num_rows: int
-    num_layers: int = 0
+    num_passes: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
@@ -114,7 +114,7 @@ class EncoderSchedule:
         self._num_rows = 0
 
     def _encode(self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool) -> bool:
-        """Let an image pass as many layers as there is budget for; return True if it has passed all of them."""
+        """Let tiles of an image pass as many layers as there is budget for; return True if all have passed all."""
         digest = span.digest
         kept = self._kept.get(digest)
         if kept is None:
@@ -126,17 +126,18 @@ class EncoderSchedule:
         self._used.add(digest)
         if all(holder is not sequence for holder, _ in kept.holders):
             kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
-        count = self._config.num_layers - kept.num_layers
+        num_passes = self._config.num_layers * span.num_tiles
+        count = num_passes - kept.num_passes
         if count and not is_alone:
-            # One layer of the first image in each step, so that a small budget does not stop it for ever.
+            # One pass of the first image in each step, so that a small budget does not stop it for ever.
             least = 0 if self._works else 1
             count = min(count, max(least, budget // span.layer_cost))
         if count:
-            first = self._works[digest].first if digest in self._works else kept.num_layers
-            kept.num_layers += count
-            self._works[digest] = EncodeWork(digest, first, kept.num_layers)
+            first = self._works[digest].first if digest in self._works else kept.num_passes
+            kept.num_passes += count
+            self._works[digest] = EncodeWork(digest, first, kept.num_passes)
             self._spent += count * span.layer_cost
-        return kept.num_layers == self._config.num_layers
+        return kept.num_passes == num_passes
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
         """Forget images until there is room for another; return False where others need theirs first."""

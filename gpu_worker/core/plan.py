@@ -36,11 +36,13 @@ class StateWork(Struct, frozen=True, gc=False, array_like=True):
 
 
 class EncodeWork(Struct, frozen=True, gc=False, array_like=True):
-    """Layers of the vision tower that an image passes in a step, before the model computes the step's tokens.
+    """What is encoded of an image in a step, before the model computes the step's tokens.
+
+    Its tiles pass the first layer of the vision tower one by one, then the second one.
 
     Attributes:
-        first: Layers that it has passed before; 0 begins anew.
-        end: Layers that it has passed then.
+        first: Such passes before; 0 begins anew.
+        end: Passes then.
     """
 
     digest: bytes

@@ -171,7 +171,7 @@ def _load_encoder(plan: BuildPlan, images: SharedImages | None) -> ImageEncoder 
         return None
     assert images is not None, "a runner that takes images needs their pixels"
     tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
-    logger.info("loaded the vision tower, %d layers, %s", tower.num_layers, shown_bytes(plan.tower_bytes))
+    logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
     return ImageEncoder(tower, images, vision.image_token, vision.rotary_axes, plan.device)
 
 

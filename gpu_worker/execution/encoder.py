@@ -81,7 +81,7 @@ class ImageEncoder:
             self._begun[digest] = self._tower.begin(image)
         encoding = self._begun[digest]
         self._tower.advance(encoding, work.end)
-        if work.end == self._tower.num_layers:
+        if work.end == self._tower.num_passes(encoding):
             self._encoded[digest] = self._tower.finish(self._begun.pop(digest))
 
     def inputs(self, plan: StepPlan, sequences: Values[BatchSequence], layout: HostStep) -> MediaInputs | None:

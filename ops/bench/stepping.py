@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Callable
 
+from gpu_worker.core.media import SharedImages
 from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
-from gpu_worker.core.scheduler_config import SchedulerConfig
+from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.speculation import Speculation
 from gpu_worker.core.step import SequenceEvent
@@ -103,6 +104,8 @@ def engine_of(
     has_prefix_cache: bool = True,
     speculation: Speculation | None = None,
     divided: ModelRunner | None = None,
+    media: MediaConfig | None = None,
+    images: SharedImages | None = None,
 ) -> SteppedEngine:
     """Make an engine that has all blocks of a model's runner, and takes sequences as long as it does.
 
@@ -117,6 +120,7 @@ def engine_of(
         max_model_len=runner.max_model_len,
         enable_prefix_caching=has_prefix_cache,
         windows=runner.windows,
+        media=media,
     )
-    engine = Engine(Scheduler(config, speculation), divided or runner)
+    engine = Engine(Scheduler(config, speculation, images=images), divided or runner)
     return SteppedEngine(engine, range(_NUM_SPECIAL, runner.model_config.vocab_size))

@@ -179,7 +179,7 @@ _images = VariableOption(
     multiple=True,
     metavar="FILE|URL",
     help="An image for the first message: a file (PNG, JPEG, WebP or GIF), or a URL that the server fetches if it is "
-    "allowed to. Give it again for each further image. Files go in the body, of which servers read 16 MB unless set "
-    "otherwise: 12 MB for all of them.",
+    "allowed to. Give it again for each further image. Files go in the body, of which servers read 32 MB unless set "
+    "otherwise: 24 MB for all of them.",
 )
 command = settings_command(ChatConfig, "chat", run, [click.Argument(["prompt"], required=False), _images])

@@ -29,7 +29,7 @@ class ImagePlan:
         span: The first of these that belongs to the image, and behind the last.
         num_rows: Embeddings that the tower makes.
         patch_grid: As of `PreparedImage`.
-        token_grid: As of `MediaSpan`.
+        token_grid, num_tiles: As of `MediaSpan`.
     """
 
     token_ids: list[int]
@@ -38,6 +38,7 @@ class ImagePlan:
     patch_grid: tuple[int, ...]
     num_patches: int
     token_grid: tuple[int, ...] = ()
+    num_tiles: int = 1
 
 
 class ImageForm(Protocol):
@@ -129,8 +130,9 @@ class MediaProcessor:
                     self.digest(ref),
                     plan.num_rows,
                     plan.token_grid,
-                    self._costs.of_layer(plan.num_patches),
+                    self._costs.of_layer(plan.num_patches // plan.num_tiles),
                     form.is_bidirectional,
+                    plan.num_tiles,
                 )
             )
             expanded += plan.token_ids

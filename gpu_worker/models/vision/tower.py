@@ -1,6 +1,6 @@
-"""A vision tower: from pixels to embeddings, some layers at a time.
+"""A vision tower: from pixels to embeddings, some layers at a time, and some tiles.
 
-A step of the engine may have room for a part of an image's layers only. What is left is an `Encoding`, which the next
+A step of the engine may have room for a part of an image's work only. What is left is an `Encoding`, which the next
 step goes on with.
 """
 
@@ -29,14 +29,14 @@ class Encoding:
 
     Attributes:
         stream: `[num_tiles, num_patches, size]`.
-        num_layers: Layers that it has passed.
+        num_passes: Of its tiles through layers: all through the first one, one by one, then through the second one.
         deep: Embeddings so far for the model's first layers.
     """
 
     stream: torch.Tensor
     where: Neighbourhood
     patch_grid: tuple[int, ...]
-    num_layers: int = 0
+    num_passes: int = 0
     deep: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -72,7 +72,10 @@ class VisionTower:
         self._project = project
         self._deep = deep or {}
         self._device = device
-        self.num_layers = len(layers)
+
+    def num_passes(self, encoding: Encoding) -> int:
+        """Return how many passes encode an image."""
+        return len(self._layers) * len(encoding.stream)
 
     def begin(self, image: PreparedImage) -> Encoding:
         """Read an image; the first layer is next."""
@@ -81,14 +84,21 @@ class VisionTower:
         return Encoding(stream, where, image.patch_grid)
 
     def advance(self, encoding: Encoding, end: int) -> None:
-        """Take an image through the layers before `end`."""
-        for index in range(encoding.num_layers, end):
-            encoding.stream = self._layers[index](encoding.stream, encoding.where)
-            if (project := self._deep.get(index)) is not None:
+        """Take an image's tiles through layers, until `end` passes are done."""
+        num_tiles = len(encoding.stream)
+        while (done := encoding.num_passes) < end:
+            index, first = divmod(done, num_tiles)
+            last = min(num_tiles, first + end - done)
+            passed = self._layers[index](encoding.stream[first:last], encoding.where)
+            if last - first == num_tiles:
+                encoding.stream = passed
+            else:
+                encoding.stream[first:last] = passed
+            if last == num_tiles and (project := self._deep.get(index)) is not None:
                 encoding.deep.append(project(encoding.stream, encoding.patch_grid))
-        encoding.num_layers = end
+            encoding.num_passes += last - first
 
     def finish(self, encoding: Encoding) -> EncodedImage:
-        """Return the embeddings of an image that has passed all layers."""
-        assert encoding.num_layers == self.num_layers
+        """Return the embeddings of an image whose tiles have passed all layers."""
+        assert encoding.num_passes == self.num_passes(encoding)
         return EncodedImage(self._project(encoding.stream, encoding.patch_grid), tuple(encoding.deep))

@@ -154,6 +154,18 @@ async def test_tokens_are_counted_with_images(
     assert [ref.digest for ref in calls[0].media] == [hashlib.sha256(PNG).digest()]
 
 
+async def test_photo_of_any_size_that_is_read_may_be_in_the_body(gateway: GatewayProcess, worker: WireWorker) -> None:
+    photo = PNG + bytes((20 << 20) - len(PNG))
+    url = f"data:image/png;base64,{base64.b64encode(photo).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": worker.model, "messages": [{"role": "user", "content": content}]}
+    asking = asyncio.create_task(post(gateway, "/v1/chat/completions", body))
+    request = await worker.next_request()
+    assert request.media[0].num_bytes == 20 << 20
+    await worker.complete(request, 0, 2)
+    assert (await asking).status_code == 200
+
+
 async def test_client_is_told_when_to_send_an_image_again_that_takes_long(
     gateway: GatewayProcess, worker: WireWorker
 ) -> None:

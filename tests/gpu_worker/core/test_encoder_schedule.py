@@ -63,7 +63,7 @@ class Runner:
         for item in step.scheduled:
             for span in item.sequence.media:
                 if item.start < span.end and span.start < item.start + item.num_tokens:
-                    assert self.passed[span.digest] == LAYERS, "a token of an image that is not encoded"
+                    assert self.passed[span.digest] == LAYERS * span.num_tiles, "an image is not encoded"
                     assert (
                         not span.is_bidirectional or item.start <= span.start < span.end <= item.start + item.num_tokens
                     )
@@ -106,6 +106,21 @@ def test_beside_decodes_layers_are_charged_to_the_budget() -> None:
         assert step.num_tokens + 10 * encoded_layers(step.plan) <= 32
         assert step.num_tokens == sum(item.num_tokens for item in step.scheduled)
     assert [encoded_layers(plan) for plan in runner.plans[1:4]] == [2, 2, 2]
+
+
+def test_tiles_pass_one_by_one_so_that_a_step_takes_no_longer() -> None:
+    scheduler = make_scheduler(budget=32)
+    runner = Runner(scheduler)
+    scheduler.add(text("a"))
+    runner.step()
+    sequence = seeing("i", ("x", 12), cost=10)
+    sequence.media = (msgspec.structs.replace(sequence.media[0], num_tiles=5),)
+    scheduler.add(sequence)
+    while not sequence.num_output_tokens:
+        step = runner.step()
+        assert step.num_tokens + 10 * encoded_layers(step.plan) <= 32
+    assert sum(map(encoded_layers, runner.plans)) == 5 * LAYERS
+    assert [encoded_layers(plan) for plan in runner.plans[1:11]] == [3] * 10
 
 
 def test_an_expensive_image_passes_a_layer_a_step() -> None:

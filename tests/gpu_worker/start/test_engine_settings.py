@@ -19,6 +19,7 @@ from gpu_worker.start.proposer_setup import with_room_for_proposer
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import ConfigError
+from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, save_letters, save_seeing
 
 DEMO_MODEL = Path("ops/demo_model/model")
 # No two are equal, and none is a default.
@@ -51,6 +52,19 @@ def test_every_setting_of_the_runner_is_the_workers() -> None:
     shared = {field.name for field in dataclasses.fields(RunnerConfig)} & set(WorkerConfig.__annotations__)
     assert shared == {"model", *SETTINGS, *OWN}
     assert {name: getattr(runner_config, name) for name in SETTINGS} == SETTINGS
+
+
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_model_that_sees_is_served_for_text_by_several_ranks_and_says_so(
+    ranks: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
+    save_letters(tmp_path)
+    directory = read_model_directory(tmp_path)
+    assert engine_setup._runner_config(WorkerConfig(model=tmp_path), directory)[0].takes_images
+    runner_config, sizes = engine_setup._runner_config(WorkerConfig(model=tmp_path, **ranks), directory)
+    assert (runner_config.takes_images, sizes.media) == (False, None)
+    assert "several ranks take no images: the model is served for text alone" in caplog.text
 
 
 def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:

@@ -61,7 +61,8 @@ class TilesForm:
         count = rows * columns + (rows * columns > 1)
         num_rows = count * self.tokens_per_tile
         token_ids = [self.begin, *([self.placeholder] * num_rows), self.end]
-        return ImagePlan(token_ids, (1, 1 + num_rows), num_rows, (rows, columns), count * self.patches_per_tile)
+        patches = count * self.patches_per_tile
+        return ImagePlan(token_ids, (1, 1 + num_rows), num_rows, (rows, columns), patches, num_tiles=count)
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""

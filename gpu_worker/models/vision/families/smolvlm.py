@@ -62,7 +62,7 @@ class CutForm:
         token_ids += (self.boundary, self.whole, *tile, self.boundary)
         count = rows * columns + 1
         num_rows, num_patches = count * self.tokens_per_tile, count * self.patches_per_tile
-        return ImagePlan(token_ids, (0, len(token_ids)), num_rows, (rows, columns), num_patches)
+        return ImagePlan(token_ids, (0, len(token_ids)), num_rows, (rows, columns), num_patches, num_tiles=count)
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""

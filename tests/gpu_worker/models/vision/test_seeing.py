@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.models.vision.registry import load_tower, read_vision
 from ops.bench.spec.fixed_depth import FixedDepth
+from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
 from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.models.vision.seeing_models import (
@@ -28,10 +31,10 @@ TOLERANCE = 1e-3
 class Seeing:
     """A model, its engine, and its oracle."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, **settings: Any) -> None:
         self.case = SEEING_CASES[name]
         self.model = save_seeing(self.case, directory)
-        self.run = SeeingRun(directory)
+        self.run = SeeingRun(directory, **settings)
 
     def prompt(self, num_images: int, seed: int = 0, num_before: int = 5) -> list[int]:
         rng = random.Random(seed)
@@ -71,6 +74,26 @@ def test_logits_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int,
     outcome = seeing.run.run([sequence])
     assert len(outcome.prompt_logprobs["a"]) == sequence.num_prompt_tokens - 1
     seeing.check(sequence, outcome)
+
+
+@each_family
+def test_an_image_may_be_encoded_piece_by_piece(seeing: Seeing) -> None:
+    directory, (ref, pixels) = seeing.run.directory, random_image(33, 51, 4)
+    vision = read_vision(directory)
+    assert vision is not None
+    tower = load_tower(directory, vision, torch.float32, torch.device("cpu"))
+    image = seeing.run.processor.prepare(ref, pixels)
+    whole = tower.begin(image)
+    tower.advance(whole, tower.num_passes(whole))
+    expected = tower.finish(whole)
+    for size in (1, 2, 3, 7):
+        encoding = tower.begin(image)
+        for end in range(0, tower.num_passes(encoding), size):
+            tower.advance(encoding, end)
+        tower.advance(encoding, tower.num_passes(encoding))
+        found = tower.finish(encoding)
+        for one, other in zip((found.rows, *found.deep), (expected.rows, *expected.deep), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @each_family
@@ -165,3 +188,25 @@ def test_answers_are_the_same_with_drafts(seeing: Seeing, kind: type[ChainPropos
     seeing.run.runner.verify_drafts_of(None)
     assert seeing.run.scheduler.speculation is not None
     assert seeing.run.scheduler.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "gemma3"])
+def test_adapters_of_the_text_part_answer_about_images(name: str, tmp_path: Path) -> None:
+    """Sequences with one and without see the same image in the same steps."""
+    seeing = Seeing(name, tmp_path / "model", max_loras=1)
+    sizes = linear_sizes(seeing.model, r".*language_model.*_proj")
+    adapter, targets = write_adapter(tmp_path / "adapter", sizes), seeing.run.runner.model.adapters
+    assert targets is not None
+    read = read_adapter(adapter, targets)
+    targets.place(0, targets.pack(read.low_ranks), read.max_rank)
+    adapted = [seeing.run.sequence(each, seeing.prompt(1), [random_image(24, 32, 1)], logprobs=20) for each in "abcd"]
+    for sequence in adapted[1::2]:
+        sequence.adapter, sequence.salt = 0, b"adapter"
+    outcome = seeing.run.run(adapted, arrivals_per_step=2)
+    for sequence in adapted[::2]:
+        seeing.check(sequence, outcome)
+    merge(seeing.model.float(), adapter)
+    seeing.model.double()
+    for sequence in adapted[1::2]:
+        seeing.check(sequence, outcome)
+    assert outcome.tokens["a"] == outcome.tokens["c"] != outcome.tokens["b"] == outcome.tokens["d"]

@@ -1,0 +1,257 @@
+"""Images: preparing beside `transformers`' own processor, the time to a first token, and text streams beside a flood.
+
+Run as `python -m ops.bench.images`. Preparing counts the processor time of decoding a JPEG in a process of its own, and
+of resizing it as Qwen 2.5-VL reads it; `transformers` normalises and cuts into patches, too, which here is the model's
+work. Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those that this thread computes, which
+other processes lengthen less: steps in which eight streams decode, alone, beside prompts, and beside images, which
+have as many tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Values
+from itertools import count
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from gpu_worker.core.media import SharedImages
+from gpu_worker.core.scheduler_config import MediaConfig
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.media.decoder import Decoder
+from gpu_worker.models.vision.processor import MediaProcessor
+from gpu_worker.models.vision.registry import read_processor, read_vision
+from ops.bench.options import add_list, bench_parser
+from ops.bench.record import ResultTable
+from ops.bench.stepping import SteppedEngine, engine_of
+from shared.media import MediaRef
+from shared.sampling import Sampling
+
+_VOCABULARY, _IMAGE = 512, 500
+_SIDE, _IMAGE_TOKENS = 448, 256
+_STREAMS, _WAITING, _STEPS = 8, 2, 60
+_BUDGET = 256
+ALONE, PROMPTS, IMAGES = "alone", "prompts", "images"
+
+
+def save_model(directory: Path) -> None:
+    """Write a random model that reads images as Qwen 2.5-VL does."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {"vocab_size": _VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+    tower = {"depth": 4, "hidden_size": 128, "intermediate_size": 384, "num_heads": 4, "out_hidden_size": 256}
+    tokens = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(
+        text_config={**text, **heads, **tokens, "rope_parameters": rope},
+        vision_config={**tower, "fullatt_block_indexes": [1, 3]},
+        image_token_id=_IMAGE,
+    )
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 3136, "max_pixels": 12_845_056}))
+
+
+def photo(width: int, height: int, seed: int) -> npt.NDArray[np.uint8]:
+    """Return pixels that compress about as those of a photo do."""
+    generator = np.random.default_rng(seed)
+    coarse = Image.fromarray(generator.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    return (smooth + generator.integers(-6, 7, smooth.shape)).clip(0, 255).astype(np.uint8)
+
+
+def jpeg(width: int, height: int, seed: int) -> bytes:
+    """Return a photo as cameras store it."""
+    target = io.BytesIO()
+    Image.fromarray(photo(width, height, seed)).save(target, "JPEG", quality=90)
+    return target.getvalue()
+
+
+def _reference(data: bytes, width: int, height: int) -> MediaRef:
+    digest = hashlib.sha256(data).digest()
+    return MediaRef(digest=digest, num_bytes=len(data), width=width, height=height, mime="image/jpeg")
+
+
+def _cpu_s() -> float:
+    return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+
+
+async def _prepare(files: Values[tuple[bytes, MediaRef]], processor: MediaProcessor) -> float:
+    """Return the processor time of decoding and preparing files, that of the process that decodes included."""
+    began, decoder = _cpu_s(), Decoder()
+    for data, ref in files:
+        processor.prepare(ref, await decoder.decode(ref, data))
+    await decoder.close()
+    return _cpu_s() - began
+
+
+async def measure_preparing(
+    directory: Path, sizes: Values[tuple[int, int]], num_files: int, table: ResultTable
+) -> None:
+    """Print how many images a core prepares in a second, and how many `transformers` does."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    table = ResultTable("images")
+    processor, theirs = read_processor(directory), Qwen2VLImageProcessorPil.from_pretrained(directory)
+    assert processor is not None
+    for width, height in sizes:
+        files = [(data, _reference(data, width, height)) for data in (jpeg(width, height, n) for n in range(num_files))]
+        # The first one pays for the start of the process.
+        first = await _prepare(files[:1], processor)
+        own = max(1e-6, await _prepare([files[0], *files], processor) - first)
+        began = _cpu_s()
+        for data, _ in files:
+            theirs(images=Image.open(io.BytesIO(data)).convert("RGB"), return_tensors="pt")
+        other = _cpu_s() - began
+        table.add(
+            {
+                "pixels": f"{width}x{height}",
+                "per_core_s": round(num_files / own, 2),
+                "transformers_per_core_s": round(num_files / other, 2),
+                "ratio": round(other / own, 2),
+            }
+        )
+
+
+class Bench:
+    """Owns an engine that sees, and what it is asked."""
+
+    def __init__(self, directory: Path, token_budget: int) -> None:
+        vision, processor = read_vision(directory), read_processor(directory)
+        assert vision is not None
+        assert processor is not None
+        self._processor, images, self._seeds = processor, SharedImages(), count()
+        config = RunnerConfig(
+            directory,
+            dtype="float32",
+            block_size=16,
+            num_blocks=800,
+            max_num_seqs=_STREAMS + _WAITING,
+            max_model_len=8192,
+            num_threads=1,
+            takes_images=True,
+        )
+        runner = build_runner(config, images=images)
+        media = MediaConfig(vision.num_layers, vision.max_kept_rows)
+        most = _STREAMS + _WAITING
+        self.engine: SteppedEngine = engine_of(
+            runner, max_num_seqs=most, token_budget=token_budget, has_prefix_cache=False, media=media, images=images
+        )
+
+    def stream(self, max_tokens: int) -> Sequence:
+        """Queue a text that decodes."""
+        return self.engine.add(_text(8), max_tokens)
+
+    def prompt(self) -> Sequence:
+        """Queue a text as long as one with an image."""
+        return self.engine.add(_text(_IMAGE_TOKENS + 16), 1)
+
+    def shown(self, num_images: int) -> Sequence:
+        """Queue a prompt with images that nobody has shown before."""
+        pixels = [photo(_SIDE, _SIDE, next(self._seeds)) for _ in range(num_images)]
+        refs = [_reference(each.tobytes(), _SIDE, _SIDE) for each in pixels]
+        token_ids, spans = self._processor.expand([*_text(8), *([_IMAGE] * num_images), *_text(8)], refs)
+        sampling = Sampling(temperature=0.0, ignore_eos=True)
+        sequence = Sequence(f"images-{next(self._seeds)}", token_ids, len(token_ids), sampling, max_tokens=1)
+        sequence.media = tuple(spans)
+        sequence.images = tuple(self._processor.prepare(*each) for each in zip(refs, pixels, strict=True))
+        self.engine.engine.add(sequence)
+        return sequence
+
+    def first_token_s(self, num_images: int) -> float:
+        """Return the seconds that images and their prompt are computed until the first token."""
+        sequence = self.shown(num_images)
+        began = time.thread_time()
+        self.engine.prefill([sequence])
+        taken = time.thread_time() - began
+        self.engine.run()
+        return taken
+
+    def steps_s(self, flood: Callable[[], Sequence] | None) -> list[float]:
+        """Return the seconds that steps with all streams compute, while some of a flood always wait."""
+        streams = [self.stream(2000) for _ in range(_STREAMS)]
+        self.engine.prefill(streams)
+        waiting: list[Sequence] = []
+        seconds = []
+        for _ in range(_STEPS):
+            waiting = [sequence for sequence in waiting if not sequence.num_output_tokens]
+            while flood is not None and len(waiting) < _WAITING:
+                waiting.append(flood())
+            began = time.thread_time()
+            self.engine.step()
+            seconds.append(time.thread_time() - began)
+        self.engine.abort(streams)
+        return seconds
+
+
+def _text(length: int) -> list[int]:
+    return random.choices(range(_IMAGE), k=length)
+
+
+def measure_streams(bench: Bench, rounds: int, table: ResultTable) -> None:
+    """Print the time of a step of streams, alone and beside floods that have their turns."""
+    floods: dict[str, Callable[[], Sequence] | None] = {
+        ALONE: None,
+        PROMPTS: bench.prompt,
+        IMAGES: lambda: bench.shown(1),
+    }
+    taken: dict[str, list[list[float]]] = {kind: [] for kind in floods}
+    for _ in range(rounds):
+        for kind, flood in floods.items():
+            taken[kind].append(bench.steps_s(flood))
+    for kind, runs in taken.items():
+        pairs = list(zip(runs, taken[PROMPTS], strict=True))
+        table.add(
+            {
+                "beside": kind,
+                "step_ms": round(median(mean(run) for run in runs) * 1e3, 2),
+                "worst_ms": round(median(max(run) for run in runs) * 1e3, 2),
+                "of_prompts": round(median(mean(run) / mean(other) for run, other in pairs), 3),
+                "worst_of_prompts": round(median(max(run) / max(other) for run, other in pairs), 3),
+            }
+        )
+
+
+def main(arguments: Values[str] | None = None) -> None:
+    """Print three tables, and append their rows to the results."""
+    parser = bench_parser("images", __doc__)
+    add_list(parser, "--images", int, [1, 4, 16], "images of a prompt: 1,4,16")
+    add_list(parser, "--megapixels", int, [1, 12], "of the photos that are prepared: 1,12")
+    parser.add_argument("--files", type=int, default=8, help="photos of each size")
+    parser.add_argument("--rounds", type=int, default=5, help="in which each kind has its turn")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        save_model(directory)
+        sides = [
+            (round((each * 1e6 * 4 / 3) ** 0.5), round((each * 1e6 * 3 / 4) ** 0.5)) for each in options.megapixels
+        ]
+        asyncio.run(measure_preparing(directory, sides, options.files))
+        bench, table = Bench(directory, _BUDGET), ResultTable("images")
+        for num_images in options.images:
+            taken = median(bench.first_token_s(num_images) for _ in range(options.rounds))
+            table.add(
+                {"images": num_images, "tokens": num_images * _IMAGE_TOKENS, "first_token_ms": round(taken * 1e3)}
+            )
+        measure_streams(bench, options.rounds, ResultTable("images"))
+
+
+if __name__ == "__main__":
+    main()
