@@ -101,9 +101,7 @@ async def _prepare(files: Values[tuple[bytes, MediaRef]], processor: MediaProces
     return _cpu_s() - began
 
 
-async def measure_preparing(
-    directory: Path, sizes: Values[tuple[int, int]], num_files: int, table: ResultTable
-) -> None:
+async def measure_preparing(directory: Path, sizes: Values[tuple[int, int]], num_files: int) -> None:
     """Print how many images a core prepares in a second, and how many `transformers` does."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
