@@ -151,3 +151,9 @@ def test_file_of_a_folder_without_tests_meets_those_of_the_folder_around_it(tmp_
     _write(tmp_path, "tests/shared/formats/test_hermes.py")
     _write(tmp_path, "tests/shared/test_messages.py")
     assert CoveringTests(tmp_path).of("shared/formats/parts/fixed.py") == [["tests/shared/formats/test_hermes.py"]]
+
+
+def test_file_that_many_import_meets_a_few_of_them(tmp_path: Path) -> None:
+    for number in range(20):
+        _write(tmp_path, f"tests/gateway/test_{number}.py", "import shared.errors")
+    assert list(map(len, CoveringTests(tmp_path).of("shared/errors.py"))) == [12]
