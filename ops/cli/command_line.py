@@ -6,13 +6,9 @@ import errno
 import os
 import resource
 import sys
-from typing import TYPE_CHECKING
 
 from ops.cli.interrupts import interrupts_kept
 from shared.errors import HeadraceError
-
-if TYPE_CHECKING:
-    import click
 
 _EXIT_FAILED = 1
 _EXIT_BAD_SETTINGS = 2
@@ -45,7 +41,7 @@ def _run() -> int:
     try:
         code: int = headrace.main(prog_name="headrace", standalone_mode=False)
     except click.ClickException as error:
-        _show(error)
+        error.show()
         code = error.exit_code
     except click.Abort:
         code = _EXIT_INTERRUPTED
@@ -67,12 +63,6 @@ def _run() -> int:
         if error.filename is None:
             sys.stdout = None
     return code
-
-
-def _show(error: click.ClickException) -> None:
-    from ops.cli.other_options import nearest_first
-
-    nearest_first(error).show()
 
 
 def _exit_without_memory(error: Exception) -> int:

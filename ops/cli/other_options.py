@@ -121,15 +121,6 @@ def nearest(option: str, known: Iterable[str]) -> list[str]:
     return [f"--{name}" for name in like[:_SHOWN]]
 
 
-def nearest_first(error: click.ClickException) -> click.ClickException:
-    """Return an error with what was meant in the order of likeness, where click would sort these names by letter."""
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return error
-    known = {name for parameter in error.ctx.command.get_params(error.ctx) for name in parameter.opts}
-    near = nearest(error.option_name, known)
-    return click.UsageError(f"{error.message} {did_you_mean(near)}", error.ctx) if near else error
-
-
 def did_you_mean(names: list[str]) -> str:
     """Ask whether one of these names was meant; the nearest stands first."""
     quoted = [f"'{name}'" for name in names]
