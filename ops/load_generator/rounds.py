@@ -35,7 +35,7 @@ class Samples:
         self.num_failures += reading.problem is not None
         self.num_requests += reading.problem is None
         self.num_tokens += len(reading.texts)
-        self.ttft_s += [at - reading.sent_at for at, _ in reading.texts[:1]]
+        self.ttft_s += [reading.ttft_s] if reading.texts else []
         self.gaps_s += reading.gaps_s
         for at, text in reading.texts:
             digits = text[:STAMP_DIGITS]
@@ -77,8 +77,6 @@ async def ask_each(
         answers: list[Answer] = []
         while len(answers) < num_rounds and connection.is_open:
             answers.append(await connection.ask(request))
-            if not answers[-1].is_whole:
-                break
         if connection.is_open:
             connection.close()
         return answers

@@ -18,7 +18,7 @@ from ops.stack.config import DEMO_MODEL
 from tests.gateway.gateway_process import API_KEY, running_gateway
 from tests.servers import NatsServer
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = "demo"
 NUM_CHOICES = 2
@@ -103,7 +103,7 @@ async def test_text_stays_the_same_when_workers_with_and_without_speculation_tak
 
         eagle = start("eagle")
         url = f"{gateway.url}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=60.0) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key=API_KEY, max_retries=0, timeout=120.0) as client:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not (await client.models.list()).data:
                     assert eagle.poll() is None, (tmp_path / "worker.log").read_text()[-3000:]

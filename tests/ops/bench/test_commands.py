@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from ops.bench import record
-from ops.bench.comparison import OURS, add_rows
+from ops.bench.comparison import OURS, add_rows, measure_in_turn
 from ops.bench.engine import EngineBench, Load, Measurement
 from ops.bench.make_model import SHAPES, Size, make_model
+from ops.bench.peers.engines import PeerUnavailableError
 
 SMALL = "--shapes 15m --batch 1 4 --prompt 512 --new 16 --rounds 1"
 """Prompts as long as a step's budget: those prefilled first decode for as many steps as there are others."""
@@ -23,11 +24,13 @@ COMMANDS = {
     "adapters": "--batch 2 --rounds 1",
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
+    "long_contexts": "--length 600 --texts 1 --recall-length 600 --passages 1 --tokens 700",
     "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
     # More tokens: streams over HTTP begin further apart, the more so on a busy machine.
     "served": f"{SMALL} --new 64 --servers none",
     "spec": "--proposer ngram --batch 1 --new 16 --rounds 1",
     "startup": "--shapes 15m --device cpu",
+    "watermark": "--length 25 --texts 4 --pairs 10",
 }
 LEAST_ROWS = {
     "engine_compare": 4,
@@ -86,6 +89,19 @@ def test_absent_engine_that_was_asked_for_fails_the_command(
         return
     with pytest.raises(SystemExit, match=status):
         add_rows(table, measured, {}, {"peer": "no cmake"}, required)
+
+
+def test_engine_that_fails_in_a_later_round_is_not_compared() -> None:
+    def measure(number: int) -> dict[int, Measurement]:
+        return {1: Measurement(1.0, 1.0 + number)}
+
+    def fail_later(number: int) -> dict[int, Measurement]:
+        if number:
+            raise PeerUnavailableError("gone")
+        return measure(number)
+
+    results, missing = measure_in_turn({OURS: measure, "peer": fail_later}, 3)
+    assert (results, missing) == ({(OURS, 1): Measurement(1.0, 2.0)}, {"peer": "gone"})
 
 
 def test_own_engine_must_not_be_missing(results: Path) -> None:

@@ -74,6 +74,8 @@ def test_refused_or_short_answers_are_errors() -> None:
         token_times(Answer(0.0, [(1.0, refusal)]), 8)
     with pytest.raises(StreamError, match="1 tokens, not 8"):
         token_times(Answer(0.0, [(1.0, HEAD + chunk(" w3") + b"0\r\n\r\n")]), 8)
+    with pytest.raises(StreamError, match="9 tokens, not 8"):
+        token_times(Answer(0.0, [(1.0, HEAD + 9 * chunk(" w3") + b"0\r\n\r\n")]), 8)
     with pytest.raises(StreamError, match="closed without an answer"):
         token_times(Answer(0.0), 8)
     with pytest.raises(StreamError, match="not HTTP: 'Segmentation fault'"):
