@@ -12,10 +12,12 @@ import click
 from shared.config import PREFIX
 from shared.errors import ConfigError
 
-# Read by what is not a command: the kernels' build, compose.yaml, `make chaos` and `make clients`.
+# Read by what is not a command: the kernels' build, compose.yaml, `make chaos` and `make clients`. AUDIT_FILE is an
+# option of many commands, and set for all: to find it among the others' options would import each of them.
 _OTHERS = frozenset(
     PREFIX + name
     for name in (
+        "AUDIT_FILE",
         "CACHE_DIR",
         "CHAOS_KEEP",
         "CLIENTS_DIRECTORY",
@@ -45,12 +47,13 @@ def check_variables(own: Collection[str], environ: Mapping[str, str]) -> None:
         UnknownVariableError: There is one; the message names the most similar variable that exists, if possible one of
             this command.
     """
-    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
+    found = sorted(name for name in environ if name.startswith(PREFIX) and name not in own and name not in _OTHERS)
+    strange = [name for name in found if not _NATS_PASSWORD.fullmatch(name)]
     if not strange:
         return
     known = known_variables()
     for name in strange:
-        if name not in known and not _NATS_PASSWORD.fullmatch(name):
+        if name not in known:
             nearest = _nearest(name, own) or _nearest(name, known)
             hint = f"did you mean {nearest}?" if nearest else "`headrace COMMAND --help` names those that there are"
             raise UnknownVariableError(name, f"there is no such setting; {hint}")

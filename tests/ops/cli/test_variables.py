@@ -47,6 +47,12 @@ def test_variables_of_other_commands_and_of_nats_are_known() -> None:
     check_variables((), dict.fromkeys(names, "x") | {"PATH": "/bin"})
 
 
+def test_variables_that_are_set_for_all_commands_import_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.cli.variables.known_variables", lambda: pytest.fail("every command is imported"))
+    names = ("HEADRACE_AUDIT_FILE", "HEADRACE_CACHE_DIR", "HEADRACE_NATS_BATCH_PASSWORD")
+    check_variables((), dict.fromkeys(names, "x"))
+
+
 def test_every_variable_that_the_tree_names_is_known() -> None:
     mentioned: dict[str, str] = {}
     for pattern in DOCUMENTS:
