@@ -127,7 +127,7 @@ class Watch:
                 # A round without a heartbeat tells nothing of the steps, and counts neither way.
                 heard_s, advances = (0.0, False) if beat is None else (round_s, beat.advances)
                 stalled = each.progress.note_round(pid, heard_s, answered=advances, stopped=False)
-                if stalled and not still:
+                if stalled:
                     self._replace(each, f"has work, but has made no step for {each.progress.silent_s:.0f} s")
             else:
                 still = each.liveness.note_round(pid, round_s, answered=each.answered, stopped=stopped)
