@@ -1,4 +1,4 @@
-"""Waiting is reported again and again."""
+"""What is said of waiting, of a start, and of what children log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from gpu_worker.execution.start_up import Stage
 from gpu_worker.start.progress_bar import ProgressBar
-from ops.stack.console import Console, StartProgress, read_progress, told_while
+from ops.stack import console as console_module
+from ops.stack.console import Console, StartProgress, read_progress, told_of_nats, told_while
 from shared.telemetry import LineFormatter
 from tests.gpu_worker.start.test_progress_bar import Terminal
 
@@ -54,6 +55,51 @@ def test_error_of_the_work_is_raised() -> None:
 
     with pytest.raises(ValueError, match="it broke"):
         asyncio.run(told_while(fail(), lambda: "it", [].append))
+
+
+async def test_interrupted_wait_ends_the_work() -> None:
+    said, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    waiting = asyncio.create_task(told_while(work(), lambda: "it", lambda words: said.set(), every_s=0.001))
+    await said.wait()
+    waiting.cancel()
+    async with asyncio.timeout(10):
+        await has_ended.wait()
+
+
+async def test_wait_for_nats_is_told_once_it_is_long_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "QUIET_S", 0.01)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    with told_of_nats("nats://user:secret@host:4222", 5.0, said.put_nowait):
+        pass
+    await asyncio.sleep(0.05)
+    assert said.empty()
+    async with asyncio.timeout(10):
+        with told_of_nats("nats://user:secret@host:4222", 5.0, said.put_nowait):
+            assert await said.get() == "waiting up to 5 s for NATS at host:4222"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_relayed"),
+    [
+        (b"[1] [WRN] JetStream is slow", True),
+        (b"2026-01-01T00:00:00Z ERROR gateway it broke", True),
+        (b"Traceback (most recent call last):", True),
+        (b"ValueError: it broke", True),
+        (b"[1] [INF] Server is ready", False),
+        (b"[1] [WRN] Plaintext passwords detected, use nkeys or bcrypt", False),
+        (b"WARNING Memory overcommit must be enabled!", False),
+    ],
+)
+def test_warnings_of_children_are_relayed_unless_they_mean_nothing_here(line: bytes, is_relayed: bool) -> None:
+    Console(output := io.StringIO()).relay("nats", line + b"x" * 1000)
+    assert output.getvalue() == (f"      nats  {(line + b'x' * 1000).decode()[:400]}\n" if is_relayed else "")
 
 
 class _Lines(logging.Handler):
