@@ -46,5 +46,7 @@ def test_port_zero_claims_a_free_one_and_a_free_port_itself() -> None:
     assert claim_port(port) == port
 
 
-def test_free_port_has_no_holder() -> None:
+def test_free_port_and_that_of_a_client_have_no_holder(taken_port: int) -> None:
     assert port_holder(free_port()) is None
+    with socket.create_connection(("127.0.0.1", taken_port)) as client:
+        assert port_holder(client.getsockname()[1]) is None
