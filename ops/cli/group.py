@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.metadata
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -33,19 +33,14 @@ _ROWS: tuple[tuple[str, str], ...] = (
 )
 
 
+ADVICE = {name: advice for advice, names in _ROWS for name in names.split()}
+"""What is said of a command of another server, by its name."""
+
+
 def instead_of(words: Sequence[str]) -> str | None:
     """Return the advice for a command of another server, as typed with its arguments; None if no server has it."""
-    name = words[0].lower().replace("_", "-")
-    for advice, names in _ROWS:
-        if name in names.split():
-            return advice.format(model=shlex.join(_model_and_options(words[1:])))
-    return None
-
-
-def every_command() -> Iterator[str]:
-    """Yield the commands that are explained."""
-    for _, names in _ROWS:
-        yield from names.split()
+    advice = ADVICE.get(words[0].lower().replace("_", "-"))
+    return None if advice is None else advice.format(model=shlex.join(_model_and_options(words[1:])))
 
 
 def _model_and_options(words: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ops.cli.group import every_command, headrace, instead_of
+from ops.cli.group import ADVICE, headrace, instead_of
 
 
 def _output(*arguments: str) -> str:
@@ -37,15 +37,13 @@ def test_help_of_a_command_that_there_is_not_says_so() -> None:
     assert "No such command 'setp'. Did you mean 'setup'?" in result.output
 
 
-def test_commands_of_others_are_none_of_ours_and_each_is_explained_once() -> None:
-    names = list(every_command())
-    assert set(names) & set(headrace.list_commands(click.Context(headrace))) == set()
-    assert len(names) == len(set(names))
+def test_commands_of_others_are_none_of_ours() -> None:
+    assert ADVICE.keys() & headrace.list_commands(click.Context(headrace)) == set()
 
 
 def test_commands_that_are_named_instead_exist() -> None:
     ctx = click.Context(headrace)
-    named = {word for name in every_command() for word in re.findall(r"`headrace ([a-z-]+)", instead_of([name]) or "")}
+    named = {word for name in ADVICE for word in re.findall(r"`headrace ([a-z-]+)", instead_of([name]) or "")}
     assert {"up", "doctor", "batch", "keys"} <= named
     assert [name for name in named if headrace.get_command(ctx, name) is None] == []
 
