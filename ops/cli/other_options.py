@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Iterable, Iterator
-from functools import cache
+from collections.abc import Collection, Iterable
 
 import click
 
@@ -76,16 +75,8 @@ _LIKENESS = 0.6
 _SHOWN = 3
 
 
-def rows() -> Iterator[tuple[str | None, str, str]]:
-    """Yield the server that has an option (None for a synonym), its name, and what stands for it here."""
-    for owner, advice, names in _ROWS:
-        for name in names.split():
-            yield owner, name, advice
-
-
-@cache
-def _table() -> dict[str, tuple[str | None, str]]:
-    return {name: (owner, advice) for owner, name, advice in rows()}
+OTHERS = {name: (owner, advice) for owner, advice, names in _ROWS for name in names.split()}
+"""Whose an option is (None for a synonym), and what stands for it here, by its name."""
 
 
 def explain(option: str, command: str, known: Collection[str]) -> str | None:
@@ -97,8 +88,8 @@ def explain(option: str, command: str, known: Collection[str]) -> str | None:
     if command not in _SERVERS and (near := nearest(name, known)):
         return f"No such option '{option}'. {did_you_mean(near)}"
     for found in (name, name.replace("--no-", "--", 1)):
-        if found in _table():
-            owner, advice = _table()[found]
+        if found in OTHERS:
+            owner, advice = OTHERS[found]
             whose = f" ({owner}'s)" if owner else ""
             return f"No such option '{option}'{whose}: {_instead(advice, known)}."
     if others := [f"`headrace {other}`" for other in _COMMANDS if other != command and name in _options(other)][:2]:
