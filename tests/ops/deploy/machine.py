@@ -148,23 +148,13 @@ class Machine:
         for process in self._started:
             process.wait(10)
 
-    def start(self, container: Container) -> None:
-        """Run its command; what it prints goes to its log."""
+    def start(self, container: Container, given: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        """Run its command with `given` as its standard input; what it prints goes to its log."""
+        command = self._command(container, container.command)
         with container.log.open("ab") as output:
-            container.process = subprocess.Popen(
-                self._command(container, container.command), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+            container.process = subprocess.Popen(command, stdin=given, stdout=output, stderr=output)
         self._started.append(container.process)
-
-    def start_shell(self, container: Container) -> subprocess.Popen[bytes]:
-        """Run its command with a pipe as its standard input; what it prints goes to its log."""
-        with container.log.open("ab") as output:
-            process = subprocess.Popen(
-                self._command(container, container.command), stdin=subprocess.PIPE, stdout=output, stderr=output
-            )
-        self._started.append(process)
-        container.process = process
-        return process
+        return container.process
 
     def execute(
         self, container: Container, command: Sequence[str], timeout_s: float = 30

@@ -26,7 +26,7 @@ class Shell:
         _make_clone(clone)
         environ = {"HEADRACE_CACHE_DIR": str(cache_dir(os.environ)), "HOME": str(directory), "LANG": "C.UTF-8"}
         self._container = Container(host, ["bash"], environ, {}, self._log)
-        self._process = machine.start_shell(self._container)
+        self._process = machine.start(self._container, subprocess.PIPE)
         self._number = 0
         self._tell(f"cd {clone}\nfailed=0\ntrap 'failed=1; echo \"failed: $BASH_COMMAND\"' ERR\n")
 
