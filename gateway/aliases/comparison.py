@@ -29,7 +29,7 @@ from msgspec import Meta, Struct, field
 from gateway.aliases.table import Rules
 
 ALPHA = 0.01
-"""Probability that a canary that is no worse is ever rolled back, at most."""
+"""Probability, at most, that one process ever rolls a canary back that is no worse."""
 LOOK_GROWTH = 1.25
 NUM_TESTS = 4
 # Values of either arm from which the normal approximation holds.

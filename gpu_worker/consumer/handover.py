@@ -144,10 +144,10 @@ class KvHandover:
         is_open = await self._loop.run_in_executor(
             openers, peers.open, address, ready.lease, ready.request, held.request.epoch, num_tokens
         )
-        if is_open and not self._held.is_current(held):
-            self._close(held)
-        elif not is_open:
+        if not is_open:
             _log.info("the KV of a request is not there; its prompt is computed", extra=log_fields(held.request))
+        elif not self._held.is_current(held):
+            self._close(held)
 
     def removed(self, held: HeldRequest) -> None:
         """Let go of what is fetched for a request that has ended here."""

@@ -121,6 +121,10 @@ def test_kv_is_fetched_where_a_worker_says_that_it_is_and_nowhere_else() -> None
     assert made.address("p", START + 10 + HEARD_S + 0.1) is None
     made.receive_beat(beat("p", "prefill", draining=True), NOW)
     assert made.address("p", NOW) == "127.0.0.1:7", "it waits with its end until what it keeps is fetched"
+    made.maker = ""
+    made.receive_beat(beat("p", "prefill", maker=""), NOW)
+    assert made.address("p", NOW) is None, "neither says what it computes"
+    assert roles("decode", beat("own", "prefill")).takes(NOW) == EVERYTHING, "what it says itself"
 
 
 def test_a_decode_worker_claims_what_leaves_few_tokens_to_compute() -> None:
@@ -131,3 +135,5 @@ def test_a_decode_worker_claims_what_leaves_few_tokens_to_compute() -> None:
 def test_who_makes_names_up_does_not_fill_the_memory() -> None:
     made = roles("decode", b"nonsense", *(beat(f"w{number}", "prefill") for number in range(MAX_PEERS + 5)))
     assert len(made._peers) == MAX_PEERS
+    made.receive_beat(beat(f"w{MAX_PEERS - 1}", "prefill"), NOW)
+    assert len(made._peers) == MAX_PEERS, "who is known pushes nobody out"

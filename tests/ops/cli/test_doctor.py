@@ -137,6 +137,7 @@ def test_worker_that_could_serve_passes_its_check_and_does_not_join(nats_url: st
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for topic in ("model", "device", "weights", "sizes", "nats rights", "revision"):
         assert re.search(rf"^ok +{topic} ", done.stdout, re.MULTILINE), done.stdout
+    assert done.stdout.index(" device ") < done.stdout.index(" weights ") < done.stdout.index(" sizes ")
 
 
 def test_simulated_worker_needs_neither_device_nor_weights(nats_url: str, tmp_path: Path) -> None:
