@@ -128,6 +128,7 @@ class Scheduler:
             num_device_hits=self._blocks.num_device_hits,
             num_evicted_blocks=self._blocks.num_evicted,
             num_retained_blocks=self._blocks.num_retained,
+            token_s=self._step_time.token_s if self._step_time.is_known else 0.0,
         )
 
     @property

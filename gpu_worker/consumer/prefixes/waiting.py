@@ -180,7 +180,9 @@ class WaitingRequests:
 
     def _wait_s(self, message: QueuedMessage, request: Request, saved: float, num_tokens: int, worker: str) -> float:
         """Return for how long a request may still wait for a worker that saves it this many tokens of prefill."""
-        rate = self._engine.stats.prefill_rate or self._others.prefill_rate(worker)
+        stats = self._engine.stats
+        # A rate is measured in full steps, and short turns fill none.
+        rate = stats.prefill_rate or (1 / stats.token_s if stats.token_s else self._others.prefill_rate(worker))
         if not rate or saved <= 0:
             return 0.0
         return self._left_s(message, request, min(saved / rate, self._max_wait_s), num_tokens / rate)

@@ -107,14 +107,19 @@ class AgentRun:
         self.fleet.submit(job)
 
 
-def config(num_blocks: int = 600, max_num_seqs: int = 4) -> SchedulerConfig:
-    return SchedulerConfig(16, num_blocks, max_num_seqs, 512, 8192)
+def config(num_blocks: int = 600, max_num_seqs: int = 4, budget: int = 512) -> SchedulerConfig:
+    return SchedulerConfig(16, num_blocks, max_num_seqs, budget, 8192)
 
 
 def fleet(
-    num_workers: int = 3, *, is_affine: bool = True, num_blocks: int = 600, max_num_seqs: int = 4
+    num_workers: int = 3,
+    *,
+    is_affine: bool = True,
+    num_blocks: int = 600,
+    max_num_seqs: int = 4,
+    budget: int = 512,
 ) -> VirtualFleet:
-    return VirtualFleet(num_workers, config(num_blocks, max_num_seqs), TIMES, is_affine=is_affine)
+    return VirtualFleet(num_workers, config(num_blocks, max_num_seqs, budget), TIMES, is_affine=is_affine)
 
 
 def answers(run: AgentRun) -> list[tuple[str, bool]]:
@@ -131,17 +136,21 @@ def watch(watched: VirtualFleet, check: Callable[[], None]) -> None:
     again()
 
 
-def test_turns_find_their_prefix_as_in_one_worker_with_all_memory() -> None:
+# With the second, no step is full, so that none shows how many tokens a worker computes in a second.
+@pytest.mark.parametrize("budget", [512, 8192])
+def test_turns_find_their_prefix_as_in_one_worker_with_all_memory(budget: int) -> None:
     conversations = LOAD.conversations(1, 12)
-    pull, wait = AgentRun(fleet(is_affine=False), conversations), AgentRun(fleet(), conversations)
-    one = VirtualFleet(1, config(3 * 600, 12), StepTimes(growing_times(STEP_MS, GROWTH / 3)), is_affine=False)
+    pull, wait = (AgentRun(fleet(is_affine=each, budget=budget), conversations) for each in (False, True))
+    one = VirtualFleet(1, config(3 * 600, 12, budget), StepTimes(growing_times(STEP_MS, GROWTH / 3)), is_affine=False)
     alone = AgentRun(one, conversations)
     for run in (pull, wait, alone):
         run.together(0.5)
     # Each worker computes the agents' four system prompts once.
     assert wait.hit_rate() >= 0.85 * alone.hit_rate()
     assert 1 - wait.hit_rate() < 0.7 * (1 - pull.hit_rate())
-    assert wait.ttft_ms(99) <= pull.ttft_ms(99)
+    # With the second budget, one of the 77 waits long in vain.
+    percent = 99 if budget == 512 else 90
+    assert wait.ttft_ms(percent) <= pull.ttft_ms(percent)
     assert answers(wait) == answers(pull)
 
 
