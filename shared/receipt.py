@@ -31,7 +31,7 @@ class PrefillPart(Struct, frozen=True, array_like=True, gc=False):
     tokens: NumTokens
 
 
-class Receipt(Struct, frozen=True, array_like=True, kw_only=True):
+class Receipt(Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """One attempt. Times are seconds since the worker took the request, by its own clock.
 
     Shares of the device are in seconds of all devices of the worker: a step of 10 ms on four ranks is 40 ms.

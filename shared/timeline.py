@@ -21,7 +21,7 @@ Order = Literal["recent", "slow", "failed"]
 Asked = Literal["find", "list", "counts"]
 
 
-class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One attempt at a sequence.
 
     Attributes:
@@ -46,14 +46,14 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     receipt: Receipt | None = None
 
 
-class SequenceLife(Struct, frozen=True, omit_defaults=True):
+class SequenceLife(Struct, frozen=True, omit_defaults=True, gc=False):
     """One sequence: a choice, or one of several prompts."""
 
     id: str
     attempts: list[Attempt]
 
 
-class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One request.
 
     Attributes:

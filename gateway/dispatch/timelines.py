@@ -101,6 +101,8 @@ class TimelineKeeper:
         self._running: dict[str, _Entry] = {}
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._of_tenant: dict[str, OrderedDict[str, None]] = {}
+        self._by_count: dict[int, dict[str, None]] = {}
+        self._most = 0
         self._late: OrderedDict[str, _Late] = OrderedDict()
         self._flights: Callable[[], Iterable[Flight]] = tuple
         self._num_devices: Callable[[str], int] = lambda worker: 1
@@ -215,8 +217,10 @@ class TimelineKeeper:
         self._kept[key] = _Kept(timeline.id, tenant, timeline.began + timeline.ended_s, content)
         self._kept.move_to_end(key)
         own = self._of_tenant.setdefault(tenant, OrderedDict())
+        num_before = len(own)
         own[key] = None
         own.move_to_end(key)
+        self._recount(tenant, num_before)
         self._make_room(tenant)
         self._drop_old()
 
@@ -227,15 +231,32 @@ class TimelineKeeper:
             if len(without) > min(MAX_WITHOUT_TENANT, self._max_kept):
                 self._drop(next(iter(without)))
         elif len(self._kept) - len(without) > self._max_kept:
-            largest = max(filter(None, self._of_tenant), key=lambda name: len(self._of_tenant[name]))
+            largest = next(iter(self._by_count[self._most]))
             self._drop(next(iter(self._of_tenant[largest])))
 
     def _drop(self, key: str) -> None:
         tenant = self._kept.pop(key).tenant
         own = self._of_tenant[tenant]
         del own[key]
+        self._recount(tenant, len(own) + 1)
         if not own:
             del self._of_tenant[tenant]
+
+    def _recount(self, tenant: str, num_before: int) -> None:
+        """Note that a tenant has one more or one less: who has most is known without looking at all tenants."""
+        num = len(self._of_tenant[tenant])
+        if not tenant or num == num_before:
+            return
+        if num_before:
+            alike = self._by_count[num_before]
+            del alike[tenant]
+            if not alike:
+                del self._by_count[num_before]
+        if num:
+            self._by_count.setdefault(num, {})[tenant] = None
+        self._most = max(self._most, num)
+        if self._most not in self._by_count:
+            self._most -= 1
 
     def _drop_old(self) -> None:
         """Let go of requests that ended long ago; they are kept in the order in which they ended."""
@@ -314,6 +335,13 @@ def _bounded(receipt: Receipt, claimed_at: float | None, now: float, most_device
     passed_s = _SLACK_S if claimed_at is None else now - claimed_at + _SLACK_S
     devices = min(receipt.num_devices, most_devices)
     device_s = min(receipt.device_s, max(0.0, passed_s) * devices)
+    if (
+        device_s == receipt.device_s
+        and devices == receipt.num_devices
+        and max(receipt.prefill_s, receipt.rejected_s, receipt.recomputed_s) <= device_s
+        and (receipt.energy_j is None or receipt.energy_j <= device_s * MAX_DEVICE_WATTS)
+    ):
+        return receipt
     part = device_s / receipt.device_s if receipt.device_s else 1.0
     energy_j = receipt.energy_j
     return replace(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -187,6 +189,35 @@ def test_room_is_shared_among_tenants() -> None:
         bench.end(None, bench.timeline(f"b{number}", tenant="b"))
     kept = {each.id for each in bench.keeper.summaries("recent", 100)}
     assert kept == {"a0", "a1", "a2", *(f"b{number}" for number in range(43, 50))}
+
+
+def test_tenant_with_most_requests_loses_its_oldest_whatever_came_before() -> None:
+    bench, draw, kept = Bench(max_kept=20), random.Random(3), list[tuple[str, str]]()
+    for number in range(400):
+        tenant = f"t{int(draw.paretovariate(1)) % 9}"
+        bench.end(bench.begin(f"r{number}", tenant), bench.timeline(f"r{number}", tenant))
+        kept.append((tenant, f"r{number}"))
+        if len(kept) > 20:
+            most = max(Counter(tenant for tenant, _ in kept).values())
+            gone = [each for each in kept if not bench.keeper.find(each[1])]
+            assert len(gone) == 1
+            assert [tenant for tenant, _ in kept].count(gone[0][0]) == most
+            assert gone[0] == next(each for each in kept if each[0] == gone[0][0])
+            kept.remove(gone[0])
+
+
+def test_many_tenants_make_no_request_dearer() -> None:
+    def cost_s(num_tenants: int) -> float:
+        bench = Bench(max_kept=2000)
+        told = [bench.timeline(f"r{number}", f"t{number % num_tenants}") for number in range(3000)]
+        for timeline in told[:2000]:
+            bench.end(None, timeline)
+        begun = time.thread_time()
+        for timeline in told[2000:]:
+            bench.end(None, timeline)
+        return time.thread_time() - begun
+
+    assert cost_s(2000) < 8 * cost_s(2)
 
 
 @pytest.mark.parametrize("are_at_once", [True, False])
