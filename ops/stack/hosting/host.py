@@ -20,7 +20,7 @@ from ops.stack.child import Child
 from ops.stack.console import Console
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.demand import Demand, Waiting
-from ops.stack.hosting.model_state import KnownModel, told_of
+from ops.stack.hosting.model_state import KnownModel, is_ahead, told_of
 from ops.stack.hosting.reconcile import Activity, decide
 from ops.stack.hosting.wishes import OrderError, Wish, Wishes
 from ops.stack.hosting.worker_process import AdoptedWorker, HostedWorker, WorkerProcess
@@ -328,7 +328,11 @@ class Host:
             self._model(name).activity.asked = True
 
     def _told_of(self, wish: Wish) -> HostedModel:
-        return told_of(wish, self._model(wish.name), tuple(self._workers.values()), self._settings, self._clock())
+        now, model = self._clock(), self._model(wish.name)
+        ahead = [
+            other for other in self._wishes if other.name != wish.name and is_ahead(self._model(other.name), model, now)
+        ]
+        return told_of(wish, model, tuple(self._workers.values()), self._settings, now, ahead)
 
     def _empty_beat(self) -> HostBeat:
         return HostBeat(host=self._settings.host_name, memory_bytes=self._settings.host_memory_bytes)

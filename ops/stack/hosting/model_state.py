@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,9 +52,23 @@ class KnownModel:
 
 
 def told_of(
-    wish: Wish, model: KnownModel, workers: Sequence[HostedWorker], settings: HostSettings, now: float
+    wish: Wish,
+    model: KnownModel,
+    workers: Sequence[HostedWorker],
+    settings: HostSettings,
+    now: float,
+    ahead: Sequence[Wish] = (),
 ) -> HostedModel:
-    """Return what gateways are told of a model; `workers` are all of the host."""
+    """Return what gateways are told of a model.
+
+    Args:
+        wish: The model.
+        model: What is known of it.
+        workers: All of the host.
+        settings: The host's.
+        now: The time.
+        ahead: Models that get room before it (`is_ahead`).
+    """
     own = [worker for worker in workers if worker.wish.name == wish.name]
     current = [worker for worker in own if worker.wish.generation == wish.generation]
     ready = [worker for worker in current if worker.phase == "ready"]
@@ -65,13 +80,21 @@ def told_of(
         on_demand=wish.on_demand,
         num_ready=len(ready),
         num_withheld=sum(worker.beat is not None and worker.beat.draining for worker in ready),
-        ready_in_s=round(_ready_in_s(wish, state, model.activity, workers, settings, now), 2),
+        ready_in_s=round(_ready_in_s(wish, state, model.activity, workers, settings, now, ahead), 2),
         need_bytes=wish.need_bytes,
         error=model.error,
         load_s=wish.load_s,
         wakes=model.wakes,
         last=wish.last,
     )
+
+
+def is_ahead(other: KnownModel, model: KnownModel, now: float) -> bool:
+    """Whether another model waits for room, and gets it before one whose next request comes now."""
+    activity = other.activity
+    if math.isinf(activity.waits_since) or activity.may_start_at > now:
+        return False
+    return activity.turn < (False, False, min(model.activity.waits_since, now))
 
 
 def _state(wish: Wish, model: KnownModel, own: Sequence[HostedWorker], now: float) -> HostedState:
@@ -95,27 +118,44 @@ def _ready_in_s(
     workers: Sequence[HostedWorker],
     settings: HostSettings,
     now: float,
+    ahead: Sequence[Wish],
 ) -> float:
     """Predict when a worker serves a request that comes now, from how long its last start took."""
     if state == "awake":
         return 0.0
-    load_s = wish.load_s or START_S + wish.need_bytes / READ_BYTES_PER_S
+    load_s = _load_s(wish)
     begun = [now - w.started_at for w in workers if w.wish.name == wish.name and w.phase == "loading"]
     if begun:
         return max(load_s / 10, load_s - max(begun))
-    used = sum(worker.wish.need_bytes for worker in workers)
     budget = settings.host_memory_bytes
-    if state == "stopping" or budget is None or used + wish.need_bytes <= budget:
+    if state == "stopping" or budget is None:
         return load_s
     others = [worker.seen() for worker in workers if worker.wish.name != wish.name and worker.wish.on_demand]
     waited_s = max(0.0, now - activity.waits_since)
     turns = sorted((_turn_s(other, waited_s, settings.min_awake_s, now), other.need_bytes) for other in others)
-    missing = used + wish.need_bytes - budget
+    missing = sum(worker.wish.need_bytes for worker in workers) + wish.need_bytes - budget
+    room_s = _room_s(turns, missing)
+    if not ahead or room_s is None:
+        return load_s + (UNKNOWN_ROOM_S if room_s is None else room_s)
+    beside_s = _room_s(turns, missing + sum(each.need_bytes for each in ahead))
+    if beside_s is not None:
+        return load_s + beside_s
+    # There is no room for all of them at once: each of those ahead has its turn first, and may take its time to drain.
+    return load_s + room_s + sum(_load_s(each) + settings.min_awake_s + DRAIN_S for each in ahead)
+
+
+def _load_s(wish: Wish) -> float:
+    return wish.load_s or START_S + wish.need_bytes / READ_BYTES_PER_S
+
+
+def _room_s(turns: Sequence[tuple[float, int]], missing: int) -> float | None:
+    """Return when others, in the order in which they give way, have freed what is missing; None if they never do."""
+    after_s = 0.0
     for turn_s, freed in turns:
-        missing -= freed
         if missing <= 0:
-            return load_s + turn_s
-    return load_s + UNKNOWN_ROOM_S
+            break
+        missing, after_s = missing - freed, turn_s
+    return after_s if missing <= 0 else None
 
 
 def _turn_s(other: SeenWorker, waited_s: float, min_awake_s: float, now: float) -> float:

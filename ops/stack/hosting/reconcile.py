@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+LEAST_TURN_S = 1.0
+"""For how long a busy model serves at least, whatever `--min-awake-s` is: it takes its requests in that time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -199,7 +202,11 @@ class _Host:
         ]
         candidates.sort(key=lambda other: self._activity(other).active_at)
         if own.waiting and self._now - own.waits_since >= self._min_awake_s:
-            busy = [other for other in others if is_busy(other) and (own.people or not self._serves_people(other))]
+            busy = [
+                other
+                for other in others
+                if is_busy(other) and self._has_begun(other) and (own.people or not self._serves_people(other))
+            ]
             candidates += sorted(busy, key=lambda other: min(worker.ready_at for worker in self._alive(other)))
         victims: list[SeenWorker] = []
         for other in candidates:
@@ -221,6 +228,10 @@ class _Host:
         return bool(alive) and all(
             worker.phase == "ready" and self._now - worker.ready_at >= self._min_awake_s for worker in alive
         )
+
+    def _has_begun(self, want: Wanted) -> bool:
+        """Whether it has served long enough to take requests; else two busy models could end each other for ever."""
+        return all(self._now - worker.ready_at >= LEAST_TURN_S for worker in self._alive(want))
 
     def _has_work(self, want: Wanted) -> bool:
         return self._activity(want).waiting > 0 or any(worker.busy for worker in self._alive(want))

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ops.stack.hosting.config import HostSettings
-from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, UNKNOWN_ROOM_S, KnownModel, told_of
+from ops.stack.hosting.model_state import MAX_FAILURES, RETRY_FAILED_S, UNKNOWN_ROOM_S, KnownModel, is_ahead, told_of
 from ops.stack.hosting.reconcile import Activity, SeenWorker
 from ops.stack.hosting.wishes import Wish
 from ops.stack.hosting.worker_process import DRAIN_S
@@ -73,3 +73,35 @@ def test_model_without_room_tells_the_longest_time_until_another_has_given_way(
     model = KnownModel(Activity(waiting=1, waits_since=waits_since), has_room=False)
     told = told_of(wish, model, [cast("Any", worker)], settings, now=100.0)
     assert (told.state, told.ready_in_s) == ("no_room", 2.0 + room_s)
+
+
+@pytest.mark.parametrize(("memory_bytes", "expected_s"), [(10, 2.0 + 25.0 + 3.0 + 30.0 + DRAIN_S), (12, 2.0 + 25.0)])
+def test_models_that_wait_longer_have_their_turns_first_unless_all_fit(memory_bytes: int, expected_s: float) -> None:
+    settings = resolve(HostSettings, {"host_memory_bytes": memory_bytes, "min_awake_s": 30.0}, {})
+    wish, ahead = (
+        Wish(name=name, path="/m", on_demand=True, need_bytes=6, load_s=s) for name, s in (("m", 2.0), ("a", 3.0))
+    )
+    runs = Wish(name="other", path="/o", on_demand=True, need_bytes=12)
+    seen = SeenWorker("w", "other", 0, 12, "ready", ready_at=95.0)
+    worker = cast("Any", SimpleNamespace(wish=runs, phase="ready", seen=lambda: seen))
+    told = told_of(wish, KnownModel(Activity(waiting=1, waits_since=99.0)), [worker], settings, 100.0, [ahead])
+    assert told.ready_in_s == expected_s
+
+
+def test_who_waits_longer_is_ahead_and_people_go_before_batch_jobs() -> None:
+    asleep, waits = KnownModel(Activity()), KnownModel(Activity(waiting=1, waits_since=50.0))
+    assert is_ahead(waits, asleep, 100.0)
+    assert not is_ahead(asleep, waits, 100.0)
+    assert not is_ahead(KnownModel(Activity(waiting=1, waits_since=60.0)), waits, 100.0)
+    assert not is_ahead(KnownModel(Activity(waiting=2, batch=2, waits_since=10.0)), waits, 100.0)
+    assert not is_ahead(KnownModel(Activity(waiting=1, waits_since=10.0, may_start_at=120.0)), waits, 100.0)
+
+
+def test_host_without_least_time_awake_tells_no_turn_that_has_to_end() -> None:
+    settings = resolve(HostSettings, {"host_memory_bytes": 10, "min_awake_s": 0.0}, {})
+    wish, runs = (Wish(name=name, path="/m", on_demand=True, need_bytes=6, load_s=2.0) for name in ("m", "other"))
+    for is_busy, room_s in ((False, 0.0), (True, DRAIN_S)):
+        seen = SeenWorker("w", "other", 0, 6, "ready", ready_at=100.0, busy=is_busy)
+        worker = cast("Any", SimpleNamespace(wish=runs, phase="ready", seen=lambda seen=seen: seen))
+        told = told_of(wish, KnownModel(Activity(waiting=1, waits_since=100.0)), [worker], settings, 100.0)
+        assert told.ready_in_s == 2.0 + room_s

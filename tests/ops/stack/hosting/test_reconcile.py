@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ops.stack.hosting.reconcile import Activity, Decision, SeenWorker, Wanted, decide
+from ops.stack.hosting.reconcile import LEAST_TURN_S, Activity, Decision, SeenWorker, Wanted, decide
 
 BUDGET, MIN_AWAKE_S = 10, 5.0
 
@@ -162,6 +162,20 @@ def test_busy_model_gives_way_to_one_whose_requests_have_waited_as_long_as_it_mu
         assert decided(wanted[:2], [serving], 100.0, a=fresh, b=Activity()) == Decision(no_room={"a"})
     serving = worker("b", busy=True, ready_at=96.0)
     assert decided(wanted[:2], [serving], 100.0, a=longest, b=Activity()) == Decision(no_room={"a"})
+
+
+def test_busy_model_takes_requests_before_it_gives_way_even_without_a_least_time_awake() -> None:
+    wanted = {name: on_demand(name) for name in "ab"}
+    activities = {"a": Activity(waiting=3), "b": Activity(waiting=1, waits_since=98.0)}
+
+    def stops(now: float, *, busy: bool) -> list[str]:
+        activities["a"].waiting = 3 if busy else 0
+        seen = [worker("a", ready_at=100.0, busy=busy)]
+        return decide(wanted, seen, activities, budget_bytes=BUDGET, min_awake_s=0.0, now=now).stops
+
+    assert stops(100.0, busy=True) == []
+    assert stops(100.0 + LEAST_TURN_S, busy=True) == ["a-0-0"]
+    assert stops(100.0, busy=False) == ["a-0-0"]
 
 
 def test_batch_jobs_end_nothing_that_serves_people_and_people_do_not_wait_for_them() -> None:
