@@ -1,9 +1,11 @@
-"""How well a simulated fleet predicts a real one: `python -m ops.bench.simulate`.
+"""How well a simulated fleet predicts a real engine, and a real system: `python -m ops.bench.simulate`.
 
-Runs the whole system as `headrace up` does, on this machine, and fits the times of its steps to some loads: streams
-that begin together, in batches of several sizes and lengths, and prompts that come alone. Then it scores what `headrace
-simulate` says of others: requests that come at random at several rates, with lengths of their own, and more than the
-system can serve. Prints measured beside predicted, and writes the profile with the errors that it has found.
+Fits the times of steps to some loads of the CPU engine: batches of several sizes and lengths, prompts alone, a mixture.
+Then it scores what `headrace simulate` says of loads that nothing was fitted to: requests that come at random at
+several rates, in bursts, and more than can be served. The engine's clock is its processor time, and fitted and scored
+loads take turns by steps, so other work on the machine changes neither. With `--served` the same profile, with the
+host's time and a request's way measured over HTTP, is scored on the whole system too, by the wall clock: that needs a
+quiet machine.
 """
 
 from __future__ import annotations
@@ -15,43 +17,169 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
+from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.bench.options import bench_parser
 from ops.bench.record import ResultTable
 from ops.bench.systems import address_of, headrace_up, own_settings
 from ops.load_generator.answer import Reading, read
 from ops.load_generator.connection import Address, Answer
 from ops.load_generator.rounds import ask_each
-from ops.simulation.fit import FirstToken, Fit, Gap, fit, spread
+from ops.simulation.fit import MeasuredStep, fit, fit_host, spread_of
 from ops.simulation.outcome import percentile
 from ops.simulation.profile import Profile, WorkerLimits, write_profile
 from ops.simulation.scenario import Scenario, simulate
-from ops.simulation.step_time import Chunk, HostTimes
+from ops.simulation.step_time import LinearTimes, StepWork
 from ops.simulation.workload import Arrival, Synthetic
 
 WORKER = WorkerLimits(16, 4000, 16, 512, 2048)
 VOCABULARY = range(20, 1000)
-BATCHES = ((1, 40, 64), (2, 40, 64), (4, 40, 64), (8, 40, 64), (16, 40, 64), (4, 700, 48), (8, 400, 48))
-PROMPTS = (20, 120, 480, 900, 1500)
-_TIMEOUT_S, _AHEAD_S = 300.0, 0.05
-_REPEATED = 3
-_SETTLED = 2
-_MEASURES = ("tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
+BATCHES = ((1, 40, 64), (2, 40, 64), (3, 60, 64), (4, 40, 64), (6, 100, 64), (8, 40, 64), (12, 40, 64), (16, 40, 64))
+LONG_BATCHES = ((1, 900, 48), (4, 700, 48), (8, 400, 48), (16, 300, 48))
+PROMPTS = (20, 60, 120, 250, 480, 900, 1500)
+MODEL = Path(__file__).parents[1] / "demo_model/model"
 AT_ONCE = "all at once"
-_COLUMNS = ("engine", "load", "measure", "measured", "predicted", "error")
+_SETTLED = 2
+_TIMEOUT_S, _AHEAD_S = 300.0, 0.05
+_MEASURES = ("tokens_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
+_GOALS = dict(zip((*_MEASURES, "saturation"), (0.05, 0.15, 0.25, 0.15, 0.25, 0.10), strict=True))
+_COLUMNS = ("system", "load", "measure", "measured", "predicted", "error")
+
+
+def fitted_loads(draw: random.Random) -> list[list[Arrival]]:
+    """Return what times are fitted to, in random order: all requests of a load come at once."""
+    loads = [[Arrival(0.0, prompt, output)] * batch for batch, prompt, output in (*BATCHES, *LONG_BATCHES)]
+    loads += [[Arrival(0.0, prompt, 4)] for prompt in PROMPTS]
+    loads.append([Arrival(0.0, draw.randint(20, 500), draw.randint(20, 80)) for _ in range(40)])
+    draw.shuffle(loads)
+    return loads
+
+
+def scored_loads(saturation: float, num_requests: int, seed: int) -> dict[str, list[Arrival]]:
+    """Return loads that nothing was fitted to: rates as shares of what is served at most, and more than that."""
+    loads = {
+        f"{share:.0%} of saturation": Synthetic(num_requests, share * saturation, 150, 60, spread=0.6)
+        for share in (0.3, 0.6, 0.8)
+    }
+    loads["bursts"] = Synthetic(num_requests, 0.5 * saturation, 250, 40, 0.3, burstiness=1 / 9)
+    loads[AT_ONCE] = Synthetic(num_requests, math.inf, 200, 50, spread=0.5)
+    # All fit the model's context.
+    return {
+        name: [
+            replace(each, prompt=min(each.prompt, 1500), output=min(each.output, 400)) for each in load.arrivals(seed)
+        ]
+        for name, load in loads.items()
+    }
+
+
+def fitted(steps: Sequence[MeasuredStep], measured_on: str) -> Profile:
+    """Fit a profile to measured steps."""
+    times = fit(steps)
+    assert isinstance(times.device, LinearTimes)
+    return Profile(measured_on, times.device, times.host, 0.0, WORKER, times.spread)
+
+
+def saturation_of(profile: Profile) -> float:
+    """Predict the requests a second that are served at most, of 150 tokens and 60 to generate."""
+    return predicted(profile, [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
+
+
+def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
+    """Return what the simulation says."""
+    scenario = Scenario(1, profile.worker.config(), profile.times, ttft_slo_s=1e6, latency_s=profile.latency_s)
+    outcome = simulate(scenario, iter(arrivals))
+    found = (outcome.output_tokens_per_s, *outcome.ttft_s.values(), *outcome.itl_s.values())
+    return dict(zip(_MEASURES, found, strict=True))
+
+
+def measured(answers: Sequence[tuple[float, Sequence[float]]]) -> dict[str, float]:
+    """Sum up answers: when each was asked for, and when its tokens came."""
+    begin, end = min(sent for sent, _ in answers), max(times[-1] for _, times in answers)
+    ttfts = [times[0] - sent for sent, times in answers]
+    gaps = [later - earlier for _, times in answers for earlier, later in pairwise(times)]
+    found = [sum(len(times) for _, times in answers) / (end - begin)]
+    found += [percentile(values, percent) for values in (ttfts, gaps) for percent in (50, 99)]
+    return dict(zip(_MEASURES, found, strict=True))
+
+
+class Scores:
+    """Prints predicted beside measured, and keeps the largest error of each measure."""
+
+    def __init__(self) -> None:
+        self._table = ResultTable("simulate", _COLUMNS)
+        self.errors: dict[str, float] = {}
+
+    def add(self, system: str, load: str, rounds: Sequence[Mapping[str, float]], said: Mapping[str, float]) -> None:
+        """Score the predictions of a load by the medians of its rounds."""
+        # Of a load that the system cannot serve, times to first token and between tokens are those of the queue alone.
+        for measure in _MEASURES if load != AT_ONCE else _MEASURES[:1]:
+            real = statistics.median(each[measure] for each in rounds)
+            error = said[measure] / real - 1 if real else math.inf
+            key, unit = ("saturation" if load == AT_ONCE else measure), (1.0 if measure == _MEASURES[0] else 1e3)
+            self.errors[key] = max(self.errors.get(key, 0.0), round(abs(error), 4))
+            row = dict(zip(_COLUMNS, (system, load, key), strict=False))
+            row |= {"measured": f"{unit * real:.2f}", "predicted": f"{unit * said[measure]:.2f}"}
+            self._table.add(row | {"error": f"{error:+.1%}"})
+
+    def bands(self) -> str:
+        """Return the largest error of each measure beside its goal."""
+        return "error bands: " + ", ".join(
+            f"{name} ± {error:.1%} (goal {_GOALS[name]:.0%}, {'met' if error <= _GOALS[name] else 'missed'})"
+            for name, error in self.errors.items()
+        )
+
+
+def score_engine(options: argparse.Namespace) -> tuple[Profile, dict[str, list[Arrival]]]:
+    """Fit and score the CPU engine; return the profile with its errors, and the loads."""
+    draw = random.Random(options.seed)
+    fitting, scoring = (ExecutedEngine(MODEL, WORKER, seed=place) for place in (0, 1))
+    warm = [Execution(load) for load in fitted_loads(draw)]
+    for execution in warm:
+        for _ in itertools.chain(fitting.serve(execution), scoring.serve(Execution(execution.arrivals))):
+            pass
+    saturation = saturation_of(fitted(_steps(warm), ""))
+    loads = scored_loads(saturation, options.requests, options.seed)
+    executions: list[Execution] = []
+    turns: dict[str, list[tuple[dict[str, float], Sequence[MeasuredStep]]]] = {name: [] for name in loads}
+    endless = _fitting(fitting, draw, executions)
+    for name, load in [*loads.items()] * options.rounds:
+        num_before, found = len(_steps(executions)), Execution(load)
+        take_turns(scoring.serve(found), endless)
+        seen = measured([(arrival.at, times) for arrival, times in zip(load, found.times, strict=True)])
+        turns[name].append((seen, _steps(executions)[num_before:]))
+    profile = fitted(_steps(executions), "the CPU engine by its processor time, the demo model")
+    scores = Scores()
+    for name, load in loads.items():
+        # The fitted steps that took turns with a load say how fast the machine was meanwhile.
+        around = spread_of([step for _, steps in turns[name] for step in steps], profile.times)
+        scores.add("engine", name, [seen for seen, _ in turns[name]], predicted(replace(profile, spread=around), load))
+    print(scores.bands())
+    return replace(profile, errors=scores.errors), loads
+
+
+def _steps(executions: Sequence[Execution]) -> list[MeasuredStep]:
+    return [step for execution in executions for step in execution.steps]
+
+
+def _fitting(engine: ExecutedEngine, draw: random.Random, executions: list[Execution]) -> Iterator[None]:
+    """Serve loads to fit to without end."""
+    while True:
+        for load in fitted_loads(draw):
+            executions.append(Execution(load))
+            yield from engine.serve(executions[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The system that is measured."""
+    """The whole system that is measured."""
 
     address: Address
-    metrics_url: str
-    operator_key: str
     _seeds: Iterator[int] = field(default_factory=itertools.count)
 
     def serve(self, arrivals: Sequence[Arrival]) -> list[Reading]:
@@ -68,16 +196,6 @@ class System:
         ]
         return [answered(answer) for (answer,) in asyncio.run(_asked(self.address, requests))]
 
-    def steps(self) -> tuple[int, float]:
-        """Return how many steps its worker has taken so far, and their seconds."""
-        lines = _get(self.metrics_url, self.operator_key).splitlines()
-        found = dict.fromkeys(("sum", "count"), 0.0)
-        for line in lines:
-            for name in found:
-                if line.startswith(f"headrace_worker_step_seconds_{name}{{"):
-                    found[name] += float(line.rsplit(" ", 1)[1])
-        return int(found["count"]), found["sum"]
-
 
 async def _asked(address: Address, requests: Sequence[tuple[float, bytes]]) -> list[list[Answer]]:
     async with asyncio.timeout(_TIMEOUT_S):
@@ -92,171 +210,82 @@ def answered(answer: Answer) -> Reading:
     return reading
 
 
-def _get(url: str, key: str) -> str:
-    with urlopen(Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=10) as answer:
-        return str(answer.read(), "utf-8")
+def score_served(system: System, profile: Profile, loads: Mapping[str, Sequence[Arrival]], rounds: int) -> Profile:
+    """Score a profile of the engine on the whole system; return it with the host's times there, and its errors.
 
-
-def _served_model(url: str, key: str) -> str:
-    name = json.loads(_get(f"{url}/v1/models", key))["data"][0]["id"]
-    assert isinstance(name, str)
-    return name
-
-
-def fitted(system: System, rounds: int) -> tuple[Fit, HostTimes, tuple[float, ...]]:
-    """Measure the loads that times are fitted to; return these, the host's part of them, and the spread of gaps.
-
-    Each load is served once a round, and medians over all rounds are fitted: other work on the machine comes and goes.
+    The times of devices stay those that were fitted to the engine.
     """
-    gaps: list[Gap] = []
-    hosts: list[float] = []
-    firsts: dict[int, list[float]] = {prompt: [] for prompt in PROMPTS}
+    hosts: list[tuple[int, float]] = []
+    ways: list[float] = []
+    seen: list[dict[str, dict[str, float]]] = []
     for _ in range(rounds):
         for batch, prompt, output in BATCHES:
-            before = system.steps()
-            found = _gaps(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt)
-            num_steps, seconds = (now - then for now, then in zip(system.steps(), before, strict=True))
-            gaps += found
-            # What a step takes on the worker is a part of the time from one to the next.
-            mean_s = statistics.mean(gap.seconds for gap in found)
-            hosts.append(max(0.0, mean_s - seconds / max(1, num_steps)))
+            hosts += _host_times(system.serve([Arrival(0.0, prompt, output)] * batch), batch, prompt, profile)
         for prompt in PROMPTS:
-            for _ in range(_REPEATED):
-                (seen,) = system.serve([Arrival(0.0, prompt, 2)])
-                firsts[prompt].append(seen.ttft_s)
-    typical = _medians(gaps)
-    alone = [FirstToken(statistics.median(times), _chunks(prompt)) for prompt, times in firsts.items()]
-    # As many of both, so that neither is fitted at the cost of the other.
-    found_fit = fit([*typical, *(alone * (len(typical) // len(alone)))])
-    ratios = spread(gaps, found_fit.times)
-    host_s = min(statistics.median(hosts), found_fit.times.fixed_s)
-    device = replace(found_fit.times, fixed_s=found_fit.times.fixed_s - host_s)
-    return Fit(device, found_fit.latency_s), HostTimes(host_s), ratios
+            (answer,) = system.serve([Arrival(0.0, prompt, 2)])
+            ways.append(answer.ttft_s - sum(profile.times.seconds(work)[1] for work in _prompt_steps(prompt)))
+        seen.append({name: _summed(system.serve(load)) for name, load in loads.items()})
+    host, latency_s = fit_host(hosts), max(0.0, statistics.median(ways))
+    profile = replace(profile, measured_on="headrace up, the demo model", host=host, latency_s=latency_s)
+    scores = Scores()
+    for name, load in loads.items():
+        scores.add("served", name, [each[name] for each in seen], predicted(profile, load))
+    print(scores.bands())
+    return replace(profile, errors=scores.errors)
 
 
-def _gaps(answers: Sequence[Reading], batch: int, prompt: int) -> list[Gap]:
-    """Return the times between tokens while all streams of a batch decoded."""
+def _summed(answers: Sequence[Reading]) -> dict[str, float]:
+    return measured([(seen.sent_at, [at for at, _ in seen.texts]) for seen in answers])
+
+
+def _host_times(answers: Sequence[Reading], batch: int, prompt: int, profile: Profile) -> list[tuple[int, float]]:
+    """Return by how much gaps exceed the device's steps, while all streams of a batch decode."""
     begin = max(seen.texts[0][0] for seen in answers)
     end = min(seen.texts[-1][0] for seen in answers)
-    gaps = []
+    found = []
     for seen in answers:
         for place in range(_SETTLED, len(seen.texts)):
             earlier, later = seen.texts[place - 1][0], seen.texts[place][0]
-            if begin <= earlier and later <= end and later > earlier:
-                gaps.append(Gap(later - earlier, batch, batch * (prompt + place)))
-    return gaps
-
-
-def _medians(gaps: Sequence[Gap]) -> list[Gap]:
-    """Return one gap for each batch and about as many tokens of context: the median."""
-    groups: dict[tuple[int, int], list[Gap]] = {}
-    for gap in gaps:
-        groups.setdefault((gap.num_decodes, gap.num_context // (8 * gap.num_decodes)), []).append(gap)
-    found = []
-    for group in groups.values():
-        median = statistics.median(gap.seconds for gap in group)
-        context = round(statistics.mean(gap.num_context for gap in group))
-        found.append(Gap(median, group[0].num_decodes, context))
+            if begin <= earlier < later <= end:
+                device_s = profile.device.seconds(batch, batch * (prompt + place), ())
+                found.append((batch, max(0.0, later - earlier - device_s)))
     return found
 
 
-def _chunks(prompt: int) -> tuple[Chunk, ...]:
+def _prompt_steps(prompt: int) -> list[StepWork]:
+    """Return the steps of a prompt that is alone."""
     size = WORKER.max_num_batched_tokens
-    return tuple((start, min(size, prompt - start)) for start in range(0, prompt, size))
+    return [StepWork(0, 0, [(start, min(size, prompt - start))]) for start in range(0, prompt, size)]
 
 
-def unseen_loads(saturation: float, seed: int) -> Iterator[tuple[str, list[Arrival]]]:
-    """Yield loads that nothing was fitted to: rates as shares of what is served at most, and more than that."""
-    for share in (0.3, 0.6, 0.8):
-        rate = share * saturation
-        load = Synthetic(max(40, round(12 * rate)), rate, 150, 60, spread=0.6)
-        yield f"{share:.0%} of saturation", _bounded(load.arrivals(seed))
-    yield "bursts of 12", _bounded(Synthetic(96, 0.5 * saturation, 250, 40, 0.3, burstiness=1 / 9).arrivals(seed))
-    yield AT_ONCE, _bounded(Synthetic(120, math.inf, 200, 50, spread=0.5).arrivals(seed))
-
-
-def _bounded(arrivals: Iterator[Arrival]) -> list[Arrival]:
-    """Return requests that fit the model's context."""
-    return [replace(each, prompt=min(each.prompt, 1500), output=min(each.output, 400)) for each in arrivals]
-
-
-def measured(answers: Sequence[Reading]) -> dict[str, float]:
-    """Return what clients saw."""
-    begin, end = min(seen.sent_at for seen in answers), max(seen.texts[-1][0] for seen in answers)
-    ttfts = [seen.ttft_s for seen in answers]
-    # Tokens that come together have no time between them, as in the simulation.
-    pairs = (pair for seen in answers for pair in itertools.pairwise(seen.texts))
-    gaps = [later - earlier for (earlier, _), (later, _) in pairs]
-    return dict(
-        zip(
-            _MEASURES,
-            (
-                sum(len(seen.texts) for seen in answers) / (end - begin),
-                *(percentile(ttfts, percent) for percent in (50, 99)),
-                *(percentile(gaps, percent) for percent in (50, 99)),
-            ),
-            strict=True,
-        )
-    )
-
-
-def predicted(profile: Profile, arrivals: Sequence[Arrival]) -> dict[str, float]:
-    """Return what the simulation says."""
-    scenario = Scenario(1, profile.worker.config(), profile.times, ttft_slo_s=1e6, latency_s=profile.latency_s)
-    outcome = simulate(scenario, iter(arrivals))
-    found = (outcome.output_tokens_per_s, *outcome.ttft_s.values(), *outcome.itl_s.values())
-    return dict(zip(_MEASURES, found, strict=True))
-
-
-def score(system: System, profile: Profile, engine: str, rounds: int, seed: int) -> Profile:
-    """Score a profile on loads that it was not fitted to; return it with its errors, the largest of each measure.
-
-    What is measured is the median of all rounds.
-    """
-    saturation = predicted(profile, [Arrival(0.0, 150, 60)] * 96)["tokens_per_s"] / 60
-    loads = dict(unseen_loads(saturation, seed))
-    seen = [{name: measured(system.serve(load)) for name, load in loads.items()} for _ in range(rounds)]
-    table, errors = ResultTable("simulate", _COLUMNS), dict[str, float]()
-    for name, load in loads.items():
-        said = predicted(profile, load)
-        # Of a load that the system cannot serve, the time to first token is that of the queue alone.
-        for measure in _MEASURES if name != AT_ONCE else _MEASURES[:1]:
-            real = statistics.median(each[name][measure] for each in seen)
-            error = said[measure] / real - 1 if real else math.inf
-            key, unit = ("saturation" if name == AT_ONCE else measure), (1.0 if measure == _MEASURES[0] else 1e3)
-            errors[key] = max(errors.get(key, 0.0), round(abs(error), 4))
-            row = {"measured": round(unit * real, 2), "predicted": round(unit * said[measure], 2)}
-            table.add({"engine": engine, "load": name, "measure": key, **row, "error": f"{error:+.1%}"}, rounds=rounds)
-    return replace(profile, errors=errors)
+def _get(url: str, key: str) -> Any:
+    with urlopen(Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=10) as answer:
+        return json.loads(answer.read())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, fit and score."""
     options = _parser().parse_args(arguments)
-    settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks}
-    settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "CACHE_TTL_S": 0}
-    settings |= {"INTERACTIVE_TTFT_SLO_S": 600, "NUM_THREADS": options.threads}
-    step_ms = None if options.step_ms is None else f"{options.step_ms:g}"
-    engine = "the demo model" if step_ms is None else f"simulated, {step_ms} ms"
-    command = [] if step_ms is None else ["--simulate", step_ms]
-    with headrace_up(command, own_settings(**settings)) as ready:
-        address = address_of(ready, _served_model(ready["url"], ready["api_key"]))
-        system = System(address, ready["metrics_url"], ready["operator_key"])
-        system.serve([Arrival(0.0, 100, 30)] * 4)
-        found, host, ratios = fitted(system, options.rounds)
-        profile = Profile(f"headrace up, {engine}", found.times, host, found.latency_s, WORKER, ratios)
-        profile = score(system, profile, engine, options.rounds, options.seed)
+    profile, loads = score_engine(options)
+    if options.served:
+        settings = {"MAX_NUM_SEQS": WORKER.max_num_seqs, "NUM_BLOCKS": WORKER.num_blocks, "CACHE_TTL_S": 0}
+        settings |= {"MAX_NUM_BATCHED_TOKENS": WORKER.max_num_batched_tokens, "MAX_MODEL_LEN": WORKER.max_model_len}
+        settings |= {"INTERACTIVE_TTFT_SLO_S": 600, "NUM_THREADS": 1}
+        with headrace_up([], own_settings(**settings)) as ready:
+            name = _get(f"{ready['url']}/v1/models", ready["api_key"])["data"][0]["id"]
+            system = System(address_of(ready, name))
+            system.serve([Arrival(0.0, 100, 30)] * 4)
+            profile = score_served(system, profile, loads, options.rounds)
     if options.profile is not None:
         write_profile(profile, options.profile)
-    print("largest errors:", ", ".join(f"{name} {error:.0%}" for name, error in profile.errors.items()))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("simulate", __doc__)
-    parser.add_argument("--step-ms", type=float, help="serve no model: a simulated engine whose steps take so long")
-    parser.add_argument("--profile", type=Path, help="file to write what was fitted to, for `headrace simulate`")
-    parser.add_argument("--threads", type=int, default=1, help="of the model's operations")
-    parser.add_argument("--rounds", type=int, default=3, help="in which each load is served once")
+    parser.add_argument("--profile", type=Path, help="file to write what was fitted, for `headrace simulate`")
+    parser.add_argument("--served", action="store_true", help="score the whole system too")
+    parser.add_argument("--requests", type=int, default=200, help="of each load that is scored")
+    parser.add_argument("--rounds", type=int, default=1, help="in which each load is served once")
     parser.add_argument("--seed", type=int, default=1)
     return parser
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,13 @@ class SimulateConfig(LoadConfig):
     """What to simulate."""
 
     workers: int = setting(1, "Workers of the fleet.", minimum=1, maximum=4096)
+    cells: int = setting(
+        1,
+        "Systems that divide workers and requests, each with a queue and a gateway of its own; they are simulated in "
+        "processes side by side.",
+        minimum=1,
+        maximum=256,
+    )
     trace: Path | None = setting(None, "File of recorded requests, instead of drawn ones; see ops/docs/sizing.md.")
     profile: Path | None = setting(None, "File of measured step times, instead of a model and a device.")
     max_num_seqs: int = setting(256, "Sequences that run at once in a worker.", minimum=1, maximum=8192)
@@ -94,12 +102,19 @@ def run(config: SimulateConfig) -> int:
     which `python -m ops.bench.simulate` measures on a running system, or from a model's sizes and a device's data sheet
     (`headrace plan`). The exit status is 1 if none is served, or some waited for ever: all workers had died.
     """
+    from ops.simulation.cells import simulate_cells
     from ops.simulation.report import Cost, figures, html, table
     from ops.simulation.scenario import simulate
 
     check_page(config.html)
+    if config.workers % config.cells:
+        raise ConfigError("HEADRACE_CELLS", f"is {config.cells}; it must divide --workers ({config.workers})")
     scenario, profile = scenario_of(config)
-    outcome: Outcome = simulate(scenario, _arrivals(config))
+    outcome: Outcome
+    if config.cells == 1:
+        outcome = simulate(scenario, _arrivals(config))
+    else:
+        outcome = simulate_cells(scenario, partial(_arrivals, config), config.cells)
     errors = {} if profile is None else profile.errors
     cost = None
     if config.price is not None:

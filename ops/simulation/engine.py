@@ -15,7 +15,7 @@ from gpu_worker.core.step import SampledTokens, ScheduledStep, SequenceEvent, St
 from gpu_worker.core.tiers import KvTiers
 from gpu_worker.engine.engine import Engine
 from ops.simulation.clock import VirtualClock
-from ops.simulation.step_time import StepTimes
+from ops.simulation.step_time import StepTimes, step_work
 
 TOKEN_ID = 7
 _TOKEN, _NOTHING = SampledTokens((TOKEN_ID,)), SampledTokens()
@@ -42,8 +42,10 @@ class TimedRunner:
 
     max_steps_in_flight = 1
 
-    def __init__(self, times: StepTimes, clock: VirtualClock, factors: list[float], first: int = 0) -> None:
-        """Take the time from `clock`; step n takes its prediction times `factors[first + n]`, cyclically."""
+    def __init__(
+        self, times: StepTimes, clock: VirtualClock, factors: tuple[list[float], list[float]], first: int = 0
+    ) -> None:
+        """Take the time from `clock`; step n takes its prediction times factor `first + n` of its kind, cyclically."""
         self._times = times
         self._clock = clock
         self._factors = factors
@@ -52,14 +54,14 @@ class TimedRunner:
 
     def submit(self, plan: StepPlan) -> TimedStep:
         """Begin a step now."""
-        num_decodes = plan.num_decodes
-        context = sum(plan.starts[:num_decodes]) + num_decodes
-        chunks = list(zip(plan.starts[num_decodes:], plan.lengths, strict=True)) if plan.lengths else []
-        sampled = [_TOKEN] * num_decodes
+        work = step_work(plan)
+        sampled = [_TOKEN] * work.num_decodes
         if plan.samples:
             sampled += [_TOKEN if samples else _NOTHING for samples in plan.samples]
-        factor = self._factors[(self._first + plan.step) % len(self._factors)] if self._factors else 1.0
-        device_s, step_s = self._times.seconds(factor, num_decodes, context, chunks)
+        device_s, step_s = self._times.seconds(work)
+        if factors := self._factors[1 if work.chunks else 0]:
+            factor = factors[(self._first + plan.step) % len(factors)]
+            device_s, step_s = device_s * factor, step_s * factor
         return TimedStep(StepResult(plan.step, sampled), self._clock.now + step_s, device_s)
 
 

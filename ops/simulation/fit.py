@@ -1,81 +1,93 @@
-"""Fits the times of steps to what clients of a running system have measured.
+"""Fits the times of steps to measured ones, as sums in proportion to the work.
 
-Both kinds of measurements are sums in proportion to the work. A gap between two tokens is a step. A time to first
-token is the way there and back, and a step for each part of the prompt. Parts that come out negative are left out, so
-all stay positive. Errors count relatively: a step of 2 ms that is predicted as 3 is as bad as one of 20 as 30.
+No part is negative. Errors count relatively: a step of 2 ms that is predicted as 3 is as bad as one of 20 as 30. The
+sum of their absolute values is minimized, so that the few steps that something else has delayed change little: `spread`
+has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from ops.simulation.step_time import Chunk, LinearTimes
+from ops.simulation.step_time import HostTimes, LinearTimes, Spread, StepTimes, StepWork
 
 _NUM_QUANTILES = 101
+_ITERATIONS = 20
+_SMALL = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A time between two tokens, while `num_decodes` sequences attended to `num_context` tokens in all."""
+class MeasuredStep(NamedTuple):
+    """What a step computed, the seconds of the device, and those of the host until the next step could begin."""
 
-    seconds: float
-    num_decodes: int
-    num_context: int
-
-    @property
-    def row(self) -> list[float]:
-        """How often each part of `Fit` is in it."""
-        return [1.0, float(self.num_decodes), 0.0, float(self.num_context), 0.0, 0.0]
+    work: StepWork
+    device_s: float
+    host_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """A time to first token of a prompt that came alone, computed in these parts."""
-
-    seconds: float
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def row(self) -> list[float]:
-        """How often each part of `Fit` is in it."""
-        steps = float(len(self.chunks))
-        tokens = float(sum(length for _, length in self.chunks))
-        pairs = sum(length * start + length * (length + 1) / 2 for start, length in self.chunks)
-        return [steps, steps, tokens - steps, 0.0, pairs, 1.0]
+def fit(steps: Sequence[MeasuredStep]) -> StepTimes:
+    """Fit the device's and the host's parts, and how steps lie around them."""
+    rows = [_row(step.work) for step in steps]
+    device = LinearTimes(*_parts(rows, [step.device_s for step in steps]))
+    times = StepTimes(device, fit_host([(step.work.num_sequences, step.host_s) for step in steps]))
+    return replace(times, spread=spread_of(steps, times))
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What was fitted: the parts of a step, and the way of a request there and back."""
+def spread_of(steps: Sequence[MeasuredStep], times: StepTimes) -> Spread:
+    """Return how steps lie around what is predicted."""
+    decodes = [step for step in steps if not step.work.chunks]
+    prompts = [step for step in steps if step.work.chunks]
+    return Spread(_quantiles(decodes, times), _quantiles(prompts, times))
 
-    times: LinearTimes
-    latency_s: float
+
+def fit_host(measured: Sequence[tuple[int, float]]) -> HostTimes:
+    """Fit what the host takes between steps, from numbers of sequences and seconds."""
+    return HostTimes(*_parts([[1.0, float(count)] for count, _ in measured], [seconds for _, seconds in measured]))
 
 
-def fit(measured: Sequence[Gap | FirstToken]) -> Fit:
-    """Fit all parts by least squares of relative errors, none negative."""
-    rows = [[value / each.seconds for value in each.row] for each in measured]
-    names = list(range(len(rows[0])))
-    while True:
-        # Columns scaled alike, so that the solver drops none of them as small.
-        columns = np.array([[row[name] for name in names] for row in rows])
-        scales = np.linalg.norm(columns, axis=0)
-        scales[scales == 0] = 1.0
-        found = np.linalg.lstsq(columns / scales, np.ones(len(rows)))[0] / scales
+def _row(work: StepWork) -> list[float]:
+    """Return how often each part of `LinearTimes` is in a step."""
+    beyond = sum(length - 1 for _, length in work.chunks)
+    pairs = sum(length * start + length * (length + 1) / 2 for start, length in work.chunks)
+    return [1.0, float(work.num_sequences), float(beyond), float(work.num_context), pairs]
+
+
+def _parts(rows: list[list[float]], seconds: list[float]) -> list[float]:
+    """Return the parts that make up the seconds with the least sum of relative errors; 0 for what is in no row."""
+    table, measured = np.array(rows), np.maximum(np.array(seconds), 1e-9)
+    weights = 1 / measured
+    parts = np.zeros(table.shape[1])
+    for _ in range(_ITERATIONS):
+        parts = _least_squares(table * weights[:, None], measured * weights)
+        predicted = np.maximum(table @ parts, 1e-9)
+        # Reweighted least squares: a square over its own root is the absolute value.
+        weights = 1 / predicted / np.sqrt(np.maximum(np.abs(measured / predicted - 1), _SMALL))
+    return [float(part) for part in parts]
+
+
+def _least_squares(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Solve with no part negative."""
+    # Columns scaled alike, so that the solver drops none of them as small.
+    scales = np.linalg.norm(table, axis=0)
+    names = [place for place in range(len(scales)) if scales[place] > 0]
+    parts = np.zeros(len(scales))
+    while names:
+        found = np.linalg.lstsq(table[:, names] / scales[names], wanted)[0] / scales[names]
         if (found >= 0).all():
+            parts[names] = found
             break
-        names.remove(names[int(np.argmin(found))])
-    parts = [0.0] * len(rows[0])
-    for name, value in zip(names, found, strict=True):
-        parts[name] = float(value)
-    return Fit(LinearTimes(*parts[:5]), parts[5])
+        del names[int(np.argmin(found))]
+    return parts
 
 
-def spread(gaps: Sequence[Gap], times: LinearTimes) -> tuple[float, ...]:
-    """Return the quantiles of measured over predicted gaps, for `StepTimes`."""
-    ratios = sorted(each.seconds / times.seconds(each.num_decodes, each.num_context, ()) for each in gaps)
-    last = len(ratios) - 1
-    return tuple(round(ratios[round(last * place / (_NUM_QUANTILES - 1))], 4) for place in range(_NUM_QUANTILES))
+def _quantiles(steps: Sequence[MeasuredStep], times: StepTimes) -> tuple[float, ...]:
+    """Return the quantiles of measured over predicted time; none without steps."""
+    ratios = [(step.device_s + step.host_s) / times.seconds(step.work)[1] for step in steps]
+    return (
+        tuple(round(float(each), 4) for each in np.quantile(ratios, np.linspace(0, 1, _NUM_QUANTILES)))
+        if ratios
+        else ()
+    )

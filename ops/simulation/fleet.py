@@ -78,7 +78,7 @@ class VirtualFleet:
         self._config, self._times, self._tiers = config, times, tiers
         if tiers is not None:
             self._files = SharedFiles(tiers.file_blocks, config.retained_share, self.clock)
-        self._factors, self._draw = times.factors(seed), random.Random(f"workers/{seed}")
+        self._factors, self._draw = times.spread.factors(seed), random.Random(f"workers/{seed}")
         self.workers: list[VirtualWorker] = []
         self._by_name: dict[str, VirtualWorker] = {}
         for _ in range(num_workers):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
-from ops.simulation.step_time import HostTimes, LinearTimes, StepTimes
+from ops.simulation.step_time import HostTimes, LinearTimes, Spread, StepTimes
 from shared.errors import HeadraceError
 
 _MAX_BYTES = 1 << 20
@@ -43,7 +44,7 @@ class Profile:
         measured_on: The system and its machine, in words.
         device: Of steps.
         host: Between steps.
-        spread: As `StepTimes` has it.
+        spread: How steps lie around what is predicted.
         latency_s: What a request takes besides queue and steps.
         errors: By how much predictions erred on loads that nothing was fitted to, as shares, by what was predicted.
     """
@@ -53,7 +54,7 @@ class Profile:
     host: HostTimes
     latency_s: float
     worker: WorkerLimits
-    spread: tuple[float, ...] = ()
+    spread: Spread = field(default_factory=Spread)
     errors: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -75,7 +76,8 @@ def read_profile(path: Path) -> Profile:
     except (msgspec.MsgspecError, ValueError) as error:
         raise ProfileError(f"{path} is not a profile: {error}") from None
     numbers = [*msgspec.to_builtins(profile.device).values(), *msgspec.to_builtins(profile.host).values()]
-    if min(*numbers, *profile.spread, profile.latency_s) < 0 or len(profile.spread) == 1:
+    quantiles = (profile.spread.decodes, profile.spread.prompts)
+    if min(*numbers, *chain(*quantiles), profile.latency_s) < 0 or any(len(each) == 1 for each in quantiles):
         raise ProfileError(f"{path} is not a profile: times are not negative, and a spread has two numbers at least")
     return profile
 

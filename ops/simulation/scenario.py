@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from ops.simulation.autoscaler import Autoscaler, Scaling
 from ops.simulation.fleet import VirtualFleet
 from ops.simulation.gateway import Moment, VirtualGateway
-from ops.simulation.outcome import percentile
+from ops.simulation.outcome import TokenGaps, percentile
 from ops.simulation.step_time import StepTimes
 from ops.simulation.tiers import TierSizes
 from ops.simulation.workload import Arrival
@@ -110,8 +112,42 @@ class Outcome:
         return self.num_refusals / num_attempts if num_attempts else 0.0
 
 
+class Record(msgspec.Struct, kw_only=True):
+    """What a fleet has shown, as it was counted: `Outcome` has the figures, and explains the names.
+
+    Attributes:
+        num_workers: Workers that there were.
+        ttfts_s: Of every request, in the order of their ends, as `ends_s`.
+        gaps: Times between tokens, as `TokenGaps` counts them.
+        last_end_at: When the last request was complete.
+    """
+
+    num_workers: int
+    num_unserved: int
+    num_too_long: int
+    num_refusals: int
+    num_given_up: int
+    num_retried: int
+    num_moves: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    device_s: float
+    ttfts_s: list[float]
+    ends_s: list[float]
+    gaps: dict[int, int]
+    moments: list[Moment]
+    last_end_at: float
+
+
 def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
     """Serve requests by a fleet in virtual time."""
+    return outcome_of(run(scenario, arrivals))
+
+
+def run(scenario: Scenario, arrivals: Iterator[Arrival]) -> Record:
+    """Serve requests, and return what was counted."""
     config = scenario.config
     fleet = VirtualFleet(
         scenario.workers,
@@ -135,7 +171,7 @@ def simulate(scenario: Scenario, arrivals: Iterator[Arrival]) -> Outcome:
         Autoscaler(gateway, scenario.scaling, scenario.ttft_slo_s)
     with _few_collections():
         gateway.serve(arrivals)
-    return _outcome(fleet, gateway)
+    return _record(fleet, gateway)
 
 
 @contextmanager
@@ -151,15 +187,10 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _outcome(fleet: VirtualFleet, gateway: VirtualGateway) -> Outcome:
-    served, moments = gateway.served, gateway.moments
-    duration_s = served.last_end_at
-    busy = [moment for moment in moments if moment.at <= duration_s]
-    device_s = sum(worker.runner.device_s for worker in fleet.workers)
-    num_served = len(served.ttft_s)
-    return Outcome(
-        num_requests=num_served + served.num_given_up + served.num_unserved + served.num_too_long,
-        num_served=num_served,
+def _record(fleet: VirtualFleet, gateway: VirtualGateway) -> Record:
+    served = gateway.served
+    return Record(
+        num_workers=len(fleet.workers),
         num_unserved=served.num_unserved,
         num_too_long=served.num_too_long,
         num_refusals=served.num_refusals,
@@ -167,16 +198,43 @@ def _outcome(fleet: VirtualFleet, gateway: VirtualGateway) -> Outcome:
         num_retried=served.num_retried,
         num_moves=served.num_moves,
         num_preemptions=sum(worker.engine.stats.num_preemptions for worker in fleet.workers),
-        duration_s=duration_s,
         num_prompt_tokens=served.num_prompt_tokens,
         num_cached_tokens=served.num_cached_tokens,
         num_output_tokens=served.num_output_tokens,
-        ttft_s={percent: percentile(served.ttft_s, percent) for percent in _PERCENTS},
-        itl_s={percent: fleet.gaps.percentile(percent) for percent in _PERCENTS},
-        end_s={percent: percentile(served.end_s, percent) for percent in _PERCENTS},
-        device_share=device_s / (duration_s * len(fleet.workers)) if duration_s else 0.0,
+        device_s=sum(worker.runner.device_s for worker in fleet.workers),
+        ttfts_s=list(served.ttft_s),
+        ends_s=list(served.end_s),
+        gaps=dict(fleet.gaps.counts),
+        moments=gateway.moments,
+        last_end_at=served.last_end_at,
+    )
+
+
+def outcome_of(record: Record) -> Outcome:
+    """Return the figures of what was counted."""
+    duration_s, num_served = record.last_end_at, len(record.ttfts_s)
+    busy = [moment for moment in record.moments if moment.at <= duration_s]
+    gaps = TokenGaps(record.gaps)
+    return Outcome(
+        num_requests=num_served + record.num_given_up + record.num_unserved + record.num_too_long,
+        num_served=num_served,
+        num_unserved=record.num_unserved,
+        num_too_long=record.num_too_long,
+        num_refusals=record.num_refusals,
+        num_given_up=record.num_given_up,
+        num_retried=record.num_retried,
+        num_moves=record.num_moves,
+        num_preemptions=record.num_preemptions,
+        duration_s=duration_s,
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_cached_tokens=record.num_cached_tokens,
+        num_output_tokens=record.num_output_tokens,
+        ttft_s={percent: percentile(record.ttfts_s, percent) for percent in _PERCENTS},
+        itl_s={percent: gaps.percentile(percent) for percent in _PERCENTS},
+        end_s={percent: percentile(record.ends_s, percent) for percent in _PERCENTS},
+        device_share=record.device_s / (duration_s * record.num_workers) if duration_s else 0.0,
         kv_share=sum(moment.kv_share for moment in busy) / max(1, len(busy)),
         most_kv_share=max((moment.kv_share for moment in busy), default=0.0),
-        moments=moments,
-        ttfts_s=list(served.ttft_s),
+        moments=record.moments,
+        ttfts_s=record.ttfts_s,
     )

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from gpu_worker.core.plan import StepPlan
 
 _NUM_FACTORS = 1 << 16
 Chunk = tuple[int, int]
 """A part of a prompt in a step: tokens computed before it, and its own."""
 
 
+class StepWork(NamedTuple):
+    """What a step computes.
+
+    Attributes:
+        num_decodes: Sequences that compute one token each.
+        num_context: Tokens that these attend to, over all of them.
+        chunks: Parts of prompts.
+    """
+
+    num_decodes: int
+    num_context: int
+    chunks: Sequence[Chunk] = ()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the step."""
+        return self.num_decodes + len(self.chunks)
+
+
+def step_work(plan: StepPlan) -> StepWork:
+    """Return what a plan computes."""
+    num_decodes, starts = plan.num_decodes, plan.starts
+    if not plan.lengths:
+        return StepWork(num_decodes, sum(starts) + num_decodes)
+    chunks = list(zip(starts[num_decodes:], plan.lengths, strict=True))
+    return StepWork(num_decodes, sum(starts[:num_decodes]) + num_decodes, chunks)
+
+
 class DeviceTimes(Protocol):
     """Seconds of a device for the work of one step."""
 
     def seconds(self, num_decodes: int, num_context: int, chunks: Iterable[Chunk]) -> float:
-        """Return the time of a step.
-
-        Args:
-            num_decodes: Sequences that compute one token each.
-            num_context: Tokens that these attend to, over all of them.
-            chunks: Parts of prompts.
-        """
+        """Return the time of a step, whose parts `StepWork` explains."""
         ...
 
 
@@ -73,40 +97,45 @@ class HostTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Both parts, and how real steps lie around their sum.
+class Spread:
+    """How real steps lie around what is predicted: quantiles of measured over predicted time.
+
+    They are evenly spaced from the least to the greatest, two at least. Empty: steps take exactly what is predicted.
 
     Attributes:
-        spread: Quantiles of measured over predicted time, two at least, evenly spaced from the least to the greatest.
-            Empty: steps take exactly what is predicted.
+        decodes: Of steps without parts of prompts. They are short, so a delay is a larger share of them.
+        prompts: Of steps with some.
     """
+
+    decodes: tuple[float, ...] = ()
+    prompts: tuple[float, ...] = ()
+
+    def factors(self, seed: int) -> tuple[list[float], list[float]]:
+        """Draw by how much steps of both kinds differ from their prediction; nothing where they do not."""
+        generator = random.Random(f"steps/{seed}")
+        shares = [generator.random() for _ in range(_NUM_FACTORS)] if self.decodes or self.prompts else []
+        decodes, prompts = ([_quantile(each, share) for share in shares] for each in (self.decodes, self.prompts))
+        return decodes, prompts
+
+
+def _quantile(quantiles: tuple[float, ...], share: float) -> float:
+    if not quantiles:
+        return 1.0
+    place = share * (len(quantiles) - 1)
+    index = min(int(place), len(quantiles) - 2)
+    low, high = quantiles[index], quantiles[index + 1]
+    return low + (high - low) * (place - index)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Device, host, and how real steps lie around their sum."""
 
     device: DeviceTimes
     host: HostTimes = HostTimes()
-    spread: tuple[float, ...] = ()
+    spread: Spread = Spread()
 
-    def seconds(self, factor: float, num_decodes: int, num_context: int, chunks: list[Chunk]) -> tuple[float, float]:
-        """Return the device's seconds of a step, and those from its beginning to the next one's.
-
-        Args:
-            factor: By which it differs from the prediction.
-            num_decodes: As `DeviceTimes.seconds` has it, as the next two.
-            num_context: Tokens that decodes attend to.
-            chunks: Parts of prompts.
-        """
-        device_s = self.device.seconds(num_decodes, num_context, chunks)
-        host_s = self.host.step_s + self.host.sequence_s * (num_decodes + len(chunks))
-        return device_s * factor, (device_s + host_s) * factor
-
-    def factors(self, seed: int) -> list[float]:
-        """Draw by how much steps differ from their prediction; nothing where they do not."""
-        if not self.spread:
-            return []
-        generator = random.Random(f"steps/{seed}")
-        return [self._quantile(generator.random()) for _ in range(_NUM_FACTORS)]
-
-    def _quantile(self, share: float) -> float:
-        place = share * (len(self.spread) - 1)
-        index = min(int(place), len(self.spread) - 2)
-        low, high = self.spread[index], self.spread[index + 1]
-        return low + (high - low) * (place - index)
+    def seconds(self, work: StepWork) -> tuple[float, float]:
+        """Return the device's seconds of a step, and those from its beginning to the next one's."""
+        device_s = self.device.seconds(work.num_decodes, work.num_context, work.chunks)
+        return device_s, device_s + self.host.step_s + self.host.sequence_s * (work.num_decodes + len(work.chunks))

@@ -84,7 +84,12 @@ class ModelSize:
 
         Source: Kaplan et al., Scaling Laws for Neural Language Models (2020), table 1: two for each weight and token.
         """
-        return 2.0 * (self.read_weights(1) * num_tokens + head_weights(self.config) * num_sampled)
+        return 2.0 * (self._token_weights * num_tokens + head_weights(self.config) * num_sampled)
+
+    @cached_property
+    def _token_weights(self) -> int:
+        """Layer weights that one token meets."""
+        return self.read_weights(1)
 
     def attention_flops(self, start: int, length: int) -> float:
         """Return the operations of attention for `length` tokens behind `start` others, causal.

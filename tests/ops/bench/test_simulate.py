@@ -1,14 +1,17 @@
 from __future__ import annotations
 
-import json
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
 
 from ops.bench import simulate
+from ops.bench.executed import ExecutedEngine, Execution, take_turns
 from ops.load_generator.answer import Reading
 from ops.load_generator.connection import Answer
-from ops.simulation.profile import read_profile
+from ops.simulation.profile import Profile, read_profile
+from ops.simulation.step_time import HostTimes, LinearTimes, StepWork
+from ops.simulation.workload import Arrival
 
 
 def seen(sent_at: float, *times: float) -> Reading:
@@ -20,40 +23,54 @@ def test_broken_answer_ends_the_measurement() -> None:
         simulate.answered(Answer(1.0, [(1.5, b"HTTP/1.1 503 Busy\r\n\r\n")]))
 
 
-def test_gaps_are_those_while_all_streams_decode() -> None:
+def test_host_times_are_those_while_all_streams_decode() -> None:
     first = seen(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     late = seen(0.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0)
-    gaps = simulate._gaps([first, late], 2, 40)
-    assert {gap.seconds for gap in gaps} == {1.0}
-    assert all(gap.num_decodes == 2 for gap in gaps)
+    profile = Profile("", LinearTimes(0.25), HostTimes(), 0.0, simulate.WORKER)
+    found = simulate._host_times([first, late], 2, 40, profile)
     # The third token of the first stream is the first one that comes behind the other stream's begin.
-    assert min(gap.num_context for gap in gaps) == 2 * (40 + 2)
+    assert found == [(2, 0.75)] * 6
 
 
 def test_what_clients_saw_is_summed_up() -> None:
-    found = simulate.measured([seen(place, place + 0.5, place + 0.6, place + 0.6, place + 0.7) for place in range(4)])
-    assert found["tokens_per_s"] == pytest.approx(16 / 3.7)
+    found = simulate.measured([(place, [place + 0.5, place + 0.6, place + 0.7]) for place in range(4)])
+    assert found["tokens_per_s"] == pytest.approx(12 / 3.7)
     assert found["ttft_p50"] == pytest.approx(0.5)
+    assert found["itl_p99"] == pytest.approx(0.1)
     # Two tokens that come together have no time between them.
-    assert (found["itl_p50"], found["itl_p99"]) == pytest.approx((0.1, 0.1))
-    assert simulate.measured([seen(0.0, 1.0, 1.0)])["itl_p50"] == 0.0
+    assert simulate.measured([(0.0, [1.0, 1.0])])["itl_p50"] == 0.0
 
 
 def test_scored_loads_fit_the_models_context() -> None:
-    loads = dict(simulate.unseen_loads(10.0, 1))
+    loads = simulate.scored_loads(10.0, 60, 1)
     assert len(loads) == 5
     assert all(each.prompt + each.output < simulate.WORKER.max_model_len for load in loads.values() for each in load)
 
 
+def test_engine_takes_its_own_processor_time_alone() -> None:
+    engine, others = (ExecutedEngine(simulate.MODEL, simulate.WORKER) for _ in range(2))
+    load = [Arrival(0.0, 40, 6), Arrival(0.0, 600, 3), Arrival(100.0, 40, 2)]
+    found, busy = Execution(load), Execution([Arrival(0.0, 1500, 2)] * 5)
+    take_turns(engine.serve(found), chain(others.serve(busy), repeat(None)))
+    assert [len(times) for times in found.times] == [6, 3, 2]
+    assert all(times == sorted(times) for times in found.times)
+    # Idle time is skipped; what the other engine and this test computed is not counted.
+    assert 100.0 < found.times[2][0] < 100.0 + 0.5 * sum(step.device_s for step in busy.steps)
+    work = [step.work for step in found.steps]
+    assert sum(length for each in work for _, length in each.chunks) == 40 + 600 + 40
+    assert sum(each.num_decodes for each in work) == 5 + 2 + 1
+    spent_s = sum(step.device_s + step.host_s for step in found.steps[:-2])
+    assert max(found.times[1][-1], found.times[0][-1]) == pytest.approx(spent_s, rel=0.05)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_whole_system_is_measured_fitted_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(1200)
+def test_engine_and_whole_system_are_fitted_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, object]] = []
     monkeypatch.setattr("ops.bench.record.append_lines", lambda path, lines: rows.extend(lines))
     path = tmp_path / "profile.json"
-    simulate.main(["--step-ms", "20", "--rounds", "1", "--profile", str(path)])
+    simulate.main(["--served", "--requests", "24", "--profile", str(path)])
     profile = read_profile(path)
-    assert 0.01 < profile.times.device.seconds(1, 100, ()) + profile.host.step_s < 0.1
+    assert 0.0001 < profile.times.seconds(StepWork(1, 100))[1] < 0.1
     assert {"tokens_per_s", "ttft_p99", "itl_p99", "saturation"} <= profile.errors.keys()
-    assert len(rows) == 4 * 5 + 1
-    assert json.dumps(rows)
+    assert len(rows) == 2 * (4 * 5 + 1)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ops.cli.simulate import command
 from ops.simulation.profile import Profile, WorkerLimits, write_profile
-from ops.simulation.step_time import HostTimes, LinearTimes
+from ops.simulation.step_time import HostTimes, LinearTimes, Spread
 from shared.errors import HeadraceError
 from tests.ops.cli.command import headrace_here
 from tests.ops.sizing.models import LLAMA_33_70B, write_config
@@ -19,7 +19,8 @@ from tests.ops.sizing.models import LLAMA_33_70B, write_config
 def profile(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     worker = WorkerLimits(16, 500, 8, 256, 2048)
-    write_profile(Profile("a test", LinearTimes(0.008), HostTimes(0.002), 0.004, worker, (0.9, 1.1)), path)
+    spread = Spread((0.9, 1.1), (0.9, 1.1))
+    write_profile(Profile("a test", LinearTimes(0.008), HostTimes(0.002), 0.004, worker, spread), path)
     return path
 
 
@@ -42,6 +43,12 @@ def test_measured_profile_is_simulated_the_same_each_time(profile: Path, tmp_pat
     assert told["cost_per_hour"] == 2
     assert "<svg" in page.read_text()
     assert "100 of 100 served" in simulated(*load)
+
+
+def test_fleet_in_cells_serves_all_requests(profile: Path) -> None:
+    load = ("--profile", profile, "--workers", 4, "--cells", 2, "--requests", 60, "--rate", 20, "--output", 20)
+    told = json.loads(simulated(*load, "--json"))
+    assert (told["workers"], told["served"]) == (4, 60)
 
 
 def test_trace_and_deaths_are_simulated(profile: Path, tmp_path: Path) -> None:
@@ -90,6 +97,7 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
             ("--html", "/nonexistent/x.html"),
             "--html: /nonexistent/x.html cannot be written: give a file in a directory that you may write to",
         ),
+        (("--workers", "3", "--cells", "2"), "--cells: is 2; it must divide --workers (3)"),
         (("--shared-prefix", "50"), "--shared-prefix: is 50; it must be less than --prompt (50)"),
     ],
 )

@@ -4,58 +4,69 @@ import random
 
 import pytest
 
-from ops.simulation.fit import FirstToken, Gap, fit, spread
-from ops.simulation.step_time import Chunk, LinearTimes
+from ops.simulation.fit import MeasuredStep, fit, fit_host
+from ops.simulation.step_time import HostTimes, LinearTimes, StepTimes, StepWork
 
-TIMES = LinearTimes(0.004, 3e-4, 5e-5, 2e-7, 1e-9)
-LATENCY_S = 0.003
-PROMPTS: tuple[tuple[Chunk, ...], ...] = (((0, 20),), ((0, 400),), ((0, 512), (512, 300)), ((0, 512), (512, 512)))
+TIMES = StepTimes(LinearTimes(0.004, 3e-4, 5e-5, 2e-7, 1e-9), HostTimes(1e-4, 2e-5))
+WORKS = [StepWork(batch, batch * context) for batch in (1, 2, 4, 8, 16) for context in (50, 200, 800)] + [
+    StepWork(0, 0, [(0, 20)]),
+    StepWork(3, 400, [(0, 400)]),
+    StepWork(0, 0, [(512, 300), (0, 40)]),
+    StepWork(8, 900, [(512, 500)]),
+]
 
 
-def measurements(times: LinearTimes, noise: float = 0.0) -> list[Gap | FirstToken]:
+def measured(works: list[StepWork], noise: float = 0.0, times: StepTimes = TIMES) -> list[MeasuredStep]:
     draw = random.Random(1)
-    found: list[Gap | FirstToken] = []
-    for num_decodes in (1, 2, 4, 8, 16):
-        for each in (50, 200, 800):
-            seconds = times.seconds(num_decodes, num_decodes * each, ())
-            found.append(Gap(seconds * draw.lognormvariate(0, noise), num_decodes, num_decodes * each))
-    for chunks in PROMPTS:
-        seconds = LATENCY_S + sum(times.seconds(0, 0, [chunk]) for chunk in chunks)
-        found.append(FirstToken(seconds * draw.lognormvariate(0, noise), chunks))
+    found = []
+    for work in works:
+        device_s, whole_s = times.seconds(work)
+        factor = draw.lognormvariate(0, noise)
+        found.append(MeasuredStep(work, device_s * factor, (whole_s - device_s) * factor))
     return found
 
 
-def test_times_that_measurements_were_made_of_are_found() -> None:
-    found = fit(measurements(TIMES))
-    assert found.latency_s == pytest.approx(LATENCY_S, rel=1e-3)
-    for part in ("fixed_s", "sequence_s", "token_s", "context_s", "pair_s"):
-        assert getattr(found.times, part) == pytest.approx(getattr(TIMES, part), rel=1e-3)
+def test_times_that_steps_were_made_of_are_found() -> None:
+    found = fit(measured(WORKS))
+    assert isinstance(found.device, LinearTimes)
+    for part in LinearTimes.__slots__:
+        assert getattr(found.device, part) == pytest.approx(getattr(TIMES.device, part), rel=1e-3)
+    assert found.host.step_s == pytest.approx(TIMES.host.step_s)
+    assert found.host.sequence_s == pytest.approx(TIMES.host.sequence_s)
 
 
-def test_noise_changes_what_steps_take_little() -> None:
-    found = fit(measurements(TIMES, 0.05)).times
-    for num_decodes in (1, 12):
-        expected = TIMES.seconds(num_decodes, 300 * num_decodes, ())
-        assert found.seconds(num_decodes, 300 * num_decodes, ()) == pytest.approx(expected, rel=0.1)
+def test_noise_and_delayed_steps_change_what_others_take_little() -> None:
+    steps = measured(WORKS * 20, 0.05)
+    steps[::25] = [step._replace(device_s=step.device_s + 0.1) for step in steps[::25]]
+    found = fit(steps)
+    for work in (StepWork(1, 300), StepWork(12, 3600), StepWork(0, 0, [(0, 250)])):
+        assert found.seconds(work)[1] == pytest.approx(TIMES.seconds(work)[1], rel=0.05)
 
 
 def test_parts_are_never_negative() -> None:
-    shrinking = [Gap(0.01 - 1e-4 * count, count, 100 * count) for count in (1, 4, 16)]
-    firsts = [FirstToken(0.02, chunks) for chunks in PROMPTS]
-    found = fit([*shrinking, *firsts])
-    assert min(found.latency_s, *(getattr(found.times, part) for part in LinearTimes.__slots__)) >= 0
-    assert found.times.seconds(4, 400, ()) == pytest.approx(0.0095, rel=0.1)
+    shrinking = [MeasuredStep(StepWork(batch, 100 * batch), 0.01 - 1e-4 * batch, 0.0) for batch in (1, 4, 16)]
+    found = fit(shrinking)
+    assert isinstance(found.device, LinearTimes)
+    assert min(getattr(found.device, part) for part in LinearTimes.__slots__) >= 0
+    assert found.seconds(StepWork(4, 400))[0] == pytest.approx(0.0095, rel=0.1)
 
 
-def test_spread_has_the_quantiles_of_measured_over_predicted() -> None:
-    gaps = [Gap(0.01 * (1 + place / 1000), 1, 0) for place in range(1001)]
-    ratios = spread(gaps, LinearTimes(0.01))
-    assert (ratios[0], ratios[50], ratios[-1]) == (1.0, 1.5, 2.0)
-    assert list(ratios) == sorted(ratios)
+def test_parts_that_no_step_has_are_zero() -> None:
+    found = fit([MeasuredStep(StepWork(batch, 0), 0.01 + 0.001 * batch, 0.0) for batch in (1, 2, 4)])
+    assert isinstance(found.device, LinearTimes)
+    assert (found.device.token_s, found.device.context_s, found.device.pair_s) == (0.0, 0.0, 0.0)
+    assert found.device.fixed_s == pytest.approx(0.01)
 
 
-def test_parts_that_no_measurement_has_are_zero() -> None:
-    gaps = [Gap(0.01 + 0.001 * batch, batch, 100 * batch) for batch in (1, 2, 4)]
-    found = fit(gaps)
-    assert (found.latency_s, found.times.token_s, found.times.pair_s) == (0.0, 0.0, 0.0)
-    assert found.times.fixed_s == pytest.approx(0.01)
+def test_steps_with_and_without_prompts_have_a_spread_of_their_own() -> None:
+    decodes = [MeasuredStep(StepWork(1, 0), 0.01 * (1 + (place - 500) / 1000), 0.0) for place in range(1001)]
+    prompts = [MeasuredStep(StepWork(0, 0, [(0, 100)]), 0.05, 0.0)] * 20
+    spread = fit(decodes + prompts).spread
+    assert (spread.decodes[0], spread.decodes[50], spread.decodes[-1]) == pytest.approx((0.5, 1.0, 1.5), rel=0.02)
+    assert list(spread.decodes) == sorted(spread.decodes)
+    assert spread.prompts == pytest.approx((1.0,) * 101, rel=0.02)
+
+
+def test_host_time_has_a_part_for_the_step_and_one_for_each_sequence() -> None:
+    found = fit_host([(1, 0.003), (2, 0.004), (8, 0.01)])
+    assert (found.step_s, found.sequence_s) == pytest.approx((0.002, 0.001))

@@ -9,11 +9,13 @@ import pytest
 
 from ops.simulation.report import figures
 from ops.simulation.scenario import Outcome
-from ops.simulation.step_time import HostTimes, LinearTimes, StepTimes
+from ops.simulation.step_time import HostTimes, LinearTimes, Spread, StepTimes
 from ops.simulation.workload import Arrival, Synthetic
 from tests.ops.simulation.fleets import CONFIG, PLAIN, STEP_S, served
 
-SPREAD = StepTimes(LinearTimes(0.006, 2e-4, 3e-5, 1e-7, 1e-9), HostTimes(1e-3, 1e-4), (0.9, 1.0, 1.0, 1.4))
+SPREAD = StepTimes(
+    LinearTimes(0.006, 2e-4, 3e-5, 1e-7, 1e-9), HostTimes(1e-3, 1e-4), Spread((0.9, 1.0, 1.4), (0.8, 1.2))
+)
 
 
 def test_lone_request_takes_a_step_for_its_prompt_and_one_for_each_further_token() -> None:
@@ -65,7 +67,7 @@ def test_decode_attends_to_all_tokens_before_it_and_to_its_own() -> None:
 
 
 def test_steps_differ_from_their_prediction_as_the_spread_says() -> None:
-    outcome = served([Arrival(0.0, 100, 200)], times=StepTimes(LinearTimes(STEP_S), spread=(0.5, 1.5)))
+    outcome = served([Arrival(0.0, 100, 200)], times=StepTimes(LinearTimes(STEP_S), spread=Spread((0.5, 1.5))))
     assert outcome.itl_s[50] == pytest.approx(STEP_S, rel=0.15)
     assert outcome.itl_s[99] == pytest.approx(1.5 * STEP_S, rel=0.05)
 

@@ -1,0 +1,129 @@
+"""A fleet in cells: systems with a queue and a gateway of their own, among which requests are dealt out in turn.
+
+Cells know nothing of each other, so they are simulated side by side in processes. What they show together depends on
+the number of cells, and not on that of processes or on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import msgspec
+
+from ops.simulation.gateway import Moment
+from ops.simulation.outcome import TokenGaps
+from ops.simulation.scenario import Outcome, Record, Scenario, outcome_of, run
+from ops.simulation.workload import Arrival
+from shared.errors import HeadraceError
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+class CellError(HeadraceError):
+    """A process that simulated a cell has died."""
+
+
+def simulate_cells(scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]], num_cells: int) -> Outcome:
+    """Serve requests by a fleet in cells, in as many processes as this one may use cores.
+
+    Args:
+        scenario: The whole fleet; each cell has an equal part of its workers.
+        arrivals: Begins the requests anew, for each cell.
+        num_cells: A divisor of the number of workers.
+
+    Raises:
+        CellError: A process has died, as for want of memory.
+    """
+    next(arrivals(), None)  # what cannot be read is refused here
+    cells = [_cell(scenario, number, num_cells) for number in range(num_cells)]
+    num_processes = min(num_cells, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    records: list[Record] = []
+    for first in range(0, num_cells, num_processes):
+        numbers = range(first, min(num_cells, first + num_processes))
+        pipes = [_begin(partial(run, cells[number], islice(arrivals(), number, None, num_cells))) for number in numbers]
+        records += [_end(*pipe) for pipe in pipes]
+    return outcome_of(merged(records))
+
+
+def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
+    size = scenario.workers // num_cells
+    first = number * size
+    kills = tuple((worker - first, at) for worker, at in scenario.kills if first <= worker < first + size)
+    return replace(scenario, workers=size, kills=kills, seed=scenario.seed * num_cells + number)
+
+
+def _begin(work: Callable[[], Record]) -> tuple[int, int]:
+    """Run something in a process of its own; return its id, and where its record comes from."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    status = 1
+    try:
+        os.close(reader)
+        with os.fdopen(writer, "wb") as file:
+            file.write(_encode(work()))
+        status = 0
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        # Nothing of the parent is to be ended here.
+        os._exit(status)
+
+
+def _end(pid: int, reader: int) -> Record:
+    with os.fdopen(reader, "rb") as file:
+        content = file.read()
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise CellError("a process that simulated a part of the fleet has died; its memory may not have sufficed")
+    return _decode(content)
+
+
+def merged(records: Iterable[Record]) -> Record:
+    """Add up what cells have shown; their heartbeats come at the same times."""
+    parts = list(records)
+    gaps = TokenGaps()
+    for part in parts:
+        gaps.add_all(part.gaps)
+    sums = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in Record.__struct_fields__
+        if name.startswith("num_") or name == "device_s"
+    }
+    return Record(
+        **sums,
+        ttfts_s=[each for part in parts for each in part.ttfts_s],
+        ends_s=[each for part in parts for each in part.ends_s],
+        gaps=gaps.counts,
+        moments=list(_moments([part.moments for part in parts])),
+        last_end_at=max(part.last_end_at for part in parts),
+    )
+
+
+def _moments(cells: list[list[Moment]]) -> Iterator[Moment]:
+    for place in range(max(map(len, cells))):
+        # One that has ended runs nothing more, and stays where it was.
+        alike = [
+            each[place] if place < len(each) else replace(each[-1], running=0, waiting=0, kv_share=0.0)
+            for each in cells
+        ]
+        num_workers = sum(each.num_workers for each in alike)
+        yield Moment(
+            at=max(each.at for each in alike),
+            running=sum(each.running for each in alike),
+            waiting=sum(each.waiting for each in alike),
+            kv_share=sum(each.kv_share * each.num_workers for each in alike) / max(1, num_workers),
+            device_s=sum(each.device_s for each in alike),
+            num_tokens=sum(each.num_tokens for each in alike),
+            num_refusals=sum(each.num_refusals for each in alike),
+            num_workers=num_workers,
+        )

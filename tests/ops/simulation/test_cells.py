@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from ops.simulation.cells import CellError, simulate_cells
+from ops.simulation.report import figures
+from ops.simulation.scenario import simulate
+from ops.simulation.workload import Arrival, Synthetic
+from tests.ops.simulation.fleets import PLAIN
+
+LOAD = Synthetic(200, 40.0, 64, 20, spread=0.5)
+FLEET = replace(PLAIN, workers=4, kills=((1, 1.0), (3, 1.5)))
+
+
+def arrivals() -> Iterator[Arrival]:
+    return LOAD.arrivals(7)
+
+
+def test_bytes_depend_on_cells_and_not_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    for num_cores in (1, 2, 2):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, num=num_cores: set(range(num)))
+        shown.append(json.dumps(figures(FLEET, simulate_cells(FLEET, arrivals, 2), None, {})))
+    assert shown[0] == shown[1] == shown[2]
+    assert shown[0] != json.dumps(figures(FLEET, simulate_cells(FLEET, arrivals, 4), None, {}))
+
+
+def test_cells_add_up_to_the_fleet() -> None:
+    found = simulate_cells(FLEET, arrivals, 2)
+    parts = [
+        simulate(replace(PLAIN, workers=2, kills=((1, at),), seed=number), islice(arrivals(), number, None, 2))
+        for number, at in enumerate((1.0, 1.5))
+    ]
+    assert found.num_served == 200 == sum(part.num_served for part in parts)
+    assert found.num_moves == sum(part.num_moves for part in parts) > 0
+    assert sorted(found.ttfts_s) == sorted(parts[0].ttfts_s + parts[1].ttfts_s)
+    assert found.duration_s == max(part.duration_s for part in parts)
+    assert min(part.itl_s[99] for part in parts) <= found.itl_s[99] <= max(part.itl_s[99] for part in parts)
+    assert found.workers[:2] == [4, 4]
+    assert found.workers[-1] == 2
+    assert found.moments[-1].num_tokens == sum(part.moments[-1].num_tokens for part in parts)
+
+
+def test_process_that_dies_is_an_error() -> None:
+    def dying() -> Iterator[Arrival]:
+        yield Arrival(0.0, 10, 2)
+        os._exit(9)
+
+    with pytest.raises(CellError, match="memory"):
+        simulate_cells(replace(PLAIN, workers=2), dying, 2)
