@@ -1,4 +1,4 @@
-"""The CPU engine on a clock of its own processor time: what it does does not depend on what else the machine does.
+"""The CPU engine on a clock of its own processor time, whatever else the machine computes.
 
 Waiting for another process costs nothing on this clock, and idle time is skipped. A slower memory or cache does cost
 time; so loads that are compared take turns, one step each (`take_turns`), and are slowed alike.
