@@ -99,14 +99,14 @@ class RequestAdapters:
     def is_crowded(self, request: Request) -> bool:
         """Whether a person's request has to wait for its adapter behind those of too many others."""
         digest = request.adapter
-        if digest is None or not self._loading or self._is_usable(digest):
+        if digest is None or not self._loading or self.is_resident(digest):
             return False
         return sum(map(_is_for_person, self._wanted)) >= MAX_WAITING
 
     def use(self, held: HeldRequest) -> bool:
         """Keep a request's adapter for it if it is resident; return whether it is."""
         digest = held.request.adapter
-        if digest is None or not self._is_usable(digest):
+        if digest is None or not self.is_resident(digest):
             return False
         held.adapter = digest
         self.slots.use(digest)
@@ -169,7 +169,8 @@ class RequestAdapters:
             raise BadRequestError(f"adapter: {request.model!r} has no adapter {asked[:64]!r}.", "adapter")
         return found.content.digest
 
-    def _is_usable(self, digest: str) -> bool:
+    def is_resident(self, digest: str) -> bool:
+        """Return whether requests can use an adapter at once."""
         return digest != self._leaving and self.slots.slot(digest) is not None
 
     def _gives_way(self, digest: str) -> bool:

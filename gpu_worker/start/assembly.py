@@ -152,7 +152,9 @@ class Worker:
         self, identity: Identity, capacity: PullCapacity, block_size: int, wait_s: float
     ) -> PrefixAffinity:
         peers = PeerConnection(self._nats, identity.worker, identity.model, self._clock)
-        return PrefixAffinity(peers, self._engine, capacity, block_size, wait_s, self._most_claimed)
+        return PrefixAffinity(
+            peers, self._engine, capacity, block_size, wait_s, self._most_claimed, self._adapters.requests
+        )
 
     def _removed(self, held: HeldRequest) -> None:
         if self._handover is not None:

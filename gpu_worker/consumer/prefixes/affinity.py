@@ -18,7 +18,14 @@ from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.prefixes.chain import PrefixChain, prefix_chain
 from gpu_worker.consumer.prefixes.claims import PrefixClaims
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
-from gpu_worker.consumer.prefixes.messages import Answer, EngineState, Offer, PeerMessage, decode_peer_message
+from gpu_worker.consumer.prefixes.messages import (
+    AdapterState,
+    Answer,
+    EngineState,
+    Offer,
+    PeerMessage,
+    decode_peer_message,
+)
 from gpu_worker.consumer.prefixes.peers import PeerBeat, PeerPrefixes
 from gpu_worker.consumer.prefixes.waiting import WaitingRequests
 from gpu_worker.consumer.pull_capacity import PullCapacity
@@ -88,6 +95,7 @@ class PrefixAffinity:
         block_size: int,
         max_wait_s: float = MAX_WAIT_S,
         most_new: Callable[[], float] = lambda: math.inf,
+        adapters: AdapterState | None = None,
     ) -> None:
         """Do nothing before `start`, nor after it if no request may wait at all.
 
@@ -99,8 +107,8 @@ class PrefixAffinity:
         self._is_open = False
         self._held = HeldPrefixes(block_size, engine.is_cached)
         self._others = PeerPrefixes()
-        self._waiting = WaitingRequests(self._held, self._others, engine, capacity, peers, max_wait_s)
-        self._claims = PrefixClaims(self._held, engine, capacity, peers, most_new)
+        self._waiting = WaitingRequests(self._held, self._others, engine, capacity, peers, max_wait_s, adapters)
+        self._claims = PrefixClaims(self._held, engine, capacity, peers, most_new, adapters)
         self._num_beats = 0
 
     async def start(
@@ -120,7 +128,7 @@ class PrefixAffinity:
         return prefix_chain(request, cache_salt(request))
 
     def waits(self, message: QueuedMessage, request: Request, chain: PrefixChain | None) -> bool:
-        """Let a request wait if another worker holds enough of its prefix; return whether it does."""
+        """Let a request wait if another worker has enough of its prefix, or its adapter; return whether it does."""
         return self._is_open and self._waiting.take(message, request, chain)
 
     def note(self, held: HeldRequest) -> None:

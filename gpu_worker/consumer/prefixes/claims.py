@@ -1,4 +1,4 @@
-"""Claims of requests that other workers have pulled, and whose prefix this worker holds.
+"""Claims of requests that other workers have pulled, and whose prefix this worker holds, or whose adapter.
 
 An offer is claimed when the request could begin here at once, with fewer prompt tokens before it than the prefix saves.
 Others are remembered until there is room. What only has the beginning of several conversations in common, such as a
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
-from gpu_worker.consumer.prefixes.messages import Answer, EngineState, Grant, Offer, Peers, Reply, Timer
+from gpu_worker.consumer.prefixes.messages import AdapterState, Answer, EngineState, Grant, Offer, Peers, Reply, Timer
 from gpu_worker.consumer.prefixes.waiting import ANSWER_S
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage, delivery
@@ -40,9 +40,11 @@ class PrefixClaims:
         capacity: PullCapacity,
         peers: Peers,
         most_new: Callable[[], float] = lambda: math.inf,
+        adapters: AdapterState | None = None,
     ) -> None:
         """Answer the offers of `peers`; what has more than `most_new()` tokens to compute is declined."""
         self._most_new = most_new
+        self._adapters = adapters
         self._held = held
         self._engine = engine
         self._capacity = capacity
@@ -94,6 +96,8 @@ class PrefixClaims:
                     self._answer(offer, reply)
 
     def _reply(self, offer: Offer) -> Reply:
+        if offer.adapter is not None:
+            return self._adapter_reply(offer, offer.adapter)
         if not offer.links:
             return "claim" if self._has_more_room(offer) else "decline"
         held = self._held.longest(offer.links)
@@ -104,9 +108,21 @@ class PrefixClaims:
             return "decline"
         if held.is_shared and not self._is_no_fuller(offer, held.num_tokens, num_new):
             return "decline"
-        stats = self._engine.stats
-        backlog = stats.waiting_tokens + sum(claim.num_tokens for claim in self._claimed.values())
-        is_soon = backlog <= held.num_tokens - offer.num_held + offer.backlog
+        is_soon = self._backlog <= held.num_tokens - offer.num_held + offer.backlog
+        return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
+
+    @property
+    def _backlog(self) -> int:
+        """Prompt tokens that are to be computed here before whatever is claimed now."""
+        return self._engine.stats.waiting_tokens + sum(claim.num_tokens for claim in self._claimed.values())
+
+    def _adapter_reply(self, offer: Offer, adapter: str) -> Reply:
+        """Claim a request whose adapter is here, where what is before it takes no longer than loading that there."""
+        if self._begin is None or self._adapters is None or not self._adapters.is_resident(adapter):
+            return "decline"
+        if offer.num_tokens > self._most_new():
+            return "decline"
+        is_soon = self._backlog <= offer.backlog + offer.expires_s * self._engine.stats.prefill_rate
         return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
 
     def _is_no_fuller(self, offer: Offer, num_held: int, num_new: int) -> bool:

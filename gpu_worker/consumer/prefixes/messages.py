@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gpu_worker.engine.engine import EngineStats
+from shared.adapter_calls import Digest
 from shared.bounds import Counter, NumBlocks, NumRequests, NumTokens, PeerName
 from shared.prefixes import LINK_BYTES, MAX_WAIT_S
 
@@ -34,6 +35,7 @@ class Offer(Struct, frozen=True, array_like=True, tag="offer"):
         backlog: Prompt tokens to be computed here before it.
         num_blank: Blocks here that nothing is cached in.
         expires_s: For how long it waits.
+        adapter: Whoever has this adapter in memory is meant, by its digest, whatever of the prefix it holds.
     """
 
     worker: PeerName
@@ -45,6 +47,7 @@ class Offer(Struct, frozen=True, array_like=True, tag="offer"):
     num_requests: NumRequests
     num_blank: NumBlocks
     expires_s: WaitSeconds
+    adapter: Digest | None = None
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):
@@ -83,6 +86,17 @@ class EngineState(Protocol):
 
     def is_cached(self, digest: bytes) -> bool:
         """Return whether the prefix cache has a block of this digest."""
+
+
+class AdapterState(Protocol):
+    """The adapters of this worker."""
+
+    @property
+    def load_s(self) -> float:
+        """About how long it takes to load one, in seconds; 0 where that is not known."""
+
+    def is_resident(self, digest: str) -> bool:
+        """Return whether requests can use an adapter at once."""
 
 
 class Timer(Protocol):

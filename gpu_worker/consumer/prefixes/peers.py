@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shared.adapter_calls import ResidentAdapters, is_resident
 from shared.bounds import PeerName, TokensPerSecond
 from shared.prefixes import LINK_BYTES, MAX_ANNOUNCED, PrefixNews
 
@@ -28,6 +29,7 @@ class PeerBeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     draining: bool = False
     prefill_rate: TokensPerSecond = 0.0
     prefixes: PrefixNews | None = None
+    resident_adapters: ResidentAdapters = b""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class _Peer:
     distrusted_until: float = 0.0
     prefill_rate: float = 0.0
     num_blank: int = 0
+    adapters: ResidentAdapters = b""
     is_draining: bool = False
 
     def may_be_asked(self, now: float) -> bool:
@@ -60,7 +63,7 @@ class PeerPrefixes:
                 return
             peer = self._peers[beat.worker] = _Peer()
         peer.heard_at, peer.is_draining, peer.prefill_rate = now, beat.draining, beat.prefill_rate
-        news = beat.prefixes
+        news, peer.adapters = beat.prefixes, beat.resident_adapters
         peer.num_blank = 0 if news is None else news.num_blank
         if news is None or news.links is not None:
             peer.links = set() if news is None else set(_split(news.links or b""))
@@ -83,6 +86,15 @@ class PeerPrefixes:
                 found.append((max(map(places.__getitem__, common)), worker))
         found.sort(reverse=True)
         return found[:MAX_ASKED]
+
+    def having(self, adapter: str, now: float) -> list[str]:
+        """Return workers that announce an adapter, by its digest, those with the most empty blocks first."""
+        found = [
+            (peer.num_blank, worker)
+            for worker, peer in self._peers.items()
+            if peer.may_be_asked(now) and is_resident(adapter, peer.adapters)
+        ]
+        return [worker for _, worker in sorted(found, reverse=True)[:MAX_ASKED]]
 
     def emptier(self, num_blank: int, now: float) -> list[str]:
         """Return the workers that announce at least this many empty blocks, the emptiest first."""

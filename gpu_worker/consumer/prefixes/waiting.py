@@ -1,6 +1,6 @@
-"""Requests that were pulled here and wait, for a bounded time, for a worker that holds more of their prefix.
+"""Requests that were pulled here and wait, for a bounded time, for a worker with more of their prefix or their adapter.
 
-A request waits for at most the time that the prefix saves, and no longer than its deadline leaves. Its place here is
+A request waits for at most the time that this saves, and no longer than its deadline leaves. Its place here is
 kept until the holders have answered. If one of them will have room later, the place is free meanwhile; a request whose
 time is over begins here, or, without room, goes back to the queue. What has had a turn, or is suspected, never waits.
 """
@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from gpu_worker.consumer.prefixes.chain import PrefixChain
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
-from gpu_worker.consumer.prefixes.messages import MAX_OFFERED_LINKS, Answer, EngineState, Grant, Offer, Peers, Timer
+from gpu_worker.consumer.prefixes.messages import (
+    MAX_OFFERED_LINKS,
+    AdapterState,
+    Answer,
+    EngineState,
+    Grant,
+    Offer,
+    Peers,
+    Timer,
+)
 from gpu_worker.consumer.prefixes.peers import PeerPrefixes
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.adapter_calls import is_digest
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, MAX_WAITING
 
@@ -62,8 +74,10 @@ class WaitingRequests:
         capacity: PullCapacity,
         peers: Peers,
         max_wait_s: float = MAX_WAIT_S,
+        adapters: AdapterState | None = None,
     ) -> None:
         self._max_wait_s = max_wait_s
+        self._adapters = adapters
         self._held = held
         self._others = others
         self._engine = engine
@@ -94,35 +108,25 @@ class WaitingRequests:
         return tuple(waiting.message.stream_seq for waiting in self._waiting.values())
 
     def take(self, message: QueuedMessage, request: Request, chain: PrefixChain | None) -> bool:
-        """Let a request wait if another worker holds enough of its prefix; return whether it does."""
-        if chain is None or request.emitted or request.epoch or request.probation:
+        """Let a request wait if another worker has enough of its prefix, or its adapter; return whether it does."""
+        adapter = self._missing_adapter(request)
+        if (chain is None and adapter is None) or request.emitted or request.epoch or request.probation:
             return False
         now = self._peers.time()
         if len(self._waiting) >= MAX_WAITING:
             return False
-        holders = self._others.holders({link: place for place, link in enumerate(chain.links)}, now)
-        num_tokens = int(chain.num_bytes / self._held.bytes_per_token)
-        own = self._held.longest(chain.links)
-        num_held = 0 if own is None else own.num_tokens
-        waits_s = {}
-        for place, worker in holders:
-            saved = num_tokens * chain.share(place) - num_held
-            wait_s = self._wait_s(message, request, saved, num_tokens, worker)
-            if wait_s >= MIN_WAIT_S:
-                waits_s[worker, place] = wait_s
-        if not waits_s and (own is None or own.is_shared):
-            # A conversation that begins here would stay here: others may have more memory for it.
-            num_blank = self._engine.num_blank_blocks + self._capacity.num_blocks_for(num_tokens)
-            left_s = self._left_s(message, request, ROOM_ANSWER_S, 0.0)
-            waits_s = {(worker, len(chain.links)): left_s for worker in self._others.emptier(num_blank, now)}
-        longest_s = max(waits_s.values(), default=0.0)
+        offers = {} if chain is None else self._prefix_offers(message, request, chain, now)
+        if adapter is not None:
+            num_tokens = 1 if chain is None else int(chain.num_bytes / self._held.bytes_per_token)
+            offers = self._adapter_offers(message, request, adapter, num_tokens, now) | offers
+        longest_s = max((wait_s for wait_s, _ in offers.values()), default=0.0)
         if longest_s < MIN_WAIT_S:
             return False
         self._num_offered += 1
         asked = {
             worker
-            for worker, place in waits_s
-            if self._peers.send(worker, self._offer(chain, place, num_tokens, num_held, longest_s))
+            for worker, (_, offer) in offers.items()
+            if self._peers.send(worker, replace(offer, number=self._num_offered, expires_s=longest_s))
         }
         if not asked:
             return False
@@ -130,6 +134,49 @@ class WaitingRequests:
         self._capacity.reserve(1)
         self._watch(self._num_offered, waiting, min(ANSWER_S, longest_s))
         return True
+
+    def _missing_adapter(self, request: Request) -> str | None:
+        """Return the digest of an adapter that has to be loaded here; None if there is nothing to load."""
+        digest, own = request.adapter, self._adapters
+        if digest is None or own is None or not own.load_s or not is_digest(digest) or own.is_resident(digest):
+            return None
+        return digest
+
+    def _adapter_offers(
+        self, message: QueuedMessage, request: Request, adapter: str, num_tokens: int, now: float
+    ) -> dict[str, tuple[float, Offer]]:
+        """Return for how long a request may wait for each worker that has its adapter, and what each is offered."""
+        assert self._adapters is not None
+        rate, load_s = self._engine.stats.prefill_rate, min(self._adapters.load_s, self._max_wait_s)
+        wait_s = self._left_s(message, request, load_s, num_tokens / rate if rate else 0.0)
+        if wait_s < MIN_WAIT_S:
+            return {}
+        offer = replace(self._offer((), num_tokens, 0), adapter=adapter)
+        return dict.fromkeys(self._others.having(adapter, now), (wait_s, offer))
+
+    def _prefix_offers(
+        self, message: QueuedMessage, request: Request, chain: PrefixChain, now: float
+    ) -> dict[str, tuple[float, Offer]]:
+        """Return the same for workers that hold more of its prefix, or, where none does, have more empty memory."""
+        holders = self._others.holders({link: place for place, link in enumerate(chain.links)}, now)
+        num_tokens = int(chain.num_bytes / self._held.bytes_per_token)
+        own = self._held.longest(chain.links)
+        num_held = 0 if own is None else own.num_tokens
+        waits_s: dict[str, tuple[float, int]] = {}
+        for place, worker in holders:
+            saved = num_tokens * chain.share(place) - num_held
+            wait_s = self._wait_s(message, request, saved, num_tokens, worker)
+            if wait_s >= MIN_WAIT_S:
+                waits_s[worker] = (wait_s, place)
+        if not waits_s and (own is None or own.is_shared):
+            # A conversation that begins here would stay here: others may have more memory for it.
+            num_blank = self._engine.num_blank_blocks + self._capacity.num_blocks_for(num_tokens)
+            left_s = self._left_s(message, request, ROOM_ANSWER_S, 0.0)
+            waits_s = {worker: (left_s, len(chain.links)) for worker in self._others.emptier(num_blank, now)}
+        return {
+            worker: (wait_s, self._offer(chain.links[place : place + MAX_OFFERED_LINKS], num_tokens, num_held))
+            for worker, (wait_s, place) in waits_s.items()
+        }
 
     def receive(self, answer: Answer) -> None:
         """Act on an answer of another worker."""
@@ -165,17 +212,18 @@ class WaitingRequests:
         for number in list(self._waiting):
             self._give_back(self._remove(number).message)
 
-    def _offer(self, chain: PrefixChain, place: int, num_tokens: int, num_held: int, expires_s: float) -> Offer:
+    def _offer(self, links: tuple[bytes, ...], num_tokens: int, num_held: int) -> Offer:
+        """Return what is offered; `number` and `expires_s` are not known yet."""
         return Offer(
             self._peers.worker,
-            self._num_offered,
-            chain.links[place : place + MAX_OFFERED_LINKS],
+            0,
+            links,
             num_tokens,
             num_held,
             self._engine.stats.waiting_tokens,
             self._capacity.num_interactive,
             self._engine.num_blank_blocks,
-            expires_s,
+            0.0,
         )
 
     def _wait_s(self, message: QueuedMessage, request: Request, saved: float, num_tokens: int, worker: str) -> float:

@@ -23,6 +23,7 @@ from ops.simulation.fleet import VirtualFleet
 from ops.simulation.job import Job
 from ops.simulation.outcome import percentile
 from ops.simulation.step_time import StepTimes, growing_times
+from shared.adapter_calls import pack_residents
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
 from shared.sampling import Sampling
@@ -298,3 +299,62 @@ def test_request_waits_only_if_it_is_new_and_its_deadline_allows(changes: dict[s
     request = Request(id="again", model="m", **fields)
     message = QueuedMessage("", b"", "", 1, 1, 0, stored_at=served.now)
     assert puller.waiting.take(message, request, prefix_chain(request, cache_salt(request))) is waits
+
+
+@dataclass
+class _Adapters:
+    """The adapters of a worker: which are in memory, and how long a load takes."""
+
+    load_s: float = 0.0
+    residents: tuple[str, ...] = ()
+
+    def is_resident(self, digest: str) -> bool:
+        return digest in self.residents
+
+
+@pytest.mark.parametrize(
+    ("load_s", "own", "named", "granted"),
+    [
+        (0.5, (), "1" * 64, True),
+        # Nothing to load here, no load was measured yet, or nobody has it.
+        (0.5, ("1" * 64,), "1" * 64, False),
+        (0.0, (), "1" * 64, False),
+        (0.5, (), "2" * 64, False),
+        (0.5, (), "a name", False),
+        (0.5, (), None, False),
+    ],
+)
+def test_request_goes_to_the_worker_that_has_its_adapter_in_memory(
+    load_s: float, own: tuple[str, ...], named: str | None, granted: bool
+) -> None:
+    served, digest = fleet(2), "1" * 64
+    puller, holder = served.workers
+    puller.waiting._adapters, holder.claims._adapters = _Adapters(load_s, own), _Adapters(0.0, (digest,))
+    begun: list[tuple[str, QueuedMessage]] = []
+    holder.claims.start(lambda message: begun.append((holder.name, message)))
+    puller.waiting.start(lambda message: begun.append((puller.name, message)), lambda message: None, lambda: None)
+    beat = PeerBeat(worker=holder.name, prefill_rate=1e3, resident_adapters=pack_residents([digest]))
+    puller.others.note(beat, served.now)
+    request = Request(id="r", model="m", token_ids=(1, 2, 3), adapter=named)
+    message = QueuedMessage("s", b"", "$JS.ACK.a.b.1.9.1.0.0", 9, 1, 0, stored_at=served.now)
+    assert puller.waiting.take(message, request, None) is granted
+    served.run(lambda: bool(begun), until=served.now + 1.0)
+    assert [name for name, _ in begun] == ([holder.name] if granted else [])
+
+
+def test_request_is_loaded_where_it_is_when_the_adapters_worker_stays_busy() -> None:
+    served, digest = fleet(2), "1" * 64
+    puller, holder = served.workers
+    puller.waiting._adapters, holder.claims._adapters = _Adapters(0.5), _Adapters(0.0, (digest,))
+    begun: list[float] = []
+    puller.waiting.start(lambda message: begun.append(served.now), lambda message: None, lambda: None)
+    puller.others.note(
+        PeerBeat(worker=holder.name, prefill_rate=1e3, resident_adapters=pack_residents([digest])), served.now
+    )
+    # No room there all the time.
+    holder.capacity.reserve(1000)
+    message = QueuedMessage("s", b"", "$JS.ACK.a.b.1.9.1.0.0", 9, 1, 0, stored_at=served.now)
+    started = served.now
+    assert puller.waiting.take(message, Request(id="r", model="m", token_ids=(1, 2), adapter=digest), None)
+    served.run(lambda: bool(begun), until=served.now + 2.0)
+    assert [round(at - started, 2) for at in begun] == [0.5]
