@@ -20,6 +20,7 @@ from gateway.fleet.hosted_models import HostedModels
         (b'{"name": "m", "workers": 0}', 400, "workers", "^'workers' is invalid: .*1"),
         (b'{"name": "m", "host": 3}', 400, "host", "^'host' is invalid"),
         (b'{"name": "m", "colour": "red"}', 400, "colour", "^Unknown parameter"),
+        (b'{"name": "m", "action": "unload"}', 400, "action", "^Unknown parameter"),
         (b'{"name": "m"}', 404, None, "start `headrace host`"),
     ],
 )

@@ -32,6 +32,15 @@ def test_class_that_cannot_be_written_is_refused(pattern: str) -> None:
     assert refused.value.path == ".properties.a"
 
 
+@pytest.mark.parametrize(
+    ("is_unique", "bounds", "is_said"),
+    [(True, {}, True), (True, {"maxItems": 2}, True), (True, {"maxItems": 1}, False), (False, {}, False)],
+)
+def test_single_item_need_not_be_unique(is_unique: bool, bounds: dict[str, int], is_said: bool) -> None:
+    written = with_exact_patterns({"type": "array", "uniqueItems": is_unique, **bounds})
+    assert ("uniqueItems" in written) is is_said
+
+
 def test_documents_within_a_schema_are_left_alone() -> None:
     document = {"pattern": "[^a]"}
     schema = {"const": document, "enum": [document], "default": document, "properties": {"pattern": {"const": 1}}}
