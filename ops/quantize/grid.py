@@ -180,5 +180,5 @@ def _packed_rows(values: torch.Tensor, bits: int) -> torch.Tensor:
     per_word = 32 // bits
     words = grouped((values & (2**bits - 1)).to(torch.int64), per_word)
     packed = (words << torch.arange(per_word, device=values.device).mul(bits)).sum(2)
-    # Words with the highest bit set are negative numbers of 32 bits.
-    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    # Words with the highest bit set wrap to negative numbers.
+    return packed.to(torch.int32)
