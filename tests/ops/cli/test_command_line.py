@@ -18,10 +18,15 @@ TORCH = "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't alloca
 WORKER = ("worker", "--model", str(DEMO_MODEL), "--nats-url", "nats://127.0.0.1:1")
 
 
+OF_MEMORY = ImportError("numpy cannot be imported")
+OF_MEMORY.__cause__ = MemoryError()
+
+
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError(),
+        OF_MEMORY,
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         RuntimeError(TORCH),
