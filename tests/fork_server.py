@@ -6,6 +6,7 @@ process that is MODULE's `run()`, and writes down how it ends. All processes tha
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import selectors
@@ -91,6 +92,8 @@ def become(start: Start) -> None:
 
 if __name__ == "__main__":
     module = importlib.import_module(sys.argv[1])
+    # Collections in the processes that are forked pass over what was imported, whose memory stays shared.
+    gc.freeze()
     if (asked := serve()) is not None:
         become(asked)
         sys.exit(module.run())
