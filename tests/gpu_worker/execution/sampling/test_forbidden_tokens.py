@@ -85,6 +85,16 @@ def test_behind_drafts_the_same_tokens_are_forbidden_as_without_them(
     assert verified.token_ids == tuple(right[: num_accepted + 1])
 
 
+def test_end_is_allowed_as_soon_as_the_output_is_long_enough() -> None:
+    least = Sampling(temperature=0.0, min_tokens=2)
+    sequences = [make_sequence(least, [0] * length, {7}, [], str(length)) for length in (1, 2)]
+    logits = random_logits(2, 0)
+    logits[:, 7] = logits.max() + 1
+    one_short, enough = [tokens.token_ids for tokens in SamplerRun(VOCAB_SIZE).sample(logits, sequences)]
+    assert one_short == (best(logits[0], {7}),)
+    assert enough == (7,)
+
+
 def test_end_stays_allowed_where_nothing_else_is() -> None:
     end = 7
     sampling = Sampling(temperature=0.0, min_tokens=5, allowed_token_ids=(end,))
