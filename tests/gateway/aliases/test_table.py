@@ -232,6 +232,23 @@ def test_conversation_is_told_by_its_user_or_by_how_it_begins() -> None:
     assert told(["a"], user="u") == told(["b"], safety_identifier="u") == told(["c"], metadata={"user_id": "u"})
 
 
+def test_only_so_many_aliases_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.aliases.table.MAX_ALIASES", 2)
+    of = set_alias(table(), "second", "one", None, MODELS.__contains__, MODELS.__contains__)
+    with pytest.raises(ApiError, match="There are 2 aliases"):
+        set_alias(of, "third", "one", None, MODELS.__contains__, MODELS.__contains__)
+    assert set_alias(of, "second", "two", None, MODELS.__contains__, MODELS.__contains__).aliases[1].model == "two"
+
+
+def test_canary_of_another_id_is_not_ended() -> None:
+    of = with_canary()
+    canary = of.aliases[0].running
+    assert canary is not None
+    with pytest.raises(ApiError, match="has ended"):
+        end_canary(of, "chat", None, "promoted", "", 1.0, "0" * 16)
+    assert end_canary(of, "chat", None, "promoted", "", 1.0, canary.id).aliases[0].model == "two"
+
+
 def test_only_so_many_canaries_run_at_once() -> None:
     of = AliasTable()
     for number in range(MAX_RUNNING + 1):

@@ -64,6 +64,12 @@ def test_without_hints_a_prefix_goes_with_the_others() -> None:
     assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
 
 
+def test_what_is_dropped_is_not_retained_too() -> None:
+    harness = Harness(num_blocks=16)
+    run(harness, LONG, CacheHints(session_id="s", retain_s=60, drop=True))
+    assert len(harness.scheduler._blocks.pool.order.retention) == 0
+
+
 def test_what_is_retained_stops_nobody() -> None:
     harness = Harness(num_blocks=16)
     run(harness, LONG, CacheHints(retain_s=60))

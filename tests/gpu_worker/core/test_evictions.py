@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gpu_worker.core.block_budget import BlockBudget, block_budget
@@ -154,3 +157,17 @@ def test_step_that_evicts_and_fails_is_computed_once_more_and_no_third_time() ->
     while harness.scheduler.has_work():
         harness.step()
     harness.assert_reference(other)
+
+
+def test_budget_may_be_the_whole_context_and_no_block_more() -> None:
+    assert block_budget(KvBudget(160), 16, 10).num_blocks == 10
+    with pytest.raises(BadRequestError, match="to 144 here"):
+        block_budget(KvBudget(160), 16, 9)
+
+
+@pytest.mark.parametrize(("shared", "can"), [((1, 2), True), ((3,), False), ((), True)])
+def test_blocks_that_leave_need_no_copies_and_those_that_stay_do(shared: tuple[int, ...], can: bool) -> None:
+    pool: Any = SimpleNamespace(num_holders=lambda block: 1 + (block in shared), num_available=0)
+    sequence = make_sequence([1])
+    sequence.budget, sequence.block_table = BlockBudget(8, 1, 2, 4), list(range(8))
+    assert Evictions(pool).can_evict(sequence) is can

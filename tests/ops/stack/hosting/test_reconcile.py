@@ -53,6 +53,12 @@ def test_model_sleeps_only_when_idle_for_long_and_wakes_when_requests_wait() -> 
     assert decided([want], [], a=Activity(asked=True)) == Decision(starts=["a"])
 
 
+def test_model_that_is_asked_for_does_not_give_way_before_it_was_used() -> None:
+    wanted, waiting = [on_demand("a"), on_demand("b")], Activity(waiting=1, waits_since=80)
+    assert decided(wanted, [worker("a")], a=Activity(asked=True), b=waiting) == Decision(no_room={"b"})
+    assert decided(wanted, [worker("a")], a=Activity(active_at=90), b=waiting) == Decision(stops=["a-0-0"])
+
+
 def test_request_that_comes_while_a_worker_stops_starts_another_one() -> None:
     want = on_demand("a", need_bytes=5)
     stopping = worker("a", need_bytes=5, phase="stopping")
