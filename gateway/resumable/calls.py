@@ -88,12 +88,15 @@ class OwnerCalls:
         payload = msgspec.msgpack.encode(OwnerCall(action, head.tenant, head.id, counts=True))
         num_unanswered = 0
         while head.owner not in self._dead and num_unanswered < NUM_UNANSWERED:
+            if (searching := self._searches.get(head.owner)) is not None:
+                # Hundreds of streams may ask for one owner.
+                await asyncio.shield(searching)
+                continue
             try:
                 reply = await call_process(self._nats, owner_subject(head.owner), payload, TIMEOUT_S)
             except NoRespondersError:
-                # Hundreds of streams may ask for one owner.
-                searching = self._searches.get(head.owner) or self._search(head.owner)
-                await asyncio.shield(searching)
+                if head.owner not in self._searches:
+                    self._search(head.owner)
             except NatsTimeoutError:
                 if not self._nats.is_connected:
                     raise

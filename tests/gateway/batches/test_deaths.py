@@ -255,4 +255,4 @@ async def test_each_line_is_answered_once_while_everything_is_killed_at_random_s
                     gateways[victim] = stack.enter_context(place.gateway(f"gateway-{victim}-{round_number}"))
             quick(worker)
             async with place.client(gateways[0]) as client:
-                await assert_each_line_once(client, batch.id, num_lines, 120)
+                await assert_each_line_once(client, batch.id, num_lines, 120 + num_lines / 100)
