@@ -32,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {disturbance.case: disturbance for disturbance 
     "gateway-sigkill": gateway_deaths.sigkill,
     "resumed-streams": resumed_streams.resumed_streams,
     "resumed-streams-at-once": resumed_streams.resumed_streams_at_once,
+    "resumed-streams-earlier": resumed_streams.resumed_streams_earlier,
     "poison": poison.poison,
     "batch-poison": poison.batch_poison,
     "batch-kills": batch.kills,

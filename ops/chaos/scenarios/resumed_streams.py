@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import json
 import random
+import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ops.chaos.faults import Kill
 from ops.chaos.mix import Body, plain_bodies
 from ops.chaos.outcome import Outcome
+from ops.chaos.scenarios.versions import unpack
 from ops.chaos.system import API_KEY, System, SystemOptions
 
 CONTINUED_S = 2.0
@@ -42,6 +45,8 @@ _AT_ONCE = SystemOptions(
     gateway={"interactive_ttft_slo_s": 60},
 )
 _NUM_TOKENS_AT_ONCE = 150
+# Before gateways wrote a journal: its gateways read pieces alone.
+EARLIER = "be9066587c625afc9d76279e4887d922a8f47708"
 
 
 class _BrokenError(Exception):
@@ -75,6 +80,15 @@ async def resumed_streams_at_once(num_requests: int | None) -> Outcome:
     """The same with all streams open at once."""
     num_streams = num_requests or NUM_AT_ONCE
     return await _kills("resumed-streams-at-once", _AT_ONCE, num_streams, _NUM_TOKENS_AT_ONCE, num_streams)
+
+
+async def resumed_streams_earlier(num_requests: int | None) -> Outcome:
+    """The same with a gateway of the version before among today's."""
+    with tempfile.TemporaryDirectory(prefix="headrace-earlier-") as directory:
+        unpack(EARLIER, Path(directory))
+        options = replace(_OPTIONS, source_of={"gateway-0": Path(directory)})
+        num_streams = num_requests or NUM_STREAMS
+        return await _kills("resumed-streams-earlier", options, num_streams, NUM_TOKENS, _CONCURRENT)
 
 
 async def _kills(name: str, options: SystemOptions, num_streams: int, num_tokens: int, num_at_once: int) -> Outcome:
