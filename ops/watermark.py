@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kernels.sampling import token_uniforms
 from shared.watermark import CONTEXT, mark_of
@@ -72,6 +73,17 @@ def detect(token_ids: Sequence[int], key: bytes) -> Detection:
     counts, sums = scores([(token_ids, key)])
     count, score = int(counts), float(sums)
     return Detection(len(token_ids), count, score, log_gamma_tail(count, score) / math.log(10.0))
+
+
+def detect_best(token_ids: Sequence[int], keys: Sequence[bytes]) -> tuple[int, Detection]:
+    """Score a text by each of different keys; return the place of the one that fits best, and what it says.
+
+    The probability is that of a score as high by any of the keys: at most the smallest times their number (Bonferroni).
+    """
+    found = [detect(token_ids, key) for key in keys]
+    place = min(range(len(keys)), key=lambda each: found[each].log10_p)
+    log10_p = min(0.0, found[place].log10_p + math.log10(len(keys)))
+    return place, replace(found[place], log10_p=log10_p)
 
 
 def log_gamma_tail(count: int, score: float) -> float:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +130,25 @@ def list_keys(path: Path) -> list[KeyRecord]:
         ConfigError: The file cannot be read or is not a key file.
     """
     return read_records(path, KeyRecord, "key")
+
+
+def find_key(records: list[KeyRecord], named: str, *, with_revoked: bool = False) -> KeyRecord:
+    """Return the one key that has this id, or else this name.
+
+    Raises:
+        KeyNotFoundError: There is no such key, or several are called so.
+        RevokedKeyError: It is revoked, and such keys were not asked for.
+    """
+    return records[_find(records, named, with_revoked=with_revoked)]
+
+
+def first_ids(records: Iterable[KeyRecord]) -> dict[str, str]:
+    """Return for each key's id that of the first key in its place: its own, if it did not replace another."""
+    firsts: dict[str, str] = {}
+    # A key comes after the one that it replaces.
+    for record in records:
+        firsts[record.id] = firsts.get(record.replaces or "", record.replaces or record.id)
+    return firsts
 
 
 def create_key(path: Path, *, tenant: str, **fields: Any) -> tuple[KeyRecord, str]:

@@ -24,7 +24,13 @@ from gateway.admission.api_keys import (
     list_tenants,
     tenants_file,
 )
-from gateway.admission.watermark_secrets import list_watermarks, watermarks_file
+from gateway.admission.watermark_secrets import (
+    Marked,
+    WatermarkRecord,
+    list_watermarks,
+    secrets_in_use,
+    watermarks_file,
+)
 from gateway.config import PROBE_KEY_ID
 from gateway.errors import ApiError, model_not_found
 from gateway.http1.body import BodyOwner
@@ -51,7 +57,7 @@ Holder = tuple[str, float | None, "Principal"]
 class Principal:
     """A caller who has shown a valid key. A limit of None does not limit; `models` of None allows all.
 
-    `watermark` is the secret of its tenant, whose answers are marked; None where they are not.
+    `watermark` is the secret by which its answers are marked, the key's or else the tenant's; None where they are not.
     """
 
     key_id: str
@@ -189,29 +195,34 @@ class KeyStore:
         records, tenants, _ = self._read()
         return records, tenants
 
-    def watermark_of(self, tenant: str) -> str | None:
-        """Return the secret that marks the answers of a tenant; None where they are not marked."""
+    def watermark_of(self, tenant: str, key_id: str) -> str | None:
+        """Return the secret that marks answers to a key: its own, or else its tenant's; None where none are marked."""
         if self._clock() >= self._next_check:
             self._reload_if_changed()
-        return self._watermarks.get(tenant)
+        return self._secret_of(tenant, key_id)
 
-    def _read(self) -> tuple[list[KeyRecord], list[TenantRecord], dict[str, str]]:
+    def _secret_of(self, tenant: str, key_id: str) -> str | None:
+        own = self._watermarks.get(Marked(tenant, key_id))
+        return own or self._watermarks.get(Marked(tenant))
+
+    def _read(self) -> tuple[list[KeyRecord], list[TenantRecord], list[WatermarkRecord]]:
         path = self._path
-        return ([], [], {}) if path is None else (list_keys(path), list_tenants(path), list_watermarks(path))
+        return ([], [], []) if path is None else (list_keys(path), list_tenants(path), list_watermarks(path))
 
-    def _index(self, records: list[KeyRecord], tenants: list[TenantRecord], watermarks: dict[str, str]) -> None:
-        self._watermarks = watermarks
+    def _index(self, records: list[KeyRecord], tenants: list[TenantRecord], watermarks: list[WatermarkRecord]) -> None:
+        self._watermarks = secrets_in_use(watermarks, records)
         limits = {record.tenant: record for record in tenants}
         valid = [record for record in records if record.revoked is None]
         self._principals: dict[str, Holder] = {
             record.sha256: (
                 record.sha256,
                 record.expires,
-                _principal(record, limits.get(record.tenant), watermarks.get(record.tenant)),
+                _principal(record, limits.get(record.tenant), self._secret_of(record.tenant, record.id)),
             )
             for record in valid
         }
-        of_default: dict[str, Any] = {"tenant_limits": limits.get("default"), "watermark": watermarks.get("default")}
+        secret = self._watermarks.get(Marked("default"))
+        of_default: dict[str, Any] = {"tenant_limits": limits.get("default"), "watermark": secret}
         if self._bootstrap is not None:
             own = Principal(BOOTSTRAP_KEY_ID, "default", **of_default)
             self._principals[self._bootstrap] = (self._bootstrap, None, own)

@@ -67,7 +67,7 @@ class DriverServices:
     bodies: LargeBodies
     images: ImageIntake
     fleet: Fleet
-    watermark_of: Callable[[str], str | None]
+    watermark_of: Callable[[str, str], str | None]
     settled: Callable[[Generation, str], Generation]
 
     @property
@@ -129,7 +129,7 @@ class BatchDriver:
         record, services = self._lease.record, self._services
 
         async def check() -> InputCheck:
-            watermark, fleet = services.watermark_of(record.tenant), services.fleet
+            watermark, fleet = services.watermark_of(record.tenant, record.key), services.fleet
             checking = InputCheck(
                 record,
                 services.max_line_bytes,
@@ -265,7 +265,7 @@ class BatchDriver:
     async def _parsed(self, place: InputLine, attempt: int = 0) -> BatchLine:
         record, services = self._lease.record, self._services
 
-        watermark = services.watermark_of(record.tenant)
+        watermark = services.watermark_of(record.tenant, record.key)
 
         def read() -> BatchLine:
             fields, prefix = line_fields(place, services.max_line_bytes), self._jobs.prefix(place.number, attempt)

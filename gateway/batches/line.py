@@ -134,7 +134,7 @@ def read_openai_line(
         prefix: Of the jobs' ids, unique within the tenant.
         deadline: Unix seconds; None leaves it to the body.
         now: Unix seconds at the server; this machine's if not given.
-        watermark: The tenant's secret, if its answers are marked.
+        watermark: The secret by which answers to the key are marked, if they are.
         key: Of whom they are within the tenant: keys are served in turns.
         weight: Of the key.
         settled: Puts the model in the place of an alias, and finds the adapter that it means; what it raises passes.

@@ -30,44 +30,55 @@ class DetectConfig:
 
     model: Path | None = setting(None, "Directory of the model, for its tokenizer. Required.")
     key_file: Path | None = setting(
-        None, "File with the key that `headrace keys watermark TENANT --model NAME` prints. Required."
+        None, "File with the keys that `headrace keys watermark TENANT --model NAME` prints. Required."
     )
-    json: bool = setting(False, "Print JSON: tokens, scored, score, p_value, log10_p.")
+    json: bool = setting(False, "Print JSON: tokens, scored, score, p_value, log10_p, key, keys_tried.")
 
 
 def run(config: DetectConfig, file: str) -> int:
-    """Test a text for the watermark of a key.
+    """Test a text for a watermark.
 
     FILE is a text in UTF-8; - or nothing reads it from standard input. The p-value says how likely it is that a text
     without the watermark looks as this one does. A small p-value speaks for the watermark: at most 1e-6 means that one
-    unmarked text in a million looks so. Below some 50 scored tokens, nothing can be told.
+    unmarked text in a million looks so. Below some 50 scored tokens, nothing can be told. Of several keys, the one that
+    fits best is named, and the p-value is multiplied by their number.
     """
     for name in ("model", "key_file"):
         if getattr(config, name) is None:
             raise ConfigError(f"HEADRACE_{name.upper()}", "is required; see headrace detect --help")
     assert config.model is not None
     assert config.key_file is not None
-    key, text = _key(config.key_file), _text(file)
+    keys, text = _keys(config.key_file), _text(file)
     require("worker", "torch", "numpy", "tokenizers")
     from gpu_worker.text.model_directory import read_model_directory
     from gpu_worker.text.tokenizer import ModelTokenizer
-    from ops.watermark import detect
+    from ops.watermark import detect_best
 
     tokenizer = ModelTokenizer(read_model_directory(existing_model(config.model, "HEADRACE_MODEL")))
-    found = detect(tokenizer.encode_text(text, add_special_tokens=False), key)
-    click.echo(_json(found) if config.json else _sentence(found))
+    place, found = detect_best(tokenizer.encode_text(text, add_special_tokens=False), list(keys))
+    owner = list(keys.values())[place]
+    click.echo(_json(found, owner, len(keys)) if config.json else _sentence(found, owner, len(keys)))
     return 0
 
 
-def _key(path: Path) -> bytes:
+def _keys(path: Path) -> dict[bytes, str]:
+    """Return the different keys of a file, and of each what stands behind it: whose it is."""
     try:
-        content = path.read_text("ascii", "replace").strip()
+        lines = path.read_text("utf-8", "replace").splitlines()
     except OSError as error:
         raise ConfigError("HEADRACE_KEY_FILE", f"{path} cannot be read: {error.strerror}") from None
-    if not _KEY.fullmatch(content):
-        made = "`headrace keys watermark TENANT --model NAME` prints one"
-        raise ConfigError("HEADRACE_KEY_FILE", f"{path} holds no key of 64 hexadecimal digits; {made}")
-    return bytes.fromhex(content)
+    made = "`headrace keys watermark TENANT --model NAME` prints them"
+    keys: dict[bytes, str] = {}
+    for number, line in enumerate(lines, 1):
+        digits, _, owner = line.strip().partition(" ")
+        if digits and not _KEY.fullmatch(digits):
+            problem = f"{path}, line {number}: not a key of 64 hexadecimal digits"
+            raise ConfigError("HEADRACE_KEY_FILE", f"{problem}; {made}")
+        if digits:
+            keys.setdefault(bytes.fromhex(digits), owner.strip() or f"line {number}")
+    if not keys:
+        raise ConfigError("HEADRACE_KEY_FILE", f"{path} holds no key; {made}")
+    return keys
 
 
 def _text(file: str) -> str:
@@ -87,18 +98,21 @@ def _text(file: str) -> str:
     return text
 
 
-def _json(found: Detection) -> str:
+def _json(found: Detection, owner: str, num_keys: int) -> str:
     fields = {"tokens": found.num_tokens, "scored": found.num_scored, "score": found.score}
-    return json.dumps(fields | {"p_value": found.p_value, "log10_p": found.log10_p})
+    told = {"p_value": found.p_value, "log10_p": found.log10_p, "key": owner, "keys_tried": num_keys}
+    return json.dumps(fields | told)
 
 
-def _sentence(found: Detection) -> str:
+def _sentence(found: Detection, owner: str, num_keys: int) -> str:
     if not found.num_scored:
         return f"p-value 1: the text has {found.num_tokens} tokens, and none can be scored before the fifth"
     # Too small for a float, it is known by its logarithm.
     value = f"{found.p_value:.3g}" if found.log10_p > -300 else f"1e{found.log10_p:.0f}"
     mean = found.score / found.num_scored
-    return f"p-value {value} ({found.num_scored} of {found.num_tokens} tokens scored, {mean:.3f} each; unmarked 1.000)"
+    scored = f"{found.num_scored} of {found.num_tokens} tokens scored, {mean:.3f} each; unmarked 1.000"
+    best = f"; key: {owner}" if num_keys == 1 else f"; best of {num_keys} keys, and multiplied by as many: {owner}"
+    return f"p-value {value} ({scored}){best}"
 
 
 command = settings_command(DetectConfig, "detect", run, [click.Argument(["file"], default="-")])

@@ -1,6 +1,6 @@
-"""`headrace keys`: make, change, rotate and revoke API keys, and limit tenants.
+"""`headrace keys`: make, change, rotate and revoke API keys, limit tenants, and mark answers.
 
-Works on the key file and the tenants' limits beside it alone; gateways notice the change.
+Works on the key file and the files of limits and watermarks beside it alone; gateways notice the change.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from shared.config import setting, variable_name
 
 if TYPE_CHECKING:
     from gateway.admission.api_keys import KeyRecord
+    from gateway.admission.watermark_secrets import Marked
 
 
 _INSTEAD = {
@@ -277,28 +278,61 @@ def limit(config: KeysConfig, /, tenant: str, **limits: Any) -> None:
 
 
 @command.command()
-@click.argument("tenant", callback=checked_name)
-@click.option("--model", metavar="NAME", help="Print the key by which `headrace detect` knows texts of this model.")
-@click.option("--remove", is_flag=True, help="Mark no more answers, and forget the secret: texts cannot be told then.")
+@click.argument("tenant", required=False, callback=checked_name)
+@click.option("--key", metavar="KEY", help="In place of a tenant: an API key, by id or name, with a secret of its own.")
+@click.option(
+    "--model", metavar="NAME", help="Print what `headrace detect` needs for texts of this model: a key a line."
+)
+@click.option("--rotate", is_flag=True, help="Make a new secret; earlier ones are kept for detection.")
+@click.option("--remove", is_flag=True, help="Mark no more answers, and forget all secrets: texts cannot be told then.")
 @click.pass_obj
-def watermark(config: KeysConfig, /, tenant: str, model: str | None, remove: bool) -> None:
-    """Let all answers to a tenant carry a watermark, by a secret that is made once and kept beside the key file."""
-    from gateway.admission.watermark_secrets import make_watermark, remove_watermark, watermarks_file
-    from shared.watermark import derived_key
+def watermark(
+    config: KeysConfig, /, tenant: str | None, key: str | None, model: str | None, rotate: bool, remove: bool
+) -> None:
+    """Let all answers to a tenant, or to one key, carry a watermark, by a secret that is kept beside the key file."""
+    from gateway.admission import watermark_secrets as marks
 
-    if remove and model is not None:
-        raise click.UsageError("--model prints a key, which --remove makes useless: give one of both")
-    where = watermarks_file(config.file)
-    with audited(config.audit_log, "keys.watermark", keys_file=config.file, tenant=tenant, remove=remove):
-        if remove:
-            had_one = remove_watermark(config.file, tenant)
-            click.echo(f"tenant {tenant}: {'answers are' if had_one else 'answers were and are'} not marked")
+    if (tenant is None) == (key is None):
+        raise click.UsageError("Name a tenant, or an API key by --key KEY: one of both")
+    if (model is not None) + rotate + remove > 1:
+        raise click.UsageError("--model, --rotate and --remove exclude each other: give one of them")
+    makes_one = not (model is not None or remove)
+    owner = (
+        marks.Marked(tenant or "") if key is None else marks.marked_key(config.file, key, with_revoked=not makes_one)
+    )
+    told: dict[str, Any] = {
+        "tenant": owner.tenant,
+        "key": owner.key,
+        "model": model,
+        "rotate": rotate,
+        "remove": remove,
+    }
+    with audited(config.audit_log, "keys.watermark", keys_file=config.file, **told):
+        if model is not None:
+            click.echo("\n".join(marks.detection_keys(config.file, owner, model)))
             return
-        secret, is_new = make_watermark(config.file, tenant)
-    state = "answers are marked from now on" if is_new else "answers are marked"
-    click.echo(f"tenant {tenant}: {state}; the secret is in {where}, which every gateway needs", err=True)
-    if model is not None:
-        click.echo(derived_key(secret, model))
+        if remove:
+            had_one = marks.remove_watermark(config.file, owner)
+            click.echo(f"{owner}: {_state_after_removal(config.file, owner, had_one)}")
+            return
+        if rotate:
+            marks.rotate_watermark(config.file, owner)
+            state = " by a new secret from now on"
+        else:
+            state = " from now on" if marks.make_watermark(config.file, owner) else ""
+    where = marks.watermarks_file(config.file)
+    click.echo(f"{owner}: answers are marked{state}; the secret is in {where}, which every gateway needs", err=True)
+
+
+def _state_after_removal(keys_file: Path, owner: Marked, had_one: bool) -> str:
+    from gateway.admission.watermark_secrets import Marked, list_watermarks
+
+    in_use = [record.marked for record in list_watermarks(keys_file) if record.rotated is None]
+    if owner.key and Marked(owner.tenant) in in_use:
+        return "answers are marked by the secret of its tenant"
+    own = [other.key for other in in_use if other.tenant == owner.tenant and other.key and not owner.key]
+    state = "answers are" if had_one else "answers were and are"
+    return f"{state} not marked" + (f", but for keys with a secret of their own: {', '.join(own)}" if own else "")
 
 
 def _ending(expires: float | None) -> float | None:

@@ -23,11 +23,12 @@ PROMPT = "import os\n\n\n" + "def list_files(path):\n    return os.listdir(path)
 BODY = {"prompt": PROMPT, "max_tokens": 200, "temperature": 1.0, "seed": 5}
 
 
-def _log10_p(text: str, key_file: Path, directory: Path) -> float:
+def _found(text: str, key_file: Path, directory: Path) -> tuple[float, str]:
     file = directory / "text"
     file.write_text(text)
     found = headrace_here("detect", str(file), "--model", str(DEMO_MODEL), "--key-file", str(key_file), "--json")
-    return json.loads(found.stdout)["log10_p"]
+    told = json.loads(found.stdout)
+    return told["log10_p"], told["key"]
 
 
 def _stream(client: openai.OpenAI, system: System, *, kills: bool) -> str:
@@ -51,20 +52,28 @@ def test_marked_texts_are_found_after_drafts_a_death_and_a_batch(tmp_path: Path)
     keys = tmp_path / "keys.json"
     _, marked = create_key(keys, tenant="default")
     _, unmarked = create_key(keys, tenant="other")
-    assert headrace_here("keys", "--keys-file", str(keys), "watermark", "default").returncode == 0
+    record, phone = create_key(keys, tenant="default", name="phone")
+    for owner in (("default",), ("--key", "phone")):
+        assert headrace_here("keys", "--keys-file", str(keys), "watermark", *owner).returncode == 0
     with running_system(
         tmp_path, "--model", str(DEMO_MODEL), "--keys-file", str(keys), "--workers", "2", "--speculative", "ngram"
     ) as system:
-        of_model = headrace_here("keys", "--keys-file", str(keys), "watermark", "default", "--model", system.model)
-        key_file = tmp_path / "default.key"
-        key_file.write_text(of_model.stdout)
         client, other = system.client(api_key=marked), system.client(api_key=unmarked)
         whole, plain = _stream(client, system, kills=False), _stream(other, system, kills=False)
         wait_for(lambda: system.gauge("vllm:spec_decode_num_draft_tokens_total") > 0, 30)
         moved = _stream(client, system, kills=True)
+        of_phone = _stream(system.client(api_key=phone), system, kills=False)
         assert system.gauge("headrace_redispatches_total") > 0
         [line] = batch_of(client, "/v1/completions", [{"model": system.model, "ignore_eos": True, **BODY}])
     assert moved == whole != plain
-    found = [_log10_p(text, key_file, tmp_path) for text in (whole, line["choices"][0]["text"])]
-    assert max(found) < -6, found
-    assert _log10_p(plain, key_file, tmp_path) > -4
+    # Detection needs the earlier secrets as well.
+    assert headrace_here("keys", "--keys-file", str(keys), "watermark", "default", "--rotate").returncode == 0
+    of_model = headrace_here("keys", "--keys-file", str(keys), "watermark", "default", "--model", system.model)
+    key_file = tmp_path / "default.key"
+    key_file.write_text(of_model.stdout)
+    found = [_found(text, key_file, tmp_path) for text in (whole, line["choices"][0]["text"], of_phone)]
+    assert max(log10_p for log10_p, _ in found) < -6, found
+    owners = [owner.partition(",")[0] for _, owner in found]
+    assert owners == ["tenant default", "tenant default", f"key {record.id} of tenant default"]
+    assert ", until 2" in found[0][1]
+    assert _found(plain, key_file, tmp_path)[0] > -4

@@ -9,9 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admission.api_keys import create_key
+from gateway.admission.api_keys import create_key, rotate_key
 from gateway.admission.auth import CHECK_INTERVAL_S, KeyStore
-from gateway.admission.watermark_secrets import make_watermark, remove_watermark
+from gateway.admission.watermark_secrets import (
+    Marked,
+    list_watermarks,
+    make_watermark,
+    marked_key,
+    remove_watermark,
+    rotate_watermark,
+)
 from gateway.api.model_abilities import check_task, check_watermark, with_watermark
 from gateway.batches.line import read_openai_line
 from gateway.cache.prompt_cache import cache_key
@@ -47,15 +54,41 @@ def test_all_keys_of_a_tenant_are_marked_from_when_its_secret_is_made(tmp_path: 
         return principal.watermark
 
     assert secret_of(key) is None
-    secret, is_new = make_watermark(path, "acme")
-    assert is_new
+    assert make_watermark(path, Marked("acme"))
+    [secret] = (record.secret for record in list_watermarks(path))
     clock.now += CHECK_INTERVAL_S
     assert (secret_of(key), secret_of(other)) == (secret, None)
-    assert (store.watermark_of("acme"), store.watermark_of("other")) == (secret, None)
-    assert make_watermark(path, "acme") == (secret, False)
-    assert remove_watermark(path, "acme")
+    assert (store.watermark_of("acme", ""), store.watermark_of("other", "")) == (secret, None)
+    assert not make_watermark(path, Marked("acme"))
+    assert remove_watermark(path, Marked("acme"))
     clock.now += CHECK_INTERVAL_S
     assert secret_of(key) is None
+
+
+def test_key_is_marked_by_its_own_secret_before_and_after_it_is_rotated(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys.json", Clock()
+    phone, shown = create_key(path, tenant="acme", name="phone")
+    _, other = create_key(path, tenant="acme")
+    make_watermark(path, Marked("acme"))
+    make_watermark(path, marked_key(path, "phone", with_revoked=False))
+    rotated, renewed = rotate_key(path, "phone", 60)
+    of_tenant, own = (record.secret for record in list_watermarks(path))
+    store = KeyStore(path, None, GatewayMetrics(), clock)
+
+    def secrets_of_all() -> list[str | None]:
+        clock.now += CHECK_INTERVAL_S
+        headers = [[(b"x-api-key", each.encode())] for each in (shown, renewed, other)]
+        return [store.authenticate(each).watermark for each in headers]
+
+    assert secrets_of_all() == [own, own, of_tenant]
+    assert [store.watermark_of("acme", each) for each in (phone.id, rotated.id, "")] == [own, own, of_tenant]
+    rotate_watermark(path, marked_key(path, rotated.id, with_revoked=False))
+    earlier, newest = (record for record in list_watermarks(path) if record.key)
+    assert (earlier.secret, earlier.rotated) == (own, newest.made)
+    assert own not in f"{earlier} {earlier!r}"
+    assert secrets_of_all() == [newest.secret, newest.secret, of_tenant]
+    remove_watermark(path, marked_key(path, "phone", with_revoked=False))
+    assert secrets_of_all() == [of_tenant] * 3
 
 
 def test_worker_gets_the_key_of_its_model_and_no_log_shows_it() -> None:
