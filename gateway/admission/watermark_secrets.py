@@ -171,6 +171,20 @@ def remove_watermark(keys_file: Path, owner: Marked) -> bool:
     return len(others) < len(known)
 
 
+def told_after_removal(keys_file: Path, owner: Marked, had_one: bool) -> str:
+    """Say in words which answers are marked still.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    in_use = [record.marked for record in list_watermarks(keys_file) if record.rotated is None]
+    if owner.key and Marked(owner.tenant) in in_use:
+        return "answers are marked by the secret of its tenant"
+    own = [other.key for other in in_use if other.tenant == owner.tenant and other.key and not owner.key]
+    state = "answers are" if had_one else "answers were and are"
+    return f"{state} not marked" + (f", but for keys with a secret of their own: {', '.join(own)}" if own else "")
+
+
 def _new_record(owner: Marked) -> WatermarkRecord:
     secret = secrets.token_hex(_SECRET_BYTES)
     return WatermarkRecord(tenant=owner.tenant, key=owner.key, secret=secret, made=time.time())

@@ -26,7 +26,6 @@ from shared.config import setting, variable_name
 
 if TYPE_CHECKING:
     from gateway.admission.api_keys import KeyRecord
-    from gateway.admission.watermark_secrets import Marked
 
 
 _INSTEAD = {
@@ -313,7 +312,7 @@ def watermark(
             return
         if remove:
             had_one = marks.remove_watermark(config.file, owner)
-            click.echo(f"{owner}: {_state_after_removal(config.file, owner, had_one)}")
+            click.echo(f"{owner}: {marks.told_after_removal(config.file, owner, had_one)}")
             return
         if rotate:
             marks.rotate_watermark(config.file, owner)
@@ -322,17 +321,6 @@ def watermark(
             state = " from now on" if marks.make_watermark(config.file, owner) else ""
     where = marks.watermarks_file(config.file)
     click.echo(f"{owner}: answers are marked{state}; the secret is in {where}, which every gateway needs", err=True)
-
-
-def _state_after_removal(keys_file: Path, owner: Marked, had_one: bool) -> str:
-    from gateway.admission.watermark_secrets import Marked, list_watermarks
-
-    in_use = [record.marked for record in list_watermarks(keys_file) if record.rotated is None]
-    if owner.key and Marked(owner.tenant) in in_use:
-        return "answers are marked by the secret of its tenant"
-    own = [other.key for other in in_use if other.tenant == owner.tenant and other.key and not owner.key]
-    state = "answers are" if had_one else "answers were and are"
-    return f"{state} not marked" + (f", but for keys with a secret of their own: {', '.join(own)}" if own else "")
 
 
 def _ending(expires: float | None) -> float | None:
