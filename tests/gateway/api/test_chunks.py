@@ -21,8 +21,7 @@ from gateway.api.chat_answers import (
 )
 from gateway.api.chunks import ChoiceChunks, usage_event
 from gateway.api.usage import UsageTotals
-from gateway.cache.recording import merge
-from shared.messages import Delta, Finish, TokenLogprob, Usage
+from shared.messages import Delta, TokenLogprob, Usage
 
 CHAT = AnswerIdentity("chatcmpl-1", "chat", "m", 7)
 COMPLETION = AnswerIdentity("cmpl-1", "completion", "m", 7)
@@ -132,16 +131,3 @@ def test_first_token_is_what_the_others_leave_of_the_text() -> None:
     assert first_token_name(whole) == "hé"
     assert first_token_name(msgspec.structs.replace(whole, text="")) == ""
     assert first_token_name(msgspec.structs.replace(whole, prompt_token_ids=(7, 9))) == "token_id:7"
-
-
-def test_merged_deltas_say_the_same() -> None:
-    deltas = [
-        Delta("r", 0, 0, prompt_tokens=3),
-        Delta("r", 0, 0, (1,), "a", logprobs=(entry("a"),)),
-        Delta("r", 0, 1, (2, 3), "b", Finish("stop"), logprobs=(entry("b"), entry(""))),
-    ]
-    merged = merge(deltas)
-    assert (merged.seq, merged.token_ids, merged.text, merged.prompt_tokens) == (0, (1, 2, 3), "ab", 3)
-    assert merged.logprobs is not None
-    assert [each.token for each in merged.logprobs] == ["a", "b", ""]
-    assert merged.finish == Finish("stop")

@@ -17,7 +17,7 @@ from gateway.api.details import RankedSink, likeliest
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.whole import WholeAnswer
 from gateway.cache.prompt_cache import cache_key
-from gateway.cache.recording import merge
+from gateway.cache.recording import as_cached
 from gateway.errors import ApiError
 from gateway.generation import Generation, OutputReading
 from shared.messages import Delta, Finish, TokenLogprob, Usage
@@ -107,8 +107,8 @@ async def test_repeated_answer_is_the_first_one() -> None:
     assert [choice["token_ids"] for choice in first["choices"]] == [
         list(range(len(choice["token_ids"]))) for choice in first["choices"]
     ]
-    # As the cache repeats it, and as a client gets it who joins late.
-    assert answer(wanted, [[merge(deltas)] for deltas in sequences])["choices"] == first["choices"]
+    # As the cache repeats it.
+    assert answer(wanted, [list(map(as_cached, deltas)) for deltas in sequences])["choices"] == first["choices"]
 
 
 def test_cached_are_all_sequences_so_that_another_number_of_the_best_is_told_of_them() -> None:

@@ -13,7 +13,6 @@ from gateway.api.answer import Asked, ResponseHead
 from gateway.api.chat_answers import AnswerIdentity
 from gateway.api.read_choice import ReasoningTokens
 from gateway.api.whole import WholeAnswer
-from gateway.cache.recording import merge
 from gateway.generation import Generation, OutputReading, Prompt
 from shared.formats.events import ContentText, OutputEvent, ReasoningText, ToolCallArguments, ToolCallStart
 from shared.messages import Delta, Finish, TokenLogprob, Usage
@@ -124,8 +123,7 @@ async def test_text_begins_where_the_first_delta_says() -> None:
     chunks = await streamed([[claim, *deltas(["T:a"])], deltas(["T:a"])])
     assert chunk_deltas(chunks, 0)[1] == {"reasoning_content": "a", "reasoning": "a"}
     assert chunk_deltas(chunks, 1)[1] == {"content": "a"}
-    merged = merge([claim, *deltas(["T:a"])])
-    [choice] = (await whole([[merged]]))["choices"]
+    [choice] = (await whole([[claim, *deltas(["T:a"])]]))["choices"]
     assert choice["message"]["reasoning"] == "a"
 
 

@@ -16,7 +16,7 @@ from shared.hosted_models import HostBeat, HostedModel
 from shared.messages import GatewayHeartbeat, Heartbeat
 from shared.worker_metrics import STEP_TOKENS_BOUNDS, GpuReading, HistogramCounts, KvGroup, RankReading, WorkerMetrics
 from tests.gateway.fleet.test_fleet import BEAT
-from tests.gateway.fleet.test_fleet_load import needs_of
+from tests.gateway.fleet.test_worker_needs import needs_of
 
 COUNTS = WorkerMetrics(
     prompt_tokens=100,
