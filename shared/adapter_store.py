@@ -2,13 +2,16 @@
 
 What has the same digest is stored once. Whoever reads it checks the digest, so a store can lose an adapter and never
 change one. What an adapter computes is for workers to judge; here it is bytes.
+
+A content that no name means gets a mark, an empty object that says since when, and is deleted `KEPT_S` later. Whoever
+stores the content or names it deletes the mark. Ages are told by the store's clock alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,9 +20,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.adapter_calls import Digest
+from shared.adapter_calls import Digest, is_digest
 from shared.errors import HeadraceError
-from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity
+from shared.objects.store import MissingObjectError, ObjectStore, StoreError, identity, put
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -27,6 +30,12 @@ MAX_ADAPTER_BYTES = 8 << 30
 MAX_CONFIG_BYTES = 1 << 20
 # A store that takes longer for a call counts as away.
 CALL_S = 30.0
+# Jobs of batches wait for seven days at most, unless `headrace setup` says otherwise.
+KEPT_S = 30 * 86400.0
+_MAX_SWEPT = 64
+_ADAPTERS = "headrace/adapters"
+_MARKS = "headrace/unnamed-adapters"
+_NOW = "now"
 _NAMES = (CONFIG_NAME, WEIGHTS_NAME)
 _PIECE_BYTES = 4 << 20
 
@@ -101,7 +110,7 @@ class AdapterStore:
             AdapterStoreError: It cannot be stored.
         """
         content = await asyncio.to_thread(read_content, directory)
-        if await self.num_bytes(content.digest) == content.num_bytes:
+        if await self.keep(content.digest) == content.num_bytes:
             return content
         with _errors():
             # Makes a directory that is not there yet.
@@ -120,6 +129,49 @@ class AdapterStore:
         with _errors():
             found = {each.name: each.num_bytes for each in await _answered(self._store.objects(_folder(digest)))}
         return sum(found[name] for name in _NAMES) if found.keys() >= set(_NAMES) else None
+
+    async def keep(self, digest: str) -> int | None:
+        """Let a content stay for another `KEPT_S` without a name; return what `num_bytes` does."""
+        with _errors():
+            await _answered(self._store.delete(f"{_MARKS}/{digest}"))
+        return await self.num_bytes(digest)
+
+    async def sweep(self, read_named: Callable[[], Awaitable[Collection[str]]]) -> list[str]:
+        """Delete some contents that have had no name for `KEPT_S`, and return them. Several gateways may sweep at once.
+
+        `read_named` returns the digests that names mean now; what it raises passes.
+        """
+        with _errors():
+            stored = set(filter(is_digest, await self._folders()))
+            await _answered(put(self._store, f"{_MARKS}/{_NOW}", b""))
+            marked = await self._marked()
+        unnamed, now = stored - set(await read_named()), marked.pop(_NOW, 0.0)
+        with _errors():
+            for digest in sorted(marked.keys() - unnamed)[:_MAX_SWEPT]:
+                await _answered(self._store.delete(f"{_MARKS}/{digest}"))
+            for digest in sorted(unnamed - marked.keys())[:_MAX_SWEPT]:
+                await _answered(self._store.create(f"{_MARKS}/{digest}", b""))
+        expired = [digest for digest in sorted(unnamed & marked.keys()) if now - marked[digest] > KEPT_S][:_MAX_SWEPT]
+        return [digest for digest in expired if await self._delete(digest, now)]
+
+    async def _delete(self, digest: str, now: float) -> bool:
+        with _errors():
+            # Whoever has stored or named it since has deleted the mark before that.
+            if now - (await self._marked()).get(digest, now) <= KEPT_S:
+                return False
+            await _answered(self._store.delete_folder(_folder(digest)))
+        return True
+
+    async def _folders(self) -> list[str]:
+        try:
+            found: list[str] = await _answered(self._store.folders(_ADAPTERS))
+        except MissingObjectError:
+            return []
+        return found
+
+    async def _marked(self) -> dict[str, float]:
+        """Return when each content was marked."""
+        return {each.name: each.modified for each in await _answered(self._store.objects(_MARKS))}
 
     async def fetch(self, digest: str, directory: Path, max_bytes: int = MAX_ADAPTER_BYTES) -> int:
         """Write a stored adapter into a directory, checked against its digest; return its bytes.
@@ -181,7 +233,7 @@ def _errors() -> Iterator[None]:
 
 
 def _folder(digest: str) -> str:
-    return f"headrace/adapters/{digest}"
+    return f"{_ADAPTERS}/{digest}"
 
 
 def _head(name: str, num_bytes: int) -> bytes:

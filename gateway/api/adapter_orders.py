@@ -22,6 +22,7 @@ from gateway.api.schemas.decoding import decode_typed
 from gateway.dispatch.dispatcher import HEARTBEAT_INTERVAL_S, Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.adapter_names import REVIEW_S, AdapterNameFollower
+from gateway.fleet.adapter_sweep import sweep_forever
 from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import ADAPTER_UNAVAILABLE, AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
 from shared.adapter_names import AdapterNames, NamedAdapter
@@ -135,6 +136,7 @@ class AdapterOrders:
         stored = await self._stored(body)
         await self._check(workers[0].worker, AdapterOrder(body.lora_name, digest=stored.digest))
         await self._put(body.lora_name, body.tenant, workers[0].model, stored)
+        await self._stored(body, stored)
         return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
     async def unload(self, content: bytes) -> str:
@@ -166,18 +168,21 @@ class AdapterOrders:
             raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
         return sorted(found, key=lambda beat: beat.draining)
 
-    async def _stored(self, body: LoadBody) -> AdapterContent:
+    async def _stored(self, body: LoadBody, known: AdapterContent | None = None) -> AdapterContent:
+        """Return what is stored now; what is known and was deleted before its name kept it is stored again."""
         if (body.lora_path is None) == (body.lora_content is None):
             raise ApiError(400, "Give one of lora_path and lora_content.", param="lora_path")
         if self._store is None:
             message = "The gateway has no store of adapters: start it with HEADRACE_ADAPTERS."
             raise ApiError(503, message, code="no_adapter_store", retry_after_s=UNKNOWN_RETRY_S)
         try:
+            if known is not None and await self._store.num_bytes(known.digest) is not None:
+                return known
             if body.lora_path is not None:
                 return await self._store.put(Path(body.lora_path))
             assert body.lora_content is not None
             digest = body.lora_content.digest
-            num_bytes = await self._store.num_bytes(digest)
+            num_bytes = await self._store.keep(digest)
             if num_bytes is None:
                 message = f"lora_content: {self._store.place} does not have {digest[:12]}."
                 raise ApiError(400, message, param="lora_content")
@@ -245,6 +250,7 @@ async def adapter_orders(
         return AdapterOrders(nats, fleet, None, names.read)
     opened = AdapterStore(store_of(store, "HEADRACE_ADAPTERS"))
     stack.push_async_callback(opened.close)
+    stack.push_async_callback(tasks.stop, tasks.start(sweep_forever(opened, fleet, names.read), "sweep of adapters"))
     return AdapterOrders(nats, fleet, opened, names.read)
 
 

@@ -102,11 +102,11 @@ class DirectoryStore:
 
         return await self.run(listed)
 
-    async def folders(self) -> list[str]:
-        """List the directories at the top."""
+    async def folders(self, folder: str = "") -> list[str]:
+        """List the directories in a directory."""
 
         def listed() -> list[str]:
-            with os.scandir(self._root) as entries:
+            with os.scandir(self._root / folder) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
         return await self.run(listed)

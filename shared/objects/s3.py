@@ -58,10 +58,10 @@ class S3Store:
             if "/" not in name
         )
 
-    async def folders(self) -> list[str]:
-        """List the first parts of keys."""
-        found = await self._answered(self._client.list_with_delimiter_async(self._bucket))
-        return sorted(found["common_prefixes"])
+    async def folders(self, folder: str = "") -> list[str]:
+        """List the parts of keys that follow the folder."""
+        found = await self._answered(self._client.list_with_delimiter_async(self._bucket, folder or None))
+        return sorted(each.rpartition("/")[2] for each in found["common_prefixes"])
 
     async def delete(self, key: str) -> None:
         """Delete an object."""

@@ -76,8 +76,8 @@ class ObjectStore(Protocol):
     async def objects(self, folder: str) -> list[StoredObject]:
         """Return the objects right in a folder, in the order of their names."""
 
-    async def folders(self) -> list[str]:
-        """Return the folders at the top: the encoded names of tenants."""
+    async def folders(self, folder: str = "") -> list[str]:
+        """Return the names of the folders right in a folder; those at the top are encoded names of tenants."""
 
     async def delete(self, key: str) -> None:
         """Delete an object; one that is not there is deleted already."""

@@ -31,7 +31,7 @@ from shared.features import ADAPTER_STORE, FEATURES
 from shared.messages import GatewayHeartbeat, Heartbeat, encode
 from shared.subjects import adapter_subject
 from tests.gateway.api.test_app import assert_error, client_of, heartbeat
-from tests.gateway.fleet.test_fleet_load import needs_of
+from tests.gateway.fleet.test_worker_needs import needs_of
 
 KEY = "operator-key-of-32-characters-xx"
 ADAPTING = (*FEATURES, ADAPTER_STORE)
@@ -102,6 +102,8 @@ class Store:
 
     async def num_bytes(self, digest: str) -> int | None:
         return 8 if digest in DIGESTS.values() else None
+
+    keep = num_bytes
 
 
 async def read_nothing() -> None:

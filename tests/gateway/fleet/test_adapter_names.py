@@ -26,7 +26,7 @@ from shared.messages import Heartbeat, decode_request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import ADAPTERS_STREAM, StreamLimits, ensure_streams
-from shared.subjects import adapter_subject
+from shared.subjects import adapter_subject, probe_subject
 from shared.task_supervisor import TaskSupervisor
 from tests.gateway.fleet.test_fleet import BEAT, Watched
 from tests.servers import NatsServer
@@ -265,6 +265,8 @@ class _Store:
     async def num_bytes(self, digest: str) -> int | None:
         return 8
 
+    keep = num_bytes
+
 
 async def test_swap_returns_when_no_gateway_means_the_content_before(tmp_path: Path) -> None:
     with NatsServer(tmp_path).running() as server:
@@ -278,6 +280,8 @@ async def test_swap_returns_when_no_gateway_means_the_content_before(tmp_path: P
                 await worker.publish(message.reply, encode(AdapterReply()))
 
             await worker.subscribe(adapter_subject("w"), cb=answer)
+            # On a busy machine it is probed.
+            await worker.subscribe(probe_subject("w"), cb=answer)
             for name, kind in (("gw-a", AdapterNameFollower), ("gw-b", _SlowFollower)):
                 nats, tasks = await connect(server.url, role="gateway", name=name), TaskSupervisor()
                 dispatcher = Dispatcher(nats, name, tasks=tasks)

@@ -57,6 +57,7 @@ async def test_object_appears_whole_is_read_in_ranges_and_replaced(store: Object
         ("file-2.json", 2),
     ]
     assert await store.folders() == ["acme"]
+    assert await store.folders("acme/batches") == ["b"]
     await store.delete(KEY)
     await store.delete(KEY)
     assert [each.name for each in await store.objects("acme/files")] == ["file-2.json"]
