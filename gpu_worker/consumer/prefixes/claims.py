@@ -96,10 +96,10 @@ class PrefixClaims:
                     self._answer(offer, reply)
 
     def _reply(self, offer: Offer) -> Reply:
-        if offer.adapter is not None:
-            return self._adapter_reply(offer, offer.adapter)
+        if offer.adapter is not None and self._adapters is not None and self._adapters.is_resident(offer.adapter):
+            return self._adapter_reply(offer)
         if not offer.links:
-            return "claim" if self._has_more_room(offer) else "decline"
+            return "claim" if offer.adapter is None and self._has_more_room(offer) else "decline"
         held = self._held.longest(offer.links)
         if held is None or self._begin is None or held.num_tokens <= offer.num_held:
             return "decline"
@@ -116,14 +116,17 @@ class PrefixClaims:
         """Prompt tokens that are to be computed here before whatever is claimed now."""
         return self._engine.stats.waiting_tokens + sum(claim.num_tokens for claim in self._claimed.values())
 
-    def _adapter_reply(self, offer: Offer, adapter: str) -> Reply:
+    def _adapter_reply(self, offer: Offer) -> Reply:
         """Claim a request whose adapter is here, where what is before it takes no longer than loading that there."""
-        if self._begin is None or self._adapters is None or not self._adapters.is_resident(adapter):
-            return "decline"
-        if offer.num_tokens > self._most_new():
+        if self._begin is None or self._num_new(offer) > self._most_new():
             return "decline"
         is_soon = self._backlog <= offer.backlog + offer.expires_s * self._engine.stats.prefill_rate
         return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
+
+    def _num_new(self, offer: Offer) -> int:
+        """Return how many tokens of a prompt are to be computed here."""
+        held = self._held.longest(offer.links)
+        return max(0, offer.num_tokens - (0 if held is None else held.num_tokens))
 
     def _is_no_fuller(self, offer: Offer, num_held: int, num_new: int) -> bool:
         """Whether a request that shares no more than a common beginning does not have more room where it was pulled."""
@@ -144,12 +147,10 @@ class PrefixClaims:
 
     def _answer(self, offer: Offer, reply: Reply) -> None:
         if reply == "claim":
-            held = self._held.longest(offer.links)
-            num_new = offer.num_tokens - (0 if held is None else held.num_tokens)
             num_blocks = self._capacity.num_blocks_for(offer.num_tokens)
             self._capacity.reserve(1, num_blocks)
             timer = self._peers.call_later(2 * ANSWER_S, lambda: self._forget(offer.worker, offer.number))
-            self._claimed[offer.worker, offer.number] = _Claim(num_blocks, max(0, num_new), timer)
+            self._claimed[offer.worker, offer.number] = _Claim(num_blocks, self._num_new(offer), timer)
         self._peers.send(offer.worker, Answer(self._peers.worker, offer.number, reply))
 
     def _forget(self, worker: str, number: int) -> _Claim | None:

@@ -35,7 +35,7 @@ class Offer(Struct, frozen=True, array_like=True, tag="offer"):
         backlog: Prompt tokens to be computed here before it.
         num_blank: Blocks here that nothing is cached in.
         expires_s: For how long it waits.
-        adapter: Whoever has this adapter in memory is meant, by its digest, whatever of the prefix it holds.
+        adapter: The digest of the request's adapter, if the addressee lists it; `links` may be empty then, too.
     """
 
     worker: PeerName

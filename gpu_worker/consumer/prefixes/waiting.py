@@ -38,6 +38,9 @@ ROOM_ANSWER_S = 0.05
 MIN_WAIT_S = 0.005
 """What saves less is not worth asking for."""
 
+_Offers = dict[str, tuple[float, Offer]]
+"""For how long a request may wait for each worker, in seconds, and what that one is offered."""
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -109,16 +112,13 @@ class WaitingRequests:
 
     def take(self, message: QueuedMessage, request: Request, chain: PrefixChain | None) -> bool:
         """Let a request wait if another worker has enough of its prefix, or its adapter; return whether it does."""
-        adapter = self._missing_adapter(request)
+        adapter = request.adapter if request.adapter is not None and is_digest(request.adapter) else None
         if (chain is None and adapter is None) or request.emitted or request.epoch or request.probation:
             return False
         now = self._peers.time()
         if len(self._waiting) >= MAX_WAITING:
             return False
-        offers = {} if chain is None else self._prefix_offers(message, request, chain, now)
-        if adapter is not None:
-            num_tokens = 1 if chain is None else int(chain.num_bytes / self._held.bytes_per_token)
-            offers = self._adapter_offers(message, request, adapter, num_tokens, now) | offers
+        offers = self._offers(message, request, chain, adapter, now)
         longest_s = max((wait_s for wait_s, _ in offers.values()), default=0.0)
         if longest_s < MIN_WAIT_S:
             return False
@@ -135,29 +135,33 @@ class WaitingRequests:
         self._watch(self._num_offered, waiting, min(ANSWER_S, longest_s))
         return True
 
-    def _missing_adapter(self, request: Request) -> str | None:
-        """Return the digest of an adapter that has to be loaded here; None if there is nothing to load."""
-        digest, own = request.adapter, self._adapters
-        if digest is None or own is None or not own.load_s or not is_digest(digest) or own.is_resident(digest):
-            return None
-        return digest
-
-    def _adapter_offers(
-        self, message: QueuedMessage, request: Request, adapter: str, num_tokens: int, now: float
-    ) -> dict[str, tuple[float, Offer]]:
-        """Return for how long a request may wait for each worker that has its adapter, and what each is offered."""
-        assert self._adapters is not None
-        rate, load_s = self._engine.stats.prefill_rate, min(self._adapters.load_s, self._max_wait_s)
+    def _offers(
+        self, message: QueuedMessage, request: Request, chain: PrefixChain | None, adapter: str | None, now: float
+    ) -> _Offers:
+        """Return what others are offered: empty memory draws no request away from a worker that has its adapter."""
+        own, having = self._adapters, [] if adapter is None else self._others.having(adapter, now)
+        is_here = adapter is not None and own is not None and own.is_resident(adapter)
+        offers: _Offers = {}
+        if chain is not None:
+            offers = self._prefix_offers(message, request, chain, now, may_move=not (is_here or having))
+        if own is None or not own.load_s or is_here or not having:
+            return offers
+        num_tokens = 1 if chain is None else int(chain.num_bytes / self._held.bytes_per_token)
+        rate, load_s = self._engine.stats.prefill_rate, min(own.load_s, self._max_wait_s)
         wait_s = self._left_s(message, request, load_s, num_tokens / rate if rate else 0.0)
-        if wait_s < MIN_WAIT_S:
-            return {}
-        offer = replace(self._offer((), num_tokens, 0), adapter=adapter)
-        return dict.fromkeys(self._others.having(adapter, now), (wait_s, offer))
+        if wait_s >= MIN_WAIT_S:
+            for worker in having:
+                longer_s, offer = offers.get(worker, (wait_s, self._offer((), num_tokens, 0)))
+                offers[worker] = max(wait_s, longer_s), replace(offer, adapter=adapter)
+        return offers
 
     def _prefix_offers(
-        self, message: QueuedMessage, request: Request, chain: PrefixChain, now: float
-    ) -> dict[str, tuple[float, Offer]]:
-        """Return the same for workers that hold more of its prefix, or, where none does, have more empty memory."""
+        self, message: QueuedMessage, request: Request, chain: PrefixChain, now: float, may_move: bool
+    ) -> _Offers:
+        """Return what workers that hold more of its prefix are offered, or, where none does, those with more memory.
+
+        The latter only if the request `may_move` for that alone.
+        """
         holders = self._others.holders({link: place for place, link in enumerate(chain.links)}, now)
         num_tokens = int(chain.num_bytes / self._held.bytes_per_token)
         own = self._held.longest(chain.links)
@@ -168,7 +172,7 @@ class WaitingRequests:
             wait_s = self._wait_s(message, request, saved, num_tokens, worker)
             if wait_s >= MIN_WAIT_S:
                 waits_s[worker] = (wait_s, place)
-        if not waits_s and (own is None or own.is_shared):
+        if not waits_s and may_move and (own is None or own.is_shared):
             # A conversation that begins here would stay here: others may have more memory for it.
             num_blank = self._engine.num_blank_blocks + self._capacity.num_blocks_for(num_tokens)
             left_s = self._left_s(message, request, ROOM_ANSWER_S, 0.0)

@@ -23,6 +23,7 @@ from ops.simulation.fleet import VirtualFleet
 from ops.simulation.job import Job
 from ops.simulation.outcome import percentile
 from ops.simulation.step_time import StepTimes, growing_times
+from ops.simulation.worker import VirtualWorker
 from shared.adapter_calls import pack_residents
 from shared.messages import Request
 from shared.prefixes import MAX_WAIT_S, PrefixNews
@@ -301,6 +302,9 @@ def test_request_waits_only_if_it_is_new_and_its_deadline_allows(changes: dict[s
     assert puller.waiting.take(message, request, prefix_chain(request, cache_salt(request))) is waits
 
 
+DIGEST = "1" * 64
+
+
 @dataclass
 class _Adapters:
     """The adapters of a worker: which are in memory, and how long a load takes."""
@@ -312,13 +316,40 @@ class _Adapters:
         return digest in self.residents
 
 
+def list_adapter(served: VirtualFleet, holder: VirtualWorker) -> None:
+    """Let a worker have an adapter in memory, of which all others have heard."""
+    holder.waiting._adapters = holder.claims._adapters = _Adapters(0.5, (DIGEST,))
+    for worker in served.workers:
+        peer = worker.others._peers.get(holder.name)
+        if peer is not None:
+            peer.adapters = pack_residents([DIGEST])
+
+
+def begin_at(served: VirtualFleet, puller: VirtualWorker, request: Request) -> list[tuple[str, float]]:
+    """Let a worker pull a request; return where it begins, and after how many seconds."""
+    begun: list[tuple[str, float]] = []
+    started = served.now
+    for worker in served.workers:
+
+        def begin(message: QueuedMessage, name: str = worker.name) -> None:
+            begun.append((name, round(served.now - started, 2)))
+
+        worker.claims.start(begin)
+        worker.waiting.start(begin, lambda message: None, lambda: None)
+    message = QueuedMessage("s", b"", "$JS.ACK.a.b.1.9.1.0.0", 9, 1, 0, stored_at=started)
+    if not puller.waiting.take(message, request, prefix_chain(request, cache_salt(request))):
+        begun.append((puller.name, 0.0))
+    served.run(lambda: bool(begun), until=started + 2.0)
+    return begun
+
+
 @pytest.mark.parametrize(
     ("load_s", "own", "named", "granted"),
     [
-        (0.5, (), "1" * 64, True),
+        (0.5, (), DIGEST, True),
         # Nothing to load here, no load was measured yet, or nobody has it.
-        (0.5, ("1" * 64,), "1" * 64, False),
-        (0.0, (), "1" * 64, False),
+        (0.5, (DIGEST,), DIGEST, False),
+        (0.0, (), DIGEST, False),
         (0.5, (), "2" * 64, False),
         (0.5, (), "a name", False),
         (0.5, (), None, False),
@@ -327,34 +358,71 @@ class _Adapters:
 def test_request_goes_to_the_worker_that_has_its_adapter_in_memory(
     load_s: float, own: tuple[str, ...], named: str | None, granted: bool
 ) -> None:
-    served, digest = fleet(2), "1" * 64
+    served = fleet(2)
     puller, holder = served.workers
-    puller.waiting._adapters, holder.claims._adapters = _Adapters(load_s, own), _Adapters(0.0, (digest,))
-    begun: list[tuple[str, QueuedMessage]] = []
-    holder.claims.start(lambda message: begun.append((holder.name, message)))
-    puller.waiting.start(lambda message: begun.append((puller.name, message)), lambda message: None, lambda: None)
-    beat = PeerBeat(worker=holder.name, prefill_rate=1e3, resident_adapters=pack_residents([digest]))
-    puller.others.note(beat, served.now)
+    puller.waiting._adapters = _Adapters(load_s, own)
+    list_adapter(served, holder)
     request = Request(id="r", model="m", token_ids=(1, 2, 3), adapter=named)
-    message = QueuedMessage("s", b"", "$JS.ACK.a.b.1.9.1.0.0", 9, 1, 0, stored_at=served.now)
-    assert puller.waiting.take(message, request, None) is granted
-    served.run(lambda: bool(begun), until=served.now + 1.0)
-    assert [name for name, _ in begun] == ([holder.name] if granted else [])
+    assert begin_at(served, puller, request) == [(holder.name if granted else puller.name, 0.0)]
 
 
-def test_request_is_loaded_where_it_is_when_the_adapters_worker_stays_busy() -> None:
-    served, digest = fleet(2), "1" * 64
-    puller, holder = served.workers
-    puller.waiting._adapters, holder.claims._adapters = _Adapters(0.5), _Adapters(0.0, (digest,))
-    begun: list[float] = []
-    puller.waiting.start(lambda message: begun.append(served.now), lambda message: None, lambda: None)
-    puller.others.note(
-        PeerBeat(worker=holder.name, prefill_rate=1e3, resident_adapters=pack_residents([digest])), served.now
+def long_job(number: int, common: int = 0, adapter: str | None = None, length: int = 2000) -> Job:
+    """Return a request of 2,000 tokens or `length`, the first `common` of which all such requests share."""
+    token_ids = (
+        *random.Random(0).choices(range(1000), k=common),
+        *random.Random(number).choices(range(1000), k=length),
     )
-    # No room there all the time.
-    holder.capacity.reserve(1000)
-    message = QueuedMessage("s", b"", "$JS.ACK.a.b.1.9.1.0.0", 9, 1, 0, stored_at=served.now)
-    started = served.now
-    assert puller.waiting.take(message, Request(id="r", model="m", token_ids=(1, 2), adapter=digest), None)
-    served.run(lambda: bool(begun), until=served.now + 2.0)
-    assert [round(at - started, 2) for at in begun] == [0.5]
+    sampling = Sampling(max_tokens=2, ignore_eos=True)
+    request = Request(
+        id=str(number), model="m", tenant="t", token_ids=token_ids[:length], adapter=adapter, sampling=sampling
+    )
+    return Job(request, lambda token_ids: None)
+
+
+def serve(served: VirtualFleet, *jobs: Job) -> VirtualWorker:
+    """Serve requests one by one, until all workers know of it; return the worker of the last one."""
+    for job in jobs:
+        served.submit(job)
+        served.run(lambda job=job: job.is_done)  # type: ignore[misc]
+        served.run(lambda: False, until=served.now + 2.0)
+    return next(worker for worker in served.workers if worker.name in jobs[-1].workers)
+
+
+@pytest.mark.parametrize(
+    ("listing", "num_running", "expected"),
+    [
+        # Both others are emptier than the puller, and the one with the adapter runs a request.
+        ("holder", 1, ("holder", 0.0)),
+        # It has no room all the time: the request is loaded where it is.
+        ("holder", 1000, ("puller", 0.5)),
+        ("puller", 0, ("puller", 0.0)),
+        # Nobody has it: empty memory decides.
+        (None, 1, ("other", 0.0)),
+    ],
+)
+def test_empty_memory_draws_no_request_away_from_its_adapter(
+    listing: str | None, num_running: int, expected: tuple[str, float]
+) -> None:
+    served = fleet(3)
+    puller = serve(served, long_job(1, length=8000))
+    holder, other = (worker for worker in served.workers if worker is not puller)
+    named = {"puller": puller, "holder": holder, "other": other}
+    for worker in served.workers:
+        worker.waiting._adapters = worker.claims._adapters = _Adapters(0.5)
+    if listing is not None:
+        list_adapter(served, named[listing])
+    holder.capacity.reserve(num_running)
+    name, after_s = expected
+    assert begin_at(served, puller, long_job(3, adapter=DIGEST).request) == [(named[name].name, after_s)]
+
+
+def test_worker_with_the_adapter_and_a_common_beginning_claims_though_it_runs_more() -> None:
+    served = fleet(3)
+    holder, puller, other = served.workers
+    puller.held.is_withdrawn = other.held.is_withdrawn = True
+    serve(served, *(long_job(number, common=1000, adapter=DIGEST) for number in (1, 2)))
+    puller.held.is_withdrawn = other.held.is_withdrawn = False
+    puller.waiting._adapters = _Adapters(0.5)
+    list_adapter(served, holder)
+    holder.capacity.reserve(1)
+    assert begin_at(served, puller, long_job(3, common=1000, adapter=DIGEST).request) == [(holder.name, 0.0)]
