@@ -74,7 +74,10 @@ async def test_turns_of_a_conversation_go_to_the_worker_with_its_prefix(
     assert sum(number(worker, "num_handovers") for worker in workers) == 4
 
 
-async def test_false_announcement_delays_a_request_for_a_moment(gateway: TestGateway, make_worker: MakeWorker) -> None:
+@pytest.mark.parametrize("reply", ["silence", "junk"])
+async def test_false_announcement_delays_a_request_for_a_moment(
+    gateway: TestGateway, make_worker: MakeWorker, reply: str
+) -> None:
     worker = await make_worker(**SETTINGS)
     await ask(gateway, 0)
     request = gateway.request(None, messages=turn(3, "another story "))
@@ -84,7 +87,8 @@ async def test_false_announcement_delays_a_request_for_a_moment(gateway: TestGat
 
     async def hear(message: Any) -> None:
         offers.append(message.data)
-        await gateway.nats.publish(peer_subject(gateway.model, worker.name), b"\x00junk")
+        if reply == "junk":
+            await gateway.nats.publish(peer_subject(gateway.model, worker.name), b"\x00junk")
 
     await gateway.nats.subscribe(peer_subject(gateway.model, "liar"), cb=hear)
     beat = await worker.wait_for_heartbeat(lambda beat: True)

@@ -25,6 +25,7 @@ from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, make_runner, r
 from tests.gpu_worker.matrix.factors import GRAMMAR
 from tests.gpu_worker.models.families.latent_cases import CASES as LATENT
 from tests.gpu_worker.models.families.random_models import save_case
+from tests.gpu_worker.models.recurrent_models import CASES as RECURRENT
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
 from tests.gpu_worker.speculative.mtp.headed_models import FAMILIES, SHARP, save_headed
 from tests.gpu_worker.speculative.recorder import recorded_runner
@@ -32,8 +33,7 @@ from tests.gpu_worker.structured_output.tiny_tokenizer import EOS, constraint_of
 
 pytestmark = pytest.mark.slow
 
-HEADLESS = ("lfm2", "falcon_h1", "nemotron_h", "mamba2")
-RECURRENT = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next", *HEADLESS})
+HEADLESS = [name for name in RECURRENT if name not in FAMILIES]
 MODELS: dict[str, Callable[[Path], Any]] = {
     **{name: partial(save_headed, name) for name in FAMILIES},
     "deepseek-v2-lite": partial(save_case, LATENT["deepseek-v2-lite"]),

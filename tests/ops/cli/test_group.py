@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ops.cli.group import ADVICE, headrace, instead_of
+from ops.cli.group import _ROWS, ADVICE, headrace, instead_of
 
 
 def _output(*arguments: str) -> str:
@@ -37,8 +37,9 @@ def test_help_of_a_command_that_there_is_not_says_so() -> None:
     assert "No such command 'setp'. Did you mean 'setup'?" in result.output
 
 
-def test_commands_of_others_are_none_of_ours() -> None:
+def test_commands_of_others_are_none_of_ours_and_each_is_explained_once() -> None:
     assert ADVICE.keys() & headrace.list_commands(click.Context(headrace)) == set()
+    assert len(ADVICE) == sum(len(names.split()) for _, names in _ROWS)
 
 
 def test_commands_that_are_named_instead_exist() -> None:

@@ -11,7 +11,7 @@ import pytest
 import ops
 from ops.cli.gateway import command as gateway
 from ops.cli.keys import command as keys
-from ops.cli.other_options import OTHERS, explain, nearest
+from ops.cli.other_options import _ROWS, OTHERS, explain, nearest
 from ops.cli.publish import command as publish
 from ops.cli.up import command as up
 from ops.cli.worker import command as worker
@@ -33,8 +33,9 @@ def _explained(option: str, command: click.Command) -> str | None:
     return explain(option, command.name or "", _options(command))
 
 
-def test_advice_is_for_options_that_up_and_worker_lack() -> None:
+def test_advice_is_for_options_that_up_and_worker_lack_each_once() -> None:
     assert _options(up, worker) & OTHERS.keys() == set()
+    assert len(OTHERS) == sum(len(names.split()) for _, _, names in _ROWS)
 
 
 def test_advice_names_options_that_there_are() -> None:
