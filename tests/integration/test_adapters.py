@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 import torch
 
 from ops.stack.config import DEMO_MODEL
 from tests.gpu_worker.adapters.peft_files import linear_sizes, merge, write_adapter
 from tests.integration.system import System, running_system
+from tests.shared.objects.small_s3 import small_s3
 
 pytestmark = pytest.mark.slow
 
@@ -160,3 +165,42 @@ def test_a_thousand_swaps_under_load_give_no_stale_answer(tmp_path: Path) -> Non
         while_it_ran = [number for number, (start, returned) in enumerate(swaps) if returned > began and start <= done]
         meanings = [expected[number % len(contents)] for number in (last, *while_it_ran)]
         assert tokens in meanings
+
+
+def test_worker_that_is_killed_while_it_reads_an_adapter_loses_no_request(tmp_path: Path) -> None:
+    import transformers
+
+    pytest.importorskip("obstore")
+    sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
+    one, other = (write_adapter(tmp_path / name, sizes, rank=4, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    ports: queue.Queue[int] = queue.Queue()
+    may_read = threading.Event()
+    may_read.set()
+
+    def before_read(key: str, port: int) -> None:
+        if key.endswith(".safetensors") and not may_read.is_set():
+            ports.put(port)
+            may_read.wait(120)
+
+    with small_s3(before_read) as endpoint:
+        bucket = {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "r"}
+        environ = {f"AWS_{name}": value for name, value in bucket.items()} | {"HEADRACE_ADAPTERS": "s3://bucket/some"}
+        arguments = ("--model", str(DEMO_MODEL), "--workers", "2", "--max-loras", "1")
+        with running_system(tmp_path, *arguments, environ=environ) as system, ThreadPoolExecutor(1) as clients:
+            operator = system.info["metrics_url"].removesuffix("/metrics")
+            headers = {"Authorization": f"Bearer {system.info['operator_key']}"}
+            # The worker that checks them has room for the second one alone.
+            for name, path in (("pirate", one), ("clerk", other)):
+                body = {"lora_name": name, "lora_path": str(path)}
+                loaded = httpx2.post(f"{operator}/v1/load_lora_adapter", headers=headers, json=body, timeout=120)
+                assert loaded.status_code == 200, loaded.text
+            may_read.clear()
+            answer = clients.submit(_answer, system, "pirate")
+            os.kill(_process_at(ports.get(timeout=60), system.info["pids"]["worker"]), signal.SIGKILL)
+            ports.get(timeout=60)  # another one reads it
+            may_read.set()
+            assert answer.result(60) == (_expected(one), "pirate")
+
+
+def _process_at(port: int, pids: list[int]) -> int:
+    return next(pid for pid in pids if any(port == each.laddr.port for each in psutil.Process(pid).net_connections()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +18,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
     uploads: dict[str, dict[int, bytes]]
+    before_read: Callable[[str, int], None]
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -74,7 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
         key, query, _ = self._asked()
         if "list-type" in query:
             self._list(query)
-        elif key not in self.objects:
+            return
+        self.before_read(key, self.client_address[1])
+        if key not in self.objects:
             self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
         else:
             data, found = self.objects[key], self._found(key)
@@ -124,9 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def small_s3() -> Iterator[str]:
-    """Serve buckets until the block ends; yield the endpoint's URL."""
-    handler = type("Handler", (_Handler,), {"objects": {}, "uploads": {}})
+def small_s3(before_read: Callable[[str, int], None] = lambda key, port: None) -> Iterator[str]:
+    """Serve buckets until the block ends; yield the endpoint's URL.
+
+    `before_read` is called with the key of what is read, and the port of who reads it, which gets it after that.
+    """
+    handler = type("Handler", (_Handler,), {"objects": {}, "uploads": {}, "before_read": staticmethod(before_read)})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
