@@ -25,6 +25,13 @@ T = TypeVar("T")
 
 _MODEL = "one that `GET /v1/models` lists"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Smaller bodies have no more than are decoded in some tenth of a second.
+_SMALL_BODY = 1 << 20
+MAX_CONTAINERS = 100_000
+"""Lists and objects of a body. What is decoded holds up the event loop, whichever thread decodes it."""
+MAX_ENTRIES = 1 << 21
+"""Commas between values of a body: one prompt may have 1,048,576 token ids."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _BYTE_POSITION = re.compile(r"\(byte (\d+)\)$")
 _KEY_BEFORE_VALUE = re.compile(rb'"(\w{1,64})"\s{0,16}:\s{0,16}-?\Z')
 # A backslash, or a pair of surrogates, which stay as they are; or else a surrogate alone.
@@ -80,8 +87,9 @@ def _decode_or_refuse(decoder: msgspec.json.Decoder[T], body: bytes, decode: Cal
     """Return what `decode` makes of a body.
 
     Raises:
-        ApiError: 400; it cannot be decoded.
+        ApiError: 400; it cannot be decoded. 413; it has too many values.
     """
+    _check_number_of_values(body)
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -94,6 +102,19 @@ def _decode_or_refuse(decoder: msgspec.json.Decoder[T], body: bytes, decode: Cal
         raise _from_syntax(str(error), body) from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+
+
+def _check_number_of_values(body: bytes) -> None:
+    if len(body) <= _SMALL_BODY or not _has_too_many_values(body):
+        return
+    # Texts may have as many of these characters as they like. Of more texts than this the rest counts as it is.
+    if _has_too_many_values(_STRING.sub(b"", body, count=MAX_ENTRIES // 4)):
+        limits = f"{MAX_CONTAINERS} lists and objects, or {MAX_ENTRIES} commas between values"
+        raise ApiError(413, f"The body has more than {limits}. Send fewer values.", code="request_too_large")
+
+
+def _has_too_many_values(body: bytes) -> bool:
+    return body.count(b"[") + body.count(b"{") > MAX_CONTAINERS or body.count(b",") > MAX_ENTRIES
 
 
 def without_lone_surrogates(body: bytes) -> bytes:

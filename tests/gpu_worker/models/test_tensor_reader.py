@@ -98,14 +98,14 @@ def test_file_that_takes_no_room_on_the_disk_is_not_read_whole(tmp_path: Path) -
 def test_device_without_end_is_no_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.symlink_to("/dev/zero")
-    with pytest.raises(CheckpointError, match="no ordinary file"):
+    with pytest.raises(CheckpointError, match="not an ordinary file"):
         JsonFile.read(path)
 
 
 def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     os.mkfifo(path)
-    with pytest.raises(OSError, match="no ordinary file"):
+    with pytest.raises(OSError, match="not an ordinary file"):
         read_small_file(path)
 
 

@@ -57,7 +57,7 @@ def test_grammar_accepts_what_it_describes_and_nothing_else(gbnf: str, accepted:
         ('root ::= "a"{9999}', "at most 2000"),
         ('root ::= "a"{x}', "'{m}'"),
         (r'root ::= "\q"', "an escape"),
-        (r'root ::= "\uD800"', "no character"),
+        (r'root ::= "\uD800"', "is not a character"),
         ("root ::= <think>", "tokens are not supported"),
     ],
 )

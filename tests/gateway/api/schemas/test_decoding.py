@@ -75,3 +75,22 @@ def test_body_that_names_no_model_is_for_that_of_its_path_or_else_the_only_one(
     # The path's takes the place of the one that a body names, too.
     body = json.dumps({"messages": messages, "model": "named"}).encode()
     assert parse_chat(body, rules).model == (of_path or "named")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": [' + b"[1]," * 200_000 + b"[1]]" + b" " * (1 << 20) + b"}",
+        b'{"stop": [' + b'"a",' * (1 << 22) + b'"a"]}',
+        b'{"prompt": "' + b'\\"' * (1 << 20) + b'", "messages": [' + b"{}," * 200_000 + b"{}]}",
+    ],
+)
+def test_body_of_too_many_values_is_refused_before_it_is_decoded(body: bytes) -> None:
+    with pytest.raises(ApiError, match="more than 100000 lists and objects, or 2097152 commas") as caught:
+        parse_chat(body)
+    assert (caught.value.status, caught.value.code) == (413, "request_too_large")
+
+
+def test_texts_may_have_any_number_of_commas_and_brackets() -> None:
+    text = '[{"a\\": 1}],' * 400_000
+    assert parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode())
