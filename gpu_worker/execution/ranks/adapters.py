@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from gpu_worker.execution.ranks.messages import AdapterPart, AdapterPiece, Numbers
 from gpu_worker.layers.adapters import AdapterTargets
 from kernels.low_rank import LowRank, LowRankPart
+
+_log = logging.getLogger(__name__)
 
 
 def pieces_of(adapter: Mapping[str, LowRank]) -> Iterator[AdapterPiece]:
@@ -28,20 +31,50 @@ class ReceivedAdapter:
     def __init__(self, targets: AdapterTargets) -> None:
         self._targets = targets
         self._low_ranks: dict[str, LowRank] = {}
+        self._problem: str | None = None
 
     def add(self, piece: AdapterPiece) -> None:
-        """Take in a piece."""
+        """Take in a piece; what fails is told by `place`."""
+        if self._problem is None:
+            try:
+                self._add(piece)
+            except Exception as error:
+                self._fail(error)
+
+    def place(self, slot: int, max_rank: int) -> str | None:
+        """Place what the pieces add up to in a slot that no step reads; the next piece begins another adapter.
+
+        Returns:
+            Why that failed; then the slot is empty.
+        """
+        if self._problem is None:
+            try:
+                self._targets.place(slot, self._targets.pack(self._low_ranks), max_rank)
+            except Exception as error:
+                self._fail(error)
+        problem = self._problem
+        if problem is not None:
+            self._targets.place(slot, None)
+        self._low_ranks, self._problem = {}, None
+        return problem
+
+    def clear(self) -> None:
+        """Empty all slots, and forget the pieces that came."""
+        self._low_ranks, self._problem = {}, None
+        for slot in range(self._targets.num_slots):
+            self._targets.place(slot, None)
+
+    def _fail(self, error: Exception) -> None:
+        _log.error("an adapter cannot be placed", exc_info=error)
+        self._low_ranks, self._problem = {}, f"{type(error).__name__}: {error}"
+
+    def _add(self, piece: AdapterPiece) -> None:
         matrix, parts = self._targets.matrices[piece.matrix], []
         for part in piece.parts:
             features = torch.from_numpy(np.frombuffer(part.features, dtype=np.int64).copy())
             down, up = _tensor(part.down, part.rank), _tensor(part.up, len(features))
             parts.append(LowRankPart(down, up, part.scale, features))
         self._low_ranks[piece.matrix] = LowRank(tuple(parts), matrix.shape, matrix.is_gated)
-
-    def place(self, slot: int, max_rank: int) -> None:
-        """Place what the pieces add up to in a slot that no step reads; the next piece begins another adapter."""
-        low_ranks, self._low_ranks = self._low_ranks, {}
-        self._targets.place(slot, self._targets.pack(low_ranks), max_rank)
 
 
 def _numbers(matrix: torch.Tensor) -> Numbers:

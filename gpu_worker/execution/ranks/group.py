@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
@@ -30,6 +31,7 @@ from gpu_worker.execution.ranks.messages import (
     Load,
     Meet,
     Order,
+    Placed,
     Ready,
     Refuse,
     Reply,
@@ -55,6 +57,8 @@ LEAVING_S = 5.0
 """Time that a rank has to leave a step when another was lost. Whoever waits for a GPU may never be told."""
 _MAX_ATTEMPTS = 3
 """Times in a row that a group which cannot meet again tries to."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +110,7 @@ class RankGroup:
         self._processes: dict[int, RankProcess] = {}
         self._replies = Replies(self._processes)
         self._landed: SimpleQueue[StepResult] = SimpleQueue()
+        self._placed: SimpleQueue[tuple[int, Placed]] = SimpleQueue()
         self._watch = Watch(lambda: list(self._processes.values()), lambda rank: self._life(rank).ticks, self._froze)
         try:
             with self.building():
@@ -177,7 +182,7 @@ class RankGroup:
 
     def tell(self, plan: StepPlan, drafts: list[Draft] | None) -> None:
         """Send a step to all other ranks; one that is gone is found by the watch."""
-        self._tell_all(Order(plan, drafts))
+        self.send([encode(Order(plan, drafts))])
 
     def send(self, messages: Iterable[bytes]) -> None:
         """Send encoded messages to all other ranks, between the steps that they were and will be told of."""
@@ -191,10 +196,21 @@ class RankGroup:
         Raises:
             RankLostError: The group is lost.
         """
-        while self._lost is None:
-            with contextlib.suppress(Empty):
-                return self._landed.get(timeout=TICK_S)
-        raise RankLostError(self._lost)
+        return self._next(self._landed)
+
+    def placed(self, number: int) -> str | None:
+        """Wait until all other ranks have done a `PlaceAdapter` or failed; return why one of them failed.
+
+        Raises:
+            RankLostError: The group is lost.
+        """
+        problems: dict[int, str | None] = {}
+        while len(problems) < self.size - 1:
+            rank, answer = self._next(self._placed)
+            # Who gave up on an earlier one did not wait for all its answers.
+            if answer.number == number:
+                problems[rank] = answer.problem
+        return next((f"rank {rank}: {problem}" for rank, problem in sorted(problems.items()) if problem), None)
 
     def cause(self) -> str | None:
         """Return which rank is gone, after something failed: its end may be seen a little later than its silence."""
@@ -284,8 +300,11 @@ class RankGroup:
         self._processes[rank] = process
         return process
 
-    def _tell_all(self, command: Meet | Order) -> None:
-        self.send([encode(command)])
+    def _next(self, queue: SimpleQueue[T]) -> T:
+        while self._lost is None:
+            with contextlib.suppress(Empty):
+                return queue.get(timeout=TICK_S)
+        raise RankLostError(self._lost)
 
     def _life(self, rank: int) -> Life:
         return self._hosts[rank // self._config.ranks_per_host].life(rank)
@@ -302,13 +321,14 @@ class RankGroup:
             return
         if isinstance(reply, Landed):
             self._landed.put(reply.result)
-            return
-        if isinstance(reply, Stumbled):
+        elif isinstance(reply, Placed):
+            self._placed.put((process.rank, reply))
+        elif isinstance(reply, Stumbled):
             threading.Thread(target=self._stumbled, args=(process, reply.problem), daemon=True).start()
-            return
-        self._replies.put(process, reply)
-        if process.epitaph is not None:
-            self.end(process.epitaph)
+        else:
+            self._replies.put(process, reply)
+            if process.epitaph is not None:
+                self.end(process.epitaph)
 
     def _stumbled(self, process: RankProcess, problem: str) -> None:
         """Lose the group because a rank could not compute, unless another is gone, which is about to be seen."""
@@ -334,7 +354,7 @@ class RankGroup:
             process.freeze_s = max(process.freeze_s, _WARM_UP_FREEZE_S)
         file = Path(self._folder.name) / f"epoch-{self.epoch}"
         store = str(file) if self._remote is None else self._remote.new_store()
-        self._tell_all(Meet(store))
+        self.send([encode(Meet(store))])
         self.ranks.join(store)
 
     def _replace_lost(self, num_blocks: int) -> set[int]:

@@ -41,6 +41,7 @@ from gpu_worker.execution.ranks.messages import (
     Meet,
     Order,
     PlaceAdapter,
+    Placed,
     Ready,
     Reply,
     Stumbled,
@@ -121,7 +122,7 @@ class _Member:
             elif isinstance(command, AdapterPiece):
                 self._attempt(partial(self._placing.add, command))
             elif isinstance(command, PlaceAdapter):
-                self._attempt(partial(self._placing.place, command.slot, command.max_rank))
+                self._attempt(partial(self._place, command))
             elif isinstance(command, Meet):
                 self._meet(command)
             elif isinstance(command, Load):
@@ -140,6 +141,8 @@ class _Member:
             if self._runner is None:
                 self._keep(build_runner(self._config, ranks=self._ranks))
             else:
+                if self._adapters is not None:
+                    self._adapters.clear()
                 self._runner.restart()
         except Exception:
             if not self._was_lost():
@@ -157,6 +160,10 @@ class _Member:
     def _placing(self) -> ReceivedAdapter:
         assert self._adapters is not None, "ranks meet before they have adapters"
         return self._adapters
+
+    def _place(self, command: PlaceAdapter) -> None:
+        problem = self._placing.place(command.slot, command.max_rank)
+        _tell(self._answers, Placed(command.number, problem))
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self._is_lost:

@@ -96,10 +96,11 @@ class AdapterPiece(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Place the adapter whose pieces came, in a slot that no step before this names."""
+    """Place the adapter whose pieces came in a slot that no step reads, and say `Placed`; no pieces clear the slot."""
 
+    number: int
     slot: int
-    max_rank: int
+    max_rank: int = 1
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -126,6 +127,13 @@ class Landed(msgspec.Struct, frozen=True, tag=True):
     result: StepResult
 
 
+class Placed(msgspec.Struct, frozen=True, tag=True):
+    """The `PlaceAdapter` of this number is done, or has left its slot empty because of a problem."""
+
+    number: int
+    problem: str | None
+
+
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """Why a rank ends."""
 
@@ -133,7 +141,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Load | Meet | Order | Leave | Refuse | AdapterPiece | PlaceAdapter
-Reply = Hello | Ready | Stumbled | Landed | Failure
+Reply = Hello | Ready | Stumbled | Landed | Placed | Failure
 
 
 def decoder_of(kind: type[T] | Any) -> Decoder[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpu_worker.adapters.reader import PackedAdapter
@@ -21,11 +22,16 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.layers.ranks import is_last
+from shared.errors import HeadraceError
 
 _MAX_IN_VAIN = 3
 """Times in a row that the group may be lost before a step has ended."""
 
 _log = logging.getLogger(__name__)
+
+
+class AdapterPlacingError(HeadraceError):
+    """A rank has no room for an adapter."""
 
 
 class GroupRunner:
@@ -40,8 +46,9 @@ class GroupRunner:
         self.group = group
         self._was_told = False
         self._num_in_vain = 0
-        # By slot, what the others were sent of its adapter: a rank that is replaced needs all of them.
-        self._adapters: dict[int, list[bytes]] = {}
+        # By slot, the encoded pieces of the adapter that all ranks have there, and its rank: new ranks need them all.
+        self._adapters: dict[int, tuple[list[bytes], int]] = {}
+        self._num_placed = 0
         # Of several stages each computes a plan meanwhile.
         self.max_steps_in_flight = max(runner.max_steps_in_flight, group.ranks.num_stages)
         runner.share_drafts = self._tell
@@ -92,18 +99,43 @@ class GroupRunner:
         self.group.note_step(step)
 
     def place_adapter(self, slot: int, adapter: PackedAdapter) -> None:
-        """Place an adapter in a slot that no step reads, at all ranks, in the thread that submits steps."""
-        pieces = [encode(piece) for piece in pieces_of(adapter.low_ranks)]
-        self._adapters[slot] = [*pieces, encode(PlaceAdapter(slot, adapter.max_rank))]
-        assert self.own.model.adapters is not None
-        self.own.model.adapters.place(slot, adapter.packed, adapter.max_rank)
-        if self.group.lost is None:
-            self.group.send(self._adapters[slot])
+        """Place an adapter in a slot that no step reads, at all ranks, in the thread that submits steps.
+
+        Raises:
+            Exception: A rank cannot. Then the slot is empty at all of them.
+        """
+        targets = self.own.model.adapters
+        assert targets is not None
+        self._adapters.pop(slot, None)
+        try:
+            targets.place(slot, adapter.packed, adapter.max_rank)
+            pieces = [encode(piece) for piece in pieces_of(adapter.low_ranks)]
+            self._place_at_others(slot, pieces, adapter.max_rank)
+        except Exception:
+            targets.place(slot, None)
+            self.group.send([encode(PlaceAdapter(0, slot))])
+            raise
+        self._adapters[slot] = pieces, adapter.max_rank
+
+    def _place_at_others(self, slot: int, pieces: Sequence[bytes], max_rank: int) -> None:
+        if self.group.lost is not None:
+            raise RankLostError(self.group.lost)
+        self._num_placed += 1
+        self.group.send([*pieces, encode(PlaceAdapter(self._num_placed, slot, max_rank))])
+        if (problem := self.group.placed(self._num_placed)) is not None:
+            raise AdapterPlacingError(problem)
 
     def _recover(self) -> None:
+        """Form the group again; adapters that cannot be placed at all ranks lose it again, which is in vain."""
         self.group.reform(self.own.num_blocks, self.own.restart)
-        for messages in self._adapters.values():
-            self.group.send(messages)
+        try:
+            for slot, (pieces, max_rank) in self._adapters.items():
+                self._place_at_others(slot, pieces, max_rank)
+        except HeadraceError as error:
+            self._num_in_vain += 1
+            self.group.end(f"an adapter cannot be placed again: {error}")
+            if self._num_in_vain > _MAX_IN_VAIN:
+                raise BrokenRunnerError(error, is_logged=True) from error
 
     def _tell(self, plan: StepPlan, drafts: list[Draft] | None) -> list[Draft] | None:
         self._was_told = True

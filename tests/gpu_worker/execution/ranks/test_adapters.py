@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from gpu_worker.adapters.reader import PackedAdapter, read_packed
+from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.ranks import process as process_module
 from gpu_worker.execution.ranks.adapters import ReceivedAdapter, pieces_of
 from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece, encode
 from gpu_worker.execution.ranks.runner import GroupRunner
@@ -21,10 +23,12 @@ from gpu_worker.layers.ranks import Ranks
 from gpu_worker.models.loader import load_model
 from gpu_worker.speculative.ngram.proposer import NgramProposer
 from kernels.low_rank import LowRank, LowRankPart
+from shared.errors import HeadraceError
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, write_adapter
 from tests.gpu_worker.adapters.test_merged import AdaptedRun
 from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
+from tests.gpu_worker.execution.ranks import full_member
 from tests.gpu_worker.execution.ranks.group_run import Run, started
 from tests.gpu_worker.execution.ranks.test_divided_models import CPU, FORMS, MODELS, TOKENS
 from tests.gpu_worker.execution.ranks.test_group import assert_same, replace_rank
@@ -60,7 +64,7 @@ def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None
         command = COMMANDS.decode(encode(piece)[4:])
         assert isinstance(command, AdapterPiece)
         received.add(command)
-    received.place(SLOT, max(low_rank.rank for low_rank in adapter.values()))
+    assert received.place(SLOT, max(low_rank.rank for low_rank in adapter.values())) is None
     run = AdaptedRun(model, [TOKENS, TOKENS])
     run.slots = {0: SLOT}
     steps = [run.step(step) for step in ({0: 13, 1: 9}, {0: 14, 1: 18}, *[{0: 1, 1: 1}] * 3)]
@@ -109,10 +113,10 @@ def test_inputs_that_are_gathered_are_those_of_the_adapter_too(tmp_path: Path) -
     _check(tmp_path, lambda ranks: ranks)
 
 
-def _place(run: Run, adapters: list[Path]) -> None:
+def _place(run: Run, adapters: list[Path], first: int = 0) -> None:
     targets = run.own.model.adapters
     assert targets is not None
-    for slot, directory in enumerate(adapters):
+    for slot, directory in enumerate(adapters, first):
         packed: PackedAdapter = read_packed(directory, targets, ())
         if isinstance(run.runner, GroupRunner):
             run.runner.place_adapter(slot, packed)
@@ -156,3 +160,48 @@ def test_two_processes_answer_as_one_before_and_after_a_rank_is_killed(tmp_path:
         _place(run, adapters[:1] * 2)
         swapped = run.answer(_sequences())
         assert swapped.tokens["2"] == expected[0].tokens["1"]
+
+
+def test_adapter_that_a_rank_cannot_place_costs_nothing_but_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = linear_sizes(save_tiny_model(tmp_path / "model"))
+    ranks = (3, 7, full_member.REFUSED // 3, 11)
+    adapters = [write_adapter(tmp_path / str(rank), sizes, rank=rank, seed=rank) for rank in ranks]
+    settings = {"dtype": "float32", "max_loras": 2}
+    with started(tmp_path / "model", 1, None, **settings) as (alone, _):
+        _place(alone, adapters[:2])
+        expected = alone.answer(_sequences())
+    monkeypatch.setattr(process_module, "_MEMBER", full_member.__name__)
+    with started(tmp_path / "model", 2, None, **settings) as (run, group):
+        assert group is not None
+        monkeypatch.setattr(AdapterTargets, "place", full_member.place_but(33))
+        _place(run, adapters[:1])
+        for adapter, problem in ((adapters[2], "rank 1: MemoryError: no room"), (adapters[3], "^no room")):
+            with pytest.raises((HeadraceError, MemoryError), match=problem):
+                _place(run, [adapter], 1)
+            assert group.lost is None
+        # What was refused is in the way of nothing: neither of the next one in its slot, nor of a new rank.
+        _place(run, adapters[1:2], 1)
+        assert_same(run.answer(_sequences()), expected)
+        with pytest.raises(HeadraceError):
+            _place(run, [adapters[2]], 1)
+        replace_rank(run, group, 1, signal.SIGKILL)
+        assert group.lost is None
+        _place(run, adapters[1:2], 1)
+        assert_same(run.answer(_sequences()), expected)
+        assert group.epoch == 2
+        # One that had room, and has none when the group meets anew, ends the worker after a few attempts.
+        monkeypatch.setattr(group, "placed", lambda number: "rank 1: no room")
+        group.end("rank 1 is gone")
+        for _ in range(3):
+            _interruption(run).recover()
+        with pytest.raises(BrokenRunnerError, match="no room"):
+            _interruption(run).recover()
+
+
+def _interruption(run: Run) -> InterruptedRunnerError:
+    assert isinstance(run.runner, GroupRunner)
+    with pytest.raises(InterruptedRunnerError) as interruption:
+        run.runner.check()
+    return interruption.value
