@@ -85,8 +85,8 @@ class FairSemaphore:
             raise
 
     def try_take(self, tenant: str, amount: int) -> bool:
-        """Hold units if the tenant may have them now; somebody always may if nothing is held. Say whether it does."""
-        if self._used and not (self._is_within_share(tenant, amount) and self._is_free(amount)):
+        """Hold units if the tenant may have them now. Say whether it does."""
+        if not (self._is_within_share(tenant, amount) and self._is_free(amount)):
             return False
         self.take(tenant, amount)
         return True

@@ -26,6 +26,7 @@ from gpu_worker.core.media import PreparedImage
 from gpu_worker.media.decode_process import LIMITS
 from gpu_worker.media.decoder import Decoder, Pixels, SlowImageError
 from gpu_worker.media.fair_semaphore import FairSemaphore
+from gpu_worker.media.slow_share import SlowShare
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, HeadraceError
 from shared.media import IMAGE_NOT_FOUND, MediaRef, about_image
@@ -53,14 +54,14 @@ class Preparer(Protocol):
         """
 
 
-class ImagesBusyError(HeadraceError):
-    """Too many images that take long are to be decoded already."""
-
-
 @dataclass(slots=True, eq=False)
 class _Work:
-    """An image that is prepared. `wanted_by` are those who wait for it: whether each still wants it."""
+    """An image that is prepared. `wanted_by` are those who wait for it: whether each still wants it.
 
+    `request` began it, and is only compared.
+    """
+
+    request: object
     task: asyncio.Task[PreparedImage | HeadraceError]
     wanted_by: list[Callable[[], bool]]
     has_begun: bool = False
@@ -85,7 +86,7 @@ class PreparedImages:
         self._room = FairSemaphore(max_bytes, self._tenants, keeps_room=True, reclaim=self._drop_kept)
         # One tenant takes `MAX_AT_ONCE`; the last place is for the others.
         self._places = FairSemaphore(MAX_AT_ONCE + 1, self._tenants, kept_free=1)
-        self._slow_room = FairSemaphore(max_bytes // _SLOW_SHARE, self._tenants, keeps_room=True)
+        self._slow_share = SlowShare(max_bytes // _SLOW_SHARE, self._tenants)
         self._slow_places = FairSemaphore(max(1, MAX_AT_ONCE // _SLOW_SHARE), self._tenants)
         self._tasks = BackgroundTasks()
 
@@ -107,7 +108,8 @@ class PreparedImages:
             message = f"The images have {num_bytes // _CHANNELS} pixels together; this worker reads {most} at most."
             raise BadRequestError(message, "media", "image_too_large")
         await self._room.acquire(tenant, num_bytes, is_wanted)
-        works = {ref: self._begin(tenant, ref, is_wanted) for ref in dict.fromkeys(refs)}
+        request = object()
+        works = {ref: self._begin(tenant, ref, is_wanted, request) for ref in dict.fromkeys(refs)}
         try:
             await _until_one_fails({work.task for work in works.values()})
             tasks = [works[ref].task for ref in refs]
@@ -123,12 +125,13 @@ class PreparedImages:
         await self._decoder.close()
         await self._tasks.wait()
 
-    def _begin(self, tenant: str, ref: MediaRef, is_wanted: Callable[[], bool]) -> _Work:
+    def _begin(self, tenant: str, ref: MediaRef, is_wanted: Callable[[], bool], request: object) -> _Work:
         """Begin an image, or join those who wait for it; its room is given back when it has ended."""
         key = (tenant, ref)
         work = self._running.get(key)
         if work is None:
-            work = self._running[key] = _Work(self._tasks.spawn(self._outcome(key), "prepare an image"), [])
+            task = self._tasks.spawn(self._outcome(key), "prepare an image")
+            work = self._running[key] = _Work(request, task, [])
         work.wanted_by.append(is_wanted)
         work.task.add_done_callback(lambda _: self._room.release(tenant, _num_bytes(ref)))
         return work
@@ -151,21 +154,13 @@ class PreparedImages:
                 return await self._prepare(key, work, self._places, QUICK_CPU_S)
             except SlowImageError:
                 work.has_begun = False
-                return await self._prepare_slow(key, work)
+                with self._slow_share.held(work.request, key[0], _num_bytes(key[1])):
+                    return await self._prepare(key, work, self._slow_places, LIMITS.cpu_s)
         except HeadraceError as error:
             return error
         finally:
             if self._running.get(key) is work:
                 del self._running[key]
-
-    async def _prepare_slow(self, key: _Key, work: _Work) -> PreparedImage:
-        tenant, num_bytes = key[0], _num_bytes(key[1])
-        if not self._slow_room.try_take(tenant, num_bytes):
-            raise ImagesBusyError("Too many images that take long to decode are waiting. Send a smaller one, or wait.")
-        try:
-            return await self._prepare(key, work, self._slow_places, LIMITS.cpu_s)
-        finally:
-            self._slow_room.release(tenant, num_bytes)
 
     async def _prepare(self, key: _Key, work: _Work, places: FairSemaphore, cpu_s: float) -> PreparedImage:
         tenant = key[0]

@@ -18,7 +18,7 @@ from gpu_worker.consumer.request_images import give
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.media.decoder import Decoder
-from gpu_worker.media.prepared_images import ImagesBusyError
+from gpu_worker.media.slow_share import ImagesBusyError
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage

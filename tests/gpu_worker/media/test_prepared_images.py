@@ -14,7 +14,8 @@ from msgspec import structs
 
 from gpu_worker.media import prepared_images
 from gpu_worker.media.decoder import SlowImageError
-from gpu_worker.media.prepared_images import QUICK_CPU_S, ImagesBusyError, PreparedImages
+from gpu_worker.media.prepared_images import QUICK_CPU_S, PreparedImages
+from gpu_worker.media.slow_share import ImagesBusyError
 from shared.errors import BadRequestError
 from shared.media import MediaRef
 from shared.media_store import MissingMediaError
@@ -94,6 +95,12 @@ def one_at_a_time(images: PreparedImages, num_images: int) -> None:
     """Let images be worked on one by one, whoever's they are, with room for many."""
     images._places.capacity, images._places._kept_free = 1, 0
     images._room.capacity = num_images * IMAGE_BYTES
+
+
+def give_room(images: PreparedImages, num_images: int) -> None:
+    """Let there be room for so many images, and for a quarter of them that are slow."""
+    images._room.capacity = num_images * IMAGE_BYTES
+    images._slow_share._room.capacity = num_images * IMAGE_BYTES // 4
 
 
 async def test_images_come_in_their_order_each_fetched_once(images: PreparedImages, parts: Parts) -> None:
@@ -214,7 +221,7 @@ async def test_images_that_take_long_leave_their_places_and_most_of_the_memory_t
     images: PreparedImages, parts: Parts
 ) -> None:
     """Many tenants send nothing else, and each has its share of everything."""
-    images._room.capacity, images._slow_room.capacity = 64 * IMAGE_BYTES, 16 * IMAGE_BYTES
+    give_room(images, 64)
     parts.slow = range(100, 200)
     slow = [asyncio.create_task(images.images(f"t{number % 6}", [ref(100 + number)])) for number in range(60)]
     await until(lambda: {*parts.decoded} == {*range(100, 160)})
@@ -225,7 +232,33 @@ async def test_images_that_take_long_leave_their_places_and_most_of_the_memory_t
     parts.slow_may_go_on.set()
     done = await asyncio.gather(*slow, return_exceptions=True)
     assert sum(isinstance(found, list) for found in done) == 60 - len(refused) >= 8
-    assert not images._slow_room._used + images._slow_places._used + images._places._used
+    assert not images._slow_share._room._used + images._slow_places._used + images._places._used
+
+
+async def test_request_alone_is_not_refused_for_its_own_slow_images(images: PreparedImages, parts: Parts) -> None:
+    """Four, each as large as all that slow images may hold."""
+    parts.slow = range(1, 5)
+    parts.slow_may_go_on.set()
+    found = await images.images("t", [ref(number) for number in range(1, 5)])
+    assert [each.values[0, 0, 0] for each in found] == [1, 2, 3, 4]
+
+
+async def test_request_of_many_slow_images_leaves_room_for_slow_ones_of_others(
+    images: PreparedImages, parts: Parts
+) -> None:
+    give_room(images, 64)
+    parts.slow = range(1, 100)
+    many = asyncio.create_task(images.images("many", [ref(number) for number in range(1, 31)]))
+    await until(lambda: {*parts.decoded} == {*range(1, 31)})
+    few = asyncio.create_task(images.images("few", [ref(40)]))
+    await until(lambda: 40 in parts.decoded)
+    with pytest.raises(ImagesBusyError, match="of other requests"):
+        await images.images("too many", [ref(number) for number in range(50, 60)])
+    parts.slow_may_go_on.set()
+    assert (len(await many), len(await few)) == (30, 1)
+    # The next one that is alone may have as many.
+    assert len(await images.images("too many", [ref(number) for number in range(50, 80)])) == 30
+    assert not images._slow_share._num_images
 
 
 async def test_slow_image_of_any_size_is_decoded_while_no_other_is(images: PreparedImages, parts: Parts) -> None:
@@ -236,7 +269,8 @@ async def test_slow_image_of_any_size_is_decoded_while_no_other_is(images: Prepa
 
 
 async def test_slow_image_that_nobody_wants_any_more_is_not_begun_again(images: PreparedImages, parts: Parts) -> None:
-    parts.slow, images._room.capacity, images._slow_room.capacity = [1, 2], 1000 * IMAGE_BYTES, 1000 * IMAGE_BYTES
+    parts.slow = [1, 2]
+    give_room(images, 64)
     first = asyncio.create_task(images.images("t", [ref(1)]))
     await until(lambda: parts.decoded == [1, 1])
     leaving = asyncio.create_task(images.images("t", [ref(2)]))
