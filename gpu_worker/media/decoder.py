@@ -21,8 +21,8 @@ from shared.media import MediaRef
 Pixels = npt.NDArray[np.uint8]
 """`[height, width, 3]`, RGB, turned as it is shown."""
 
-# Streams go first: beside a busy thread of the engine, a process that is so nice gets a tenth of a processor, or less.
-_NICENESS, _SLOW_NICENESS = 10, 15
+# Streams go first: beside a busy thread of the engine, a process gets a quarter of a processor, and a slow one a tenth.
+_NICENESS, _SLOW_NICENESS = 5, 10
 _CODE = "invalid_image"
 
 
