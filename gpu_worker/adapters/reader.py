@@ -7,7 +7,7 @@ refused. Files are those of strangers: nothing is read that is larger than its b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,21 +186,31 @@ class PackedAdapter:
         packed: Laid out as the kernels read it.
         max_rank: The largest of its ranks.
         num_bytes: What it takes in memory.
-        low_ranks: What it adds to each matrix, as it was read.
+        pieces: What it adds to each matrix, encoded for the other ranks; empty where there are none.
     """
 
     packed: Packed
     max_rank: int
     num_bytes: int
-    low_ranks: Mapping[str, LowRank]
+    pieces: Sequence[bytes] = ()
 
 
-def read_packed(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[str, str], ...]) -> PackedAdapter:
-    """Read and pack an adapter for the model of `targets`; `AdapterError` if it is not served. Any thread may do so."""
+def read_packed(
+    directory: Path,
+    targets: AdapterTargets,
+    renamed: tuple[tuple[str, str], ...] = (),
+    encode: Callable[[Mapping[str, LowRank]], Sequence[bytes]] = lambda _: (),
+) -> PackedAdapter:
+    """Read and pack an adapter for the model of `targets`, and encode it for other ranks. Any thread may do so.
+
+    Raises:
+        AdapterError: It is not served.
+    """
     try:
         adapter = read_adapter(directory, targets, renamed)
     except OSError as error:
         raise AdapterError(f"{error.filename} is missing or cannot be read ({error.strerror})") from None
     except CheckpointError as error:
         raise AdapterError(str(error)) from None
-    return PackedAdapter(targets.pack(adapter.low_ranks), adapter.max_rank, adapter.num_bytes, adapter.low_ranks)
+    packed, pieces = targets.pack(adapter.low_ranks), encode(adapter.low_ranks)
+    return PackedAdapter(packed, adapter.max_rank, adapter.num_bytes, pieces)

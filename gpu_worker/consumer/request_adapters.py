@@ -4,7 +4,7 @@ A request keeps its adapter in memory for as long as it is held. Where all slots
 after `PATIENCE_S` an adapter is picked that gets no new requests until its slot is free, so busy adapters cannot keep
 others out for ever. Batch requests give way to people at once: those that run are given back, and those that wait
 load nothing while a person waits. Reading and packing are done in threads; the engine's own thread only places what is
-ready, between two steps.
+ready, between two steps. Other ranks are sent it then, and pack their part before the next step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from shared.nats_connection import SEND_ERRORS
 
 if TYPE_CHECKING:
     from gpu_worker.adapters.reader import PackedAdapter
-    from gpu_worker.layers.adapters import AdapterTargets
 
 PATIENCE_S = 1.0
 MAX_WAITING = 32
@@ -61,9 +60,8 @@ class RequestAdapters:
     def __init__(
         self,
         slots: AdapterSlots,
-        targets: AdapterTargets,
+        read: Callable[[Path], PackedAdapter],
         place: Callable[[int, PackedAdapter], None],
-        renamed: tuple[tuple[str, str], ...],
         store: AdapterStore,
         names: AdapterNames,
         engine: EngineThread,
@@ -73,9 +71,8 @@ class RequestAdapters:
         self.named: dict[str, str] = {}
         self.load_s = 0.0
         self.give_back: Callable[[HeldRequest], None] | None = None
-        self._targets = targets
+        self._read_files = read
         self._place_in_slot = place
-        self._renamed = renamed
         self._store = store
         self._names = names
         self._engine = engine
@@ -221,12 +218,9 @@ class RequestAdapters:
         return True
 
     async def _read(self, digest: str) -> PackedAdapter:
-        # Torch is there where adapters can be.
-        from gpu_worker.adapters.reader import read_packed
-
         with tempfile.TemporaryDirectory(prefix="headrace-adapter-") as name:
             await self._store.fetch(digest, Path(name), self.slots.max_bytes)
-            adapter = await asyncio.to_thread(read_packed, Path(name), self._targets, self._renamed)
+            adapter = await asyncio.to_thread(self._read_files, Path(name))
         if adapter.num_bytes > self.slots.max_bytes:
             problem = f"it takes {adapter.num_bytes} bytes in memory, and HEADRACE_MAX_LORA_BYTES is"
             raise AdapterError(f"{problem} {self.slots.max_bytes}")

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from gpu_worker.execution.runner import TorchModelRunner
     from gpu_worker.execution.runner_config import RunnerConfig
     from gpu_worker.execution.tiers.block_tiers import BlockTiers
-    from gpu_worker.layers.adapters import AdapterTargets
     from gpu_worker.layers.expert_loads import ExpertLoads
     from gpu_worker.models.config import ModelConfig
     from gpu_worker.models.vision.processor import MediaProcessor
@@ -56,11 +55,11 @@ _log = logging.getLogger(__name__)
 
 
 class Adapting(NamedTuple):
-    """The matrices that adapters may be beside, what places an adapter in a slot, and how modules are renamed."""
+    """How many adapters may be in memory, what reads one in any thread, and what places it in a slot between steps."""
 
-    targets: AdapterTargets
+    num_slots: int
+    read: Callable[[Path], PackedAdapter]
     place: Callable[[int, PackedAdapter], None]
-    renamed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +237,16 @@ def _check_ranks(config: WorkerConfig) -> None:
 def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner | None) -> Adapting | None:
     targets = runner.model.adapters
     if targets is not None:
+        from gpu_worker.adapters.reader import read_packed
+        from gpu_worker.execution.ranks.adapters import encoded_pieces
 
         def place(slot: int, adapter: PackedAdapter) -> None:
             targets.place(slot, adapter.packed, adapter.max_rank)
 
-        place_at_all = place if group is None else group.place_adapter
-        return Adapting(targets, place_at_all, runner.model_config.block.names.renamed)
+        read = partial(read_packed, targets=targets, renamed=runner.model_config.block.names.renamed)
+        if group is None:
+            return Adapting(targets.num_slots, read, place)
+        return Adapting(targets.num_slots, partial(read, encode=encoded_pieces), group.place_adapter)
     if lora_modules(config):
         raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
     return None

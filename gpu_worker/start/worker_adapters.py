@@ -62,8 +62,9 @@ class WorkerAdapters:
         self.requests: RequestAdapters | None = None
         self.slots = AdapterSlots()
         if adapting is not None and access is not None:
-            self.slots = AdapterSlots(adapting.targets.num_slots, access.max_bytes)
-            self.requests = RequestAdapters(self.slots, *adapting, access.store, names, engine, held)
+            self.slots = AdapterSlots(adapting.num_slots, access.max_bytes)
+            ways = (adapting.read, adapting.place)
+            self.requests = RequestAdapters(self.slots, *ways, access.store, names, engine, held)
         self.orders = AdapterOrders(nats, worker, self.requests, store, names)
 
     @property

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
-from gpu_worker.execution.ranks.messages import AdapterPart, AdapterPiece, Numbers
+from gpu_worker.execution.ranks.messages import AdapterPart, AdapterPiece, Numbers, encode
 from gpu_worker.layers.adapters import AdapterTargets
 from kernels.low_rank import LowRank, LowRankPart
 
 _log = logging.getLogger(__name__)
 
 
-def pieces_of(adapter: Mapping[str, LowRank]) -> Iterator[AdapterPiece]:
-    """Yield an adapter's part beside each matrix."""
+def encoded_pieces(adapter: Mapping[str, LowRank]) -> list[bytes]:
+    """Return an adapter's part beside each matrix, as `RankGroup.send` takes it."""
+    pieces = []
     for name, low_rank in adapter.items():
         parts = [
             AdapterPart(part.rank, part.scale, part.features.numpy().tobytes(), _numbers(part.down), _numbers(part.up))
             for part in low_rank.parts
         ]
-        yield AdapterPiece(name, parts)
+        pieces.append(encode(AdapterPiece(name, parts)))
+    return pieces
 
 
 class ReceivedAdapter:

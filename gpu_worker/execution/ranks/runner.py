@@ -13,7 +13,6 @@ from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerErr
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.step import StepResult
 from gpu_worker.execution.build import build_runner
-from gpu_worker.execution.ranks.adapters import pieces_of
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.meeting import device_of
 from gpu_worker.execution.ranks.messages import PlaceAdapter, encode
@@ -47,7 +46,7 @@ class GroupRunner:
         self._was_told = False
         self._num_in_vain = 0
         # By slot, the encoded pieces of the adapter that all ranks have there, and its rank: new ranks need them all.
-        self._adapters: dict[int, tuple[list[bytes], int]] = {}
+        self._adapters: dict[int, tuple[Sequence[bytes], int]] = {}
         self._num_placed = 0
         # Of several stages each computes a plan meanwhile.
         self.max_steps_in_flight = max(runner.max_steps_in_flight, group.ranks.num_stages)
@@ -106,16 +105,16 @@ class GroupRunner:
         """
         targets = self.own.model.adapters
         assert targets is not None
+        assert adapter.pieces
         self._adapters.pop(slot, None)
         try:
             targets.place(slot, adapter.packed, adapter.max_rank)
-            pieces = [encode(piece) for piece in pieces_of(adapter.low_ranks)]
-            self._place_at_others(slot, pieces, adapter.max_rank)
+            self._place_at_others(slot, adapter.pieces, adapter.max_rank)
         except Exception:
             targets.place(slot, None)
             self.group.send([encode(PlaceAdapter(0, slot))])
             raise
-        self._adapters[slot] = pieces, adapter.max_rank
+        self._adapters[slot] = adapter.pieces, adapter.max_rank
 
     def _place_at_others(self, slot: int, pieces: Sequence[bytes], max_rank: int) -> None:
         if self.group.lost is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gpu_worker.adapters.reader import read_packed
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer import request_adapters
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -54,7 +56,8 @@ class Bench:
         self.names, self.held = Names(), HeldRequests()
         self.slots = AdapterSlots(num_slots, 1 << 20)
         place = lambda slot, adapter: self.targets.place(slot, adapter.packed, adapter.max_rank)  # noqa: E731
-        parts: Any = (self.slots, self.targets, place, (), self.store, self.names, Engine(), self.held)
+        read = partial(read_packed, targets=self.targets)
+        parts: Any = (self.slots, read, place, self.store, self.names, Engine(), self.held)
         self.adapters = RequestAdapters(*parts)
 
     async def put(self, seed: int, **config: Any) -> str:

@@ -218,5 +218,5 @@ async def test_dead_task_ends_the_worker_and_is_named(nats_url: str, gateway: Te
 def test_worker_with_a_store_of_its_own_does_not_say_that_it_can_load_every_adapter(is_shared: bool) -> None:
     part = MagicMock()
     access = AdapterAccess(part, {}, 1 << 20, is_shared)
-    adapters = WorkerAdapters(part, "w", Adapting(MagicMock(num_slots=1), part), access, part, part)
+    adapters = WorkerAdapters(part, "w", Adapting(1, part, part), access, part, part)
     assert adapters.features == ((ADAPTER_STORE,) if is_shared else ())

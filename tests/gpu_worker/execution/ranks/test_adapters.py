@@ -14,8 +14,8 @@ from gpu_worker.adapters.reader import PackedAdapter, read_packed
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.ranks import process as process_module
-from gpu_worker.execution.ranks.adapters import ReceivedAdapter, pieces_of
-from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece, encode
+from gpu_worker.execution.ranks.adapters import ReceivedAdapter, encoded_pieces
+from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece
 from gpu_worker.execution.ranks.runner import GroupRunner
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.division import Division, divided_layer
@@ -60,8 +60,8 @@ def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None
         model.config = replace(model.config, layers=layers)
     assert model.adapters is not None
     received = ReceivedAdapter(model.adapters)
-    for piece in pieces_of(adapter):
-        command = COMMANDS.decode(encode(piece)[4:])
+    for piece in encoded_pieces(adapter):
+        command = COMMANDS.decode(piece[4:])
         assert isinstance(command, AdapterPiece)
         received.add(command)
     assert received.place(SLOT, max(low_rank.rank for low_rank in adapter.values())) is None
@@ -117,7 +117,7 @@ def _place(run: Run, adapters: list[Path], first: int = 0) -> None:
     targets = run.own.model.adapters
     assert targets is not None
     for slot, directory in enumerate(adapters, first):
-        packed: PackedAdapter = read_packed(directory, targets, ())
+        packed: PackedAdapter = read_packed(directory, targets, encode=encoded_pieces)
         if isinstance(run.runner, GroupRunner):
             run.runner.place_adapter(slot, packed)
         else:
