@@ -25,7 +25,7 @@ from gateway.http1.request_input import RequestInput
 
 # The rest of an unread body that is dropped to keep the connection; a longer one closes it.
 MAX_DROPPED_BODY_BYTES = 64 << 10
-MAX_LINGER_BYTES = 32 << 20
+MAX_LINGER_BYTES = 40 << 20
 # Time in which a connection may still send a request when the drain begins: one may be on its way, and a client that
 # gets its answer learns from it that it is the last, while one whose connection is closed meanwhile loses its request.
 DRAIN_GRACE_S = 1.0

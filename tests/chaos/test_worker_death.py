@@ -79,8 +79,15 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
         yield Served(running, (FORCED, FREE), num_texts=48, num_at_once=12, max_tokens=150, num_kills=3, least_moved=3)
 
 
-def wait_for_both_workers(system: System) -> None:
-    wait_for(lambda: system.metrics().count("\nvllm:num_requests_running{") >= 2, 60)
+def wait_for_both_workers(system: System) -> list[int]:
+    """Wait until two workers run and are heard, and return their pids; one that restarts has none for a while."""
+
+    def pids_of_two() -> list[int] | None:
+        pids: list[int] = system.info["pids"].get("worker", [])
+        is_heard = system.metrics().count("\nvllm:num_requests_running{") >= 2
+        return pids if is_heard and len(pids) == 2 else None
+
+    return wait_for(pids_of_two, 60) or []
 
 
 async def kill_now_and_then(served: Served, begun: asyncio.Semaphore) -> None:
@@ -88,8 +95,8 @@ async def kill_now_and_then(served: Served, begun: asyncio.Semaphore) -> None:
     for number in range(served.num_kills):
         for _ in range(served.num_at_once):
             await begun.acquire()
-        await asyncio.to_thread(wait_for_both_workers, served.system)
-        os.kill(served.system.info["pids"]["worker"][number % 2], signal.SIGKILL)
+        pids = await asyncio.to_thread(wait_for_both_workers, served.system)
+        os.kill(pids[number % 2], signal.SIGKILL)
 
 
 async def test_texts_stay_the_same_when_workers_are_killed(served: Served) -> None:

@@ -174,14 +174,14 @@ async def test_upgrade_to_h2c_with_a_body_is_served_as_http_1(gateway: GatewayPr
             assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("framing", ["Content-Length: 25165824", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("framing", ["Content-Length: 37748736", "Transfer-Encoding: chunked"])
 async def test_refusal_of_a_large_body_arrives_although_the_body_is_still_coming(
     gateway: GatewayProcess, framing: str
 ) -> None:
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {API_KEY}\r\nConnection: close\r\n{framing}"
     )
-    body = b" " * (24 << 20) if "Length" in framing else b"1800000\r\n" + b" " * (24 << 20) + b"\r\n0\r\n\r\n"
+    body = b" " * (36 << 20) if "Length" in framing else b"2400000\r\n" + b" " * (36 << 20) + b"\r\n0\r\n\r\n"
 
     def post() -> bytes:
         with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:

@@ -64,7 +64,8 @@ async def ask_until(gateway: GatewayProcess, model: str, done: asyncio.Event) ->
 
 
 async def test_rolling_restart_fails_no_request(nats_url: str, tmp_path: Path) -> None:
-    with running_gateway(tmp_path, nats_url, processes=2) as gateway:
+    # As shipped: a process that starts serves once it has heard the fleet.
+    with running_gateway(tmp_path, nats_url, is_patient=False, processes=2) as gateway:
         await until(lambda: len(served_by(gateway)) == 2, 60)
         async with serving_worker(nats_url, gateway) as worker:
             done = asyncio.Event()
