@@ -154,7 +154,9 @@ def run_worker_login(config: WorkerLoginConfig, model: str) -> None:
     worker of the model, whose handovers of KV it can divert. Jobs that no worker takes in time are expired by workers
     with the login `worker` alone.
     """
-    user = "-".join(["worker", encode_name(model), *([encode_name(config.worker_id)] if config.worker_id else [])])
+    # Encoded names have no dot, so a user of one worker is not also that of all workers of another model.
+    worker = f".{encode_name(config.worker_id)}" if config.worker_id else ""
+    user = f"worker-{encode_name(model)}{worker}"
     print(user_block(model, login(config, user), config.worker_id), end="")
     if sys.stdout.isatty():
         place = "the users of the account HEADRACE in ops/nats/headrace.conf"

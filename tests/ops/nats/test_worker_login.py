@@ -230,7 +230,7 @@ def test_printed_user_is_one_that_nats_reads(tmp_path: Path) -> None:
     assert f'user: "worker-{OTHER_TOKEN}", password: "p' in printed.output
     one = CliRunner().invoke(worker_login, [OWN, "--worker-id", "one.1"])
     assert '"hr.worker.m.one_2e1"' in one.output
-    assert 'user: "worker-m-one_2e1"' in one.output
+    assert 'user: "worker-m.one_2e1"' in one.output
     nkey = "U" + "A" * 55
     keyed = CliRunner().invoke(worker_login, [OTHER, "--nkey", nkey])
     assert f'nkey: "{nkey}"' in keyed.output
