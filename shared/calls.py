@@ -3,19 +3,20 @@
 Answers have inboxes apart from those of NATS itself, below `_INBOX_<role>.answers`: whoever answers calls may publish
 there and nowhere else among the inboxes. NATS's own way, `allow_responses`, lets a login publish to any subject at all:
 it sends itself a message that names the subject for its reply. As many may publish there, tokens cannot be guessed.
+
+A connection has one subscription for the answers to all its calls: NATS closes one for good that has too many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
-
-from shared.nats_connection import unsubscribe
 
 _NO_RESPONDERS = "503"
 
@@ -38,22 +39,56 @@ async def call_process(client: Client, subject: str, payload: bytes, timeout_s: 
         NoRespondersError: Nobody listens.
         NatsTimeoutError: No answer within `timeout_s`.
     """
-    inbox = answer_inbox(client)
-    answered: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-
-    async def receive(message: Msg) -> None:
-        if not answered.done():
-            answered.set_result(message)
-
-    subscription = await client.subscribe(inbox, cb=receive)
+    answers = _answers.get(client)
+    if answers is None:
+        answers = _answers[client] = _Answers(client)
     try:
-        await client.publish(subject, payload, reply=inbox)
         async with asyncio.timeout(timeout_s):
-            answer = await answered
+            answer = await answers.call(client, subject, payload)
     except TimeoutError:
         raise NatsTimeoutError from None
-    finally:
-        await unsubscribe(subscription)
     if is_no_responders(answer):
         raise NoRespondersError
     return answer
+
+
+class _Answers:
+    """The calls of one connection that have no answer yet. It keeps no connection alive that nobody else holds."""
+
+    def __init__(self, client: Client) -> None:
+        self._inbox = answer_inbox(client)
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._subscribing: asyncio.Task[None] | None = None
+        self._is_subscribed = False
+
+    async def call(self, client: Client, subject: str, payload: bytes) -> Msg:
+        """Return the answer to a call, or what NATS says instead; a call that is cancelled leaves nothing behind."""
+        if not self._is_subscribed:
+            if self._subscribing is None:
+                self._subscribing = asyncio.create_task(self._subscribe(client))
+            # Whoever comes first may be cancelled, and the others wait for it too.
+            await asyncio.shield(self._subscribing)
+        # Whoever is called learns the inbox, and must not guess where the answers to other calls go.
+        reply = f"{self._inbox}.{secrets.token_hex(16)}"
+        answered = self._waiting[reply] = asyncio.get_running_loop().create_future()
+        try:
+            await client.publish(subject, payload, reply=reply)
+            answer: Msg = await answered
+            return answer
+        finally:
+            del self._waiting[reply]
+
+    async def _subscribe(self, client: Client) -> None:
+        try:
+            await client.subscribe(f"{self._inbox}.*", cb=self._receive)
+            self._is_subscribed = True
+        finally:
+            self._subscribing = None
+
+    async def _receive(self, message: Msg) -> None:
+        answered = self._waiting.get(message.subject)
+        if answered is not None and not answered.done():
+            answered.set_result(message)
+
+
+_answers: WeakKeyDictionary[Client, _Answers] = WeakKeyDictionary()

@@ -23,7 +23,13 @@ class ClearTextError(NatsError):
 
 
 class NatsClient(DirectClient):
-    """A client that gives a connection up where it cannot be begun; a server may ask any client for a handshake."""
+    """A client that gives a connection up where it cannot be begun; a server may ask any client for a handshake.
+
+    Attributes:
+        is_ended: We have closed it, or are about to: it was not the server.
+    """
+
+    is_ended = False
 
     async def _process_connect_init(self) -> None:
         try:
@@ -40,6 +46,7 @@ class NatsClient(DirectClient):
 
         The library would write it to the lost connection, which uvloop refuses with a RuntimeError.
         """
+        self.is_ended = True
         if not self.is_connected:
             self._pending = []
             self._pending_data_size = 0

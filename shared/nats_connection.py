@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ _OPTIONS: dict[str, Any] = {
 
 # What publishing raises while a connection is away: the client's own errors, and those of the socket under it.
 SEND_ERRORS: tuple[type[Exception], ...] = (NatsError, OSError)
+
+_log = logging.getLogger(__name__)
 
 
 async def unsubscribe(subscription: Subscription | None) -> None:
@@ -94,7 +97,8 @@ async def connect(
         on_error: Called with errors outside of calls, such as a slow subscription that lost messages; None logs them.
         on_disconnect: Called when the connection is lost; published messages are buffered from then on.
         on_reconnect: Called when it is back and all subscriptions are restored.
-        on_close: Called when the connection is over for good: closed by us, or by a server that no longer accepts us.
+        on_close: Called when the server has closed the connection for good, because of a limit, say, or a login that is
+            no longer accepted: it does not come back, and the process must end. Not when we close it.
         timeout_s: How long the server may take to appear; once connected, reconnecting never ends.
 
     Raises:
@@ -109,6 +113,12 @@ async def connect(
     tls: dict[str, Any] = {"tls": tls_context(files)} if is_tls else {}
     client = TlsClient() if is_tls else NatsClient()
     errors = ConnectionErrors(client, on_error)
+
+    async def closed() -> None:
+        if on_close is not None and not client.is_ended:
+            _log.error("NATS has closed the connection for good: %s", client.last_error)
+            await on_close()
+
     try:
         async with asyncio.timeout(timeout_s):
             connecting = client.connect(
@@ -117,7 +127,7 @@ async def connect(
                 error_cb=errors.report,
                 disconnected_cb=_coroutine_function(on_disconnect),
                 reconnected_cb=_coroutine_function(on_reconnect),
-                closed_cb=_coroutine_function(on_close),
+                closed_cb=closed,
                 inbox_prefix=inbox_prefix(role, scope),
                 **identity,
                 **tls,

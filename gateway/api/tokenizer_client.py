@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -11,9 +13,15 @@ from shared.calls import call_process
 from shared.messages import UNDECODABLE, encode
 from shared.server_clock import ServerClock
 from shared.subjects import tokenizer_subject
+from shared.tenant_bounds import counted
 from shared.tokenizer_calls import TokenizerCall, TokenizerReply
 
 TIMEOUT_S = 10.0
+# Under way at once, with their payloads. The workers have bounds of their own.
+MAX_CALLS = 256
+# So that no tenant keeps the others out.
+MAX_CALLS_OF_ONE = MAX_CALLS // 4
+_BUSY_S = 1.0
 
 _decoder = msgspec.msgpack.Decoder(TokenizerReply)
 
@@ -25,14 +33,23 @@ class TokenizerClient:
         self._nats = nats
         self._timeout_s = timeout_s
         self._clock = clock or ServerClock()
+        self._calls: Counter[str] = Counter()
 
     async def call(self, model: str, tenant: str, call: TokenizerCall) -> TokenizerReply:
         """Return a worker's reply to a tenant's call.
 
         Raises:
             ApiError: 400 when the worker finds the input bad, 413 when it is too large for the queue, 503 when no
-                worker is there or it has too many calls, 504 when none answers in time.
+                worker is there, or it or this gateway has too many calls, 504 when none answers in time.
         """
+        if self._calls[tenant] >= MAX_CALLS_OF_ONE or self._calls.total() >= MAX_CALLS:
+            whose = "of this tenant" if self._calls[tenant] >= MAX_CALLS_OF_ONE else "of all tenants"
+            message = f"This gateway has as many tokenizer calls {whose} under way as it takes; send fewer at once."
+            raise ApiError(503, message, code="tokenizer_busy", retry_after_s=_BUSY_S)
+        with counted(self._calls, tenant):
+            return await self._call(model, tenant, call)
+
+    async def _call(self, model: str, tenant: str, call: TokenizerCall) -> TokenizerReply:
         # A worker drops calls whose deadline has passed.
         call = msgspec.structs.replace(call, tenant=tenant, deadline=self._clock.now() + self._timeout_s)
         payload = encode(call)

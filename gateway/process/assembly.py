@@ -298,6 +298,9 @@ async def _queue(
         for dispatcher in dispatchers:
             await dispatcher.reconnected()
 
+    async def closed() -> None:
+        tasks.has_failed.set()
+
     nats = await connect(
         config.nats_url,
         role="gateway",
@@ -307,6 +310,7 @@ async def _queue(
         files=config,
         on_disconnect=lost,
         on_reconnect=back,
+        on_close=closed,
     )
     try:
         dispatcher = Dispatcher(nats, gateway, tasks=tasks, counts=counts)

@@ -114,10 +114,16 @@ class OwnerCalls:
 
     def _search(self, owner: str) -> asyncio.Task[None]:
         searching = self._searches[owner] = self._tasks.spawn(self._look_for(owner), f"search for owner {owner}")
-        searching.add_done_callback(lambda _: self._searches.pop(owner))
         return searching
 
     async def _look_for(self, owner: str) -> None:
+        try:
+            await self._find(owner)
+        finally:
+            # Not when the task's callbacks run, a turn later: whoever awaits a task that has ended does not let them.
+            del self._searches[owner]
+
+    async def _find(self, owner: str) -> None:
         for number in range(NUM_UNHEARD):
             await asyncio.sleep(_AGAIN_S if number else 0.0)
             try:

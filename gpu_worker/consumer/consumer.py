@@ -243,7 +243,6 @@ class Consumer:
     def connection_closed(self) -> None:
         """End the worker, because the connection is closed and not made again, unless this worker has closed it."""
         if not self._is_closed:
-            _log.error("NATS has closed the connection for good")
             self._tasks.has_failed.set()
 
     def reconnected(self) -> None:

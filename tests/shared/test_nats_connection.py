@@ -18,6 +18,7 @@ from shared.nats_connection import Role, WrongRoleError, connect
 from shared.nats_failures import ConnectionErrors, failure_message
 from tests.ops.nats.secured import PASSWORDS, secured_server
 from tests.servers import NatsServer
+from tests.waiting import until
 
 
 async def test_connection_uses_the_inbox_prefix_of_its_role(nats_url: str) -> None:
@@ -256,3 +257,22 @@ async def test_interrupt_that_the_client_loses_ends_the_wait_all_the_same(monkey
         with pytest.raises(asyncio.CancelledError):
             await waiting
     assert num_lost == 3
+
+
+async def test_connection_that_the_server_closes_for_good_is_told_and_one_that_we_close_is_not(
+    start_nats: Callable[..., NatsServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text("max_subscriptions: 10\n")
+    url, told = start_nats("-c", str(config)).url, AsyncMock()
+    ours = await connect(url, role="worker", name="ours", on_close=told)
+    await ours.close()
+    assert not told.called
+    theirs = await connect(url, role="worker", name="theirs", on_close=told)
+    for number in range(11):
+        await theirs.subscribe(f"a.{number}")
+    await until(lambda: told.called)
+    assert theirs.is_closed
+    assert "closed the connection for good: nats: maximum subscriptions exceeded" in caplog.text.lower()
+    await theirs.close()
+    assert told.await_count == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +32,7 @@ from gateway.api.endpoint import ChatEndpoint, CompletionEndpoint
 from gateway.api.generation_service import GenerationService
 from gateway.api.large_bodies import LargeBodies
 from gateway.api.routes import KeyRoute, Routes, RouteServices
-from gateway.api.tokenizer_client import TokenizerClient
+from gateway.api.tokenizer_client import MAX_CALLS, MAX_CALLS_OF_ONE, TokenizerClient
 from gateway.config import GatewayConfig
 from gateway.errors import ApiError
 from gateway.fleet.fleet import Fleet, FleetLimits
@@ -50,6 +51,7 @@ from shared.nats_connection import connect
 from shared.subjects import tokenizer_subject
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall, TokenizerReply
 from tests.gateway.http1.raw_server import served
+from tests.waiting import until
 
 KEY = "hr-test"
 AUTH = {"Authorization": f"Bearer {KEY}"}
@@ -377,6 +379,43 @@ async def test_busy_tokenizer_is_a_503_that_says_when_to_return(http: httpx2.Asy
     answer = await http.post("/tokenize", json={"prompt": "abc"})
     assert_error(answer, 503, "tokenizer_busy")
     assert answer.headers["retry-after"] == "7"
+
+
+async def test_tokenizer_calls_under_way_are_bounded_and_a_tenant_has_a_share_of_them(
+    connection: Client, services: RouteServices
+) -> None:
+    heard: list[Msg] = []
+
+    async def hold(message: Msg) -> None:
+        heard.append(message)
+
+    await connection.subscribe(tokenizer_subject("org/demo"), cb=hold)
+    await connection.flush()
+    client, call = TokenizerClient(connection, timeout_s=60), TokenizeCall(text="abc")
+
+    def begin(tenant: str, number: int) -> list[asyncio.Task[TokenizerReply]]:
+        return [asyncio.create_task(client.call("org/demo", tenant, call)) for _ in range(number)]
+
+    calling = begin("a", MAX_CALLS_OF_ONE)
+    await until(lambda: len(heard) == MAX_CALLS_OF_ONE)
+    with pytest.raises(ApiError, match="of this tenant") as refused:
+        await client.call("org/demo", "a", call)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "tokenizer_busy", 1.0)
+    for number in range(MAX_CALLS // MAX_CALLS_OF_ONE - 1):
+        calling += begin(f"b{number}", MAX_CALLS_OF_ONE)
+    await until(lambda: len(heard) == MAX_CALLS)
+    with pytest.raises(ApiError, match="of all tenants") as refused:
+        await client.call("org/demo", "c", call)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "tokenizer_busy", 1.0)
+    # A call that is given up makes room, and so does one that is answered.
+    calling.pop().cancel()
+    await asyncio.sleep(0)
+    calling += begin("c", 1)
+    await until(lambda: len(heard) == MAX_CALLS + 1)
+    for message in heard:
+        await message.respond(encode(TokenizerReply(token_ids=(1,), max_model_len=512)))
+    assert {reply.token_ids for reply in await asyncio.gather(*calling)} == {(1,)}
+    assert not client._calls
 
 
 async def test_no_worker_is_a_503_and_a_silent_worker_a_504(

@@ -207,3 +207,17 @@ def _restricted_users(directory: Path) -> Path:
         'permissions: { publish: { deny: ["$JS.API.STREAM.CREATE.>"] } } } ] }\n'
     )
     return config
+
+
+async def test_gateway_whose_connection_nats_closes_for_good_ends_so_that_another_takes_its_place(
+    start_nats: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    config = tmp_path / "nats.conf"
+    login = 'authorization { users: [{ user: gateway, password: "%s" }] }\n'
+    config.write_text(login % "before")
+    server = start_nats("-c", str(config))
+    with running_gateway(tmp_path / "gateway", server.url, nats_user="gateway", nats_password="before") as gateway:
+        config.write_text(login % "after")
+        os.kill(server.pid, signal.SIGHUP)
+        assert await asyncio.to_thread(gateway.process.wait, 60) == 1, gateway.log
+        assert "NATS has closed the connection for good" in gateway.log

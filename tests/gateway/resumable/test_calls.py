@@ -1,0 +1,38 @@
+"""Who looks for the owner of a stream, and who waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.resumable import calls
+from gateway.resumable.calls import OwnerCalls, OwnerReply
+from tests.gateway.resumable.test_orphans import head
+
+pytestmark = pytest.mark.timeout(20)
+
+
+async def test_follower_that_comes_as_a_search_ends_without_a_verdict_calls_the_owner_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Awaiting a search that has ended lets nothing else run, so it must not be there any more."""
+    heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def call(nats: object, subject: str, payload: bytes, timeout_s: float) -> Any:
+        if payload:
+            return SimpleNamespace(data=b"1 7")
+        return await heard
+
+    monkeypatch.setattr(calls, "call_process", call)
+    owners = OwnerCalls(cast("Any", None), lambda call: None)
+    looking = asyncio.create_task(owners.is_dead("o"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    # In one turn of the loop: the search has its answer and ends, and then the follower asks.
+    heard.set_result(None)
+    following = asyncio.create_task(owners.ask(head("s", "o"), "watch"))
+    assert await following == OwnerReply(True, 7)
+    assert not await looking
