@@ -76,6 +76,7 @@ async def test_calls_that_end_without_an_answer_leave_nothing_behind(nats_url: s
             await call_process(caller, "silent", b"late", 0.05)
         with pytest.raises(NoRespondersError):
             await call_process(caller, "nobody", b"", 60)
+        await until(lambda: {call.data for call in heard} >= {b"second", b"late"})
         (asked,) = [call for call in heard if call.data == b"second"]
         (late,) = [call for call in heard if call.data == b"late"]
         # One that comes too late, one to no call at all, one more than asked for: nobody gets them.
@@ -100,7 +101,8 @@ async def test_calls_go_on_after_a_reconnect(start_nats: Callable[..., NatsServe
         await called.flush()
         assert (await call_process(caller, "a", b"", 60)).data == b"answer"
         server.restart()
-        await until(lambda: (caller.stats["reconnects"], called.stats["reconnects"]) == (1, 1))
+        for client in (caller, called):
+            await until(lambda client=client: client.is_connected and client.stats["reconnects"])
         await called.flush()
         assert (await call_process(caller, "a", b"", 60)).data == b"answer"
         assert len(caller._subs) == 1
@@ -112,6 +114,4 @@ async def test_what_is_known_of_calls_ends_with_the_connection(nats_url: str) ->
             await call_process(caller, "nobody", b"", 60)
         known = weakref.ref(calls._answers[caller])
     del caller, called
-    await asyncio.sleep(0)
-    gc.collect()
-    assert known() is None
+    await until(lambda: gc.collect() >= 0 and known() is None)
