@@ -298,9 +298,6 @@ async def _queue(
         for dispatcher in dispatchers:
             await dispatcher.reconnected()
 
-    async def closed() -> None:
-        tasks.has_failed.set()
-
     nats = await connect(
         config.nats_url,
         role="gateway",
@@ -310,7 +307,7 @@ async def _queue(
         files=config,
         on_disconnect=lost,
         on_reconnect=back,
-        on_close=closed,
+        on_close=partial(_end, tasks),
     )
     try:
         dispatcher = Dispatcher(nats, gateway, tasks=tasks, counts=counts)
@@ -324,6 +321,10 @@ async def _queue(
         dispatchers.clear()
         with contextlib.suppress(*SEND_ERRORS):
             await nats.close()
+
+
+async def _end(tasks: TaskSupervisor) -> None:
+    tasks.has_failed.set()
 
 
 @contextlib.asynccontextmanager
