@@ -5,15 +5,16 @@ running sequence reads stays. A sequence that ends retains its blocks, or lets t
 whose state supersedes an earlier one lets the earlier blocks go on the device when it starts, because it needs room,
 and everywhere when it has ended, because all its digests are known then. A conversation may own very many, so that
 between two steps some thousands are spent: where a start finds more, its end has them spent, over several steps. Those
-that are to be retained, likewise; choices of one request share most of theirs, which count once.
+that are to be retained wait in a queue, likewise; choices of one request share most of theirs, which count once. What
+is spent leaves the queue: only a sequence that ends later has it retained again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from math import ceil
 
 from gpu_worker.core.block_pool import BlockPool
 from gpu_worker.core.sequence import Sequence
@@ -28,8 +29,9 @@ CHUNK = 256
 
 @dataclass(slots=True)
 class _Retaining:
-    """Digests of one sequence that are still to be retained until a time."""
+    """Digests of one sequence that are still to be retained until a time; its number is its place among all so far."""
 
+    number: int
     tenant: str
     weight: float
     digests: list[bytes]
@@ -46,6 +48,11 @@ class BlockHints:
         self._tiers = tiers
         self._allowance = MAX_DIGESTS_A_STEP
         self._retaining: deque[_Retaining] = deque()
+        self._num_queued = 0
+        # Both are emptied with the queue. Jobs up to this number no longer retain the digest.
+        self._spent: dict[bytes, int] = {}
+        # Chunks that were retained, by tenant and last digest, and until when.
+        self._retained: dict[tuple[str, bytes], int] = {}
         self.sessions = Sessions()
 
     def start(self, sequence: Sequence, num_hits: int) -> None:
@@ -66,7 +73,9 @@ class BlockHints:
             self.sessions.end(sequence, () if hints.drop else digests)
             self._spend_outdated()
         if hints.retain_s and not hints.drop:
-            self._retaining.append(_Retaining(sequence.tenant, sequence.weight, digests, now + hints.retain_s))
+            self._num_queued += 1
+            until = now + hints.retain_s
+            self._retaining.append(_Retaining(self._num_queued, sequence.tenant, sequence.weight, digests, until))
             self._retain()
 
     def expire(self, now: float) -> None:
@@ -87,19 +96,28 @@ class BlockHints:
             job.num_done += CHUNK
             if job.num_done >= len(job.digests):
                 self._retaining.popleft()
-            if chunk and all(pool.order.retention.lasts(chunk[-1], job.until) for pool in self._pools):
-                self._allowance -= 1
-            else:
-                self._retain_chunk(job, chunk)
-                self._allowance -= len(chunk)
+            self._allowance -= max(1, self._retain_chunk(job, chunk))
+        if not self._retaining:
+            self._spent.clear()
+            self._retained.clear()
 
-    def _retain_chunk(self, job: _Retaining, digests: list[bytes]) -> None:
+    def _retain_chunk(self, job: _Retaining, chunk: list[bytes]) -> int:
+        """Retain what is not spent of a chunk, unless an earlier choice had it retained; return how many digests."""
+        digests = [digest for digest in chunk if self._spent.get(digest, 0) < job.number]
+        if not digests:
+            return 0
+        if len(digests) == len(chunk):
+            key, until = (job.tenant, chunk[-1]), ceil(job.until)
+            if self._retained.get(key, until - 1) >= until:
+                return 0
+            self._retained[key] = until
         for pool in self._pools:
             pool.retain(job.tenant, job.weight, digests, job.until)
         if self._states is not None:
             self._states.retain(job.tenant, job.weight, digests, job.until)
         if self._tiers is not None:
             self._tiers.retain(job.tenant, job.weight, digests, job.until)
+        return len(digests)
 
     def _spend_outdated(self) -> None:
         digests = self.sessions.pop_outdated(self._allowance)
@@ -108,7 +126,10 @@ class BlockHints:
         if self._tiers is not None and digests:
             self._tiers.spend(digests)
 
-    def _spend_on_device(self, digests: Iterable[bytes]) -> None:
+    def _spend_on_device(self, digests: list[bytes]) -> None:
+        if digests and self._retaining:
+            self._spent.update(dict.fromkeys(digests, self._num_queued))
+            self._retained.clear()
         for pool in self._pools:
             pool.order.spend(digests)
         if self._states is not None:

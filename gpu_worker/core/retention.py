@@ -134,11 +134,6 @@ class Retention:
             self._remove(grant, digest)
             del self._grants[digest]
 
-    def lasts(self, digest: bytes, until: float) -> bool:
-        """Return whether a content is retained until then already."""
-        grant = self._grants.get(digest)
-        return grant is not None and grant.until >= ceil(until)
-
     def expire(self, now: float, limit: float = inf) -> list[bytes]:
         """Return contents whose time is over, the ends of prefixes first; they are no longer retained."""
         expired: list[bytes] = []

@@ -245,6 +245,58 @@ def test_a_long_prefix_is_retained_over_several_steps_and_once_for_all_choices(
     assert num_steps < 128
 
 
+@pytest.mark.parametrize("hint", [CacheHints(session_id="s", drop=True), CacheHints(session_id="s", supersedes=True)])
+def test_what_is_dropped_leaves_the_queue_of_what_is_to_be_retained(
+    hint: CacheHints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.core.block_hints.CHUNK", 10)
+    monkeypatch.setattr("gpu_worker.core.block_hints.MAX_DIGESTS_A_STEP", 40)
+    tiers, pool = OracleTiers(1, 0), BlockPool(400, retained_share=1.0)
+    hints = BlockHints([pool], None, tiers)
+    digests = [b"%d" % number for number in range(200)]
+    blocks = pool.allocate(200)
+    for block, digest in zip(blocks, digests, strict=True):
+        pool.label(block, digest)
+    pool.release(blocks)
+    shared, own = digests[:35], digests[35:]
+    first = make_sequence([1], hints=CacheHints(session_id="s", retain_s=60))
+    first.block_digests = digests
+    hints.sessions.computed(first, digests)
+    # Another conversation begins like this one.
+    hints.sessions.starts_behind(make_sequence([1]), shared)
+    hints.end(first, 200, 0.0)
+    last = make_sequence([1], hints=hint)
+    last.block_digests = shared
+    hints.start(last, 35)
+    hints.end(last, 35, 0.0)
+    # A third one finds ten that are spent, and has them retained from then on.
+    while own[9] in hints.sessions._owners:
+        hints.expire(0.0)
+    later = make_sequence([1], hints=CacheHints(session_id="t", retain_s=30))
+    later.block_digests = digests[:45]
+    hints.start(later, 45)
+    hints.end(later, 45, 0.0)
+    while hints._retaining or hints.sessions._over:
+        hints.expire(0.0)
+    assert [digest for digest in digests if digest in pool.order.retention] == digests[:45]
+    assert tiers.retained.keys() == set(digests[:45])
+    assert list(pool.order)[:155] == list(reversed(own[10:]))
+
+
+def test_what_came_to_the_tiers_after_a_choice_has_ended_is_retained_by_the_next() -> None:
+    tiers, pool = OracleTiers(1, 0), BlockPool(20, retained_share=1.0)
+    hints = BlockHints([pool], None, tiers)
+    blocks = pool.allocate(2)
+    for block, digest in zip(blocks, (b"a", b"b"), strict=True):
+        pool.label(block, digest)
+    for _ in range(2):
+        tiers.retained.clear()
+        choice = make_sequence([1], hints=CacheHints(retain_s=60))
+        choice.block_digests = [b"a", b"b"]
+        hints.end(choice, 2, 0.5)
+        assert tiers.retained == {b"a": 60.5, b"b": 60.5}
+
+
 def test_what_is_used_again_is_spent_again_and_what_another_uses_first_is_not() -> None:
     sessions = Sessions()
     own, other = (make_sequence([1], hints=CacheHints(session_id=name)) for name in "st")
