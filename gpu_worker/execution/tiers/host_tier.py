@@ -116,6 +116,7 @@ class HostTier:
                 return False
             if entry.num_pins == 0:
                 self._orders[group].touch(digest)
+            entry.goes_first = False
             return entry.is_filled
 
     def knows(self, group: int, digest: bytes) -> bool:
@@ -217,7 +218,10 @@ class HostTier:
         with self._lock:
             for order, entries in zip(self._orders, self._entries, strict=True):
                 order.expire(self._clock())
-                order.retain(tenant, weight, [digest for digest in digests if digest in entries], until)
+                found = [digest for digest in digests if digest in entries]
+                order.retain(tenant, weight, found, until)
+                for digest in found:
+                    entries[digest].goes_first &= digest not in order.retention
 
     def spend(self, digests: Values[bytes]) -> None:
         """Evict contents before others, in all groups."""

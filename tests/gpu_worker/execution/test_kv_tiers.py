@@ -257,6 +257,22 @@ def test_rows_that_are_held_are_neither_evicted_nor_walked_past(served: Served) 
     assert kept(host) == [14, 15, 16, 17, 18]
 
 
+def test_rows_that_were_spent_while_held_and_used_again_do_not_go_first(served: Served) -> None:
+    groups = served.runner.block_contents
+    host = HostTier(groups, 4 * groups[0].row_bytes, retained_share=0.25, clock=lambda: 0.0)
+    keep(host, 0, 1, 2, 3)
+    held = host.hold([name(number) for number in range(4)])
+    host.spend([name(number) for number in range(4)])
+    # The quota has room for the first alone.
+    host.retain("a", 1.0, [name(0), name(1)], until=60.0)
+    assert host.has(0, name(2))
+    host.let_go(held)
+    keep(host, 4, 5)
+    assert kept(host) == [0, 2, 4, 5]
+    keep(host, 6, 7, 8)
+    assert kept(host) == [0, 6, 7, 8]
+
+
 def test_a_conversation_is_retained_in_the_host_s_memory_and_dropped_there(models: Models) -> None:
     runner = models.open("llama")
     served = Served(runner, host_bytes=36 * runner.block_contents[0].row_bytes, retained_share=0.5)
