@@ -7,6 +7,7 @@ the number of cells, and not on that of processes or on the machine.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -46,8 +47,7 @@ def simulate_cells(scenario: Scenario, arrivals: Callable[[], Iterator[Arrival]]
     records: list[Record] = []
     for first in range(0, num_cells, num_processes):
         numbers = range(first, min(num_cells, first + num_processes))
-        pipes = [_begin(partial(run, cells[number], islice(arrivals(), number, None, num_cells))) for number in numbers]
-        records += [_end(*pipe) for pipe in pipes]
+        records += _run_all([partial(run, cells[at], islice(arrivals(), at, None, num_cells)) for at in numbers])
     return outcome_of(merged(records))
 
 
@@ -56,6 +56,21 @@ def _cell(scenario: Scenario, number: int, num_cells: int) -> Scenario:
     first = number * size
     kills = tuple((worker - first, at) for worker, at in scenario.kills if first <= worker < first + size)
     return replace(scenario, workers=size, kills=kills, seed=scenario.seed * num_cells + number)
+
+
+def _run_all(works: list[Callable[[], Record]]) -> list[Record]:
+    """Run each in a process of its own; none is left when this returns or raises."""
+    readers: dict[int, int] = {}
+    try:
+        for work in works:
+            pid, reader = _begin(work)
+            readers[pid] = reader
+        return [_end(pid, readers) for pid in list(readers)]
+    finally:
+        for pid, reader in readers.items():
+            os.close(reader)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _begin(work: Callable[[], Record]) -> tuple[int, int]:
@@ -79,10 +94,11 @@ def _begin(work: Callable[[], Record]) -> tuple[int, int]:
         os._exit(status)
 
 
-def _end(pid: int, reader: int) -> Record:
-    with os.fdopen(reader, "rb") as file:
+def _end(pid: int, readers: dict[int, int]) -> Record:
+    with os.fdopen(readers[pid], "rb", closefd=False) as file:
         content = file.read()
     _, status = os.waitpid(pid, 0)
+    os.close(readers.pop(pid))
     if status:
         raise CellError("a process that simulated a part of the fleet has died; its memory may not have sufficed")
     return _decode(content)

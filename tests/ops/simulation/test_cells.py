@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 
 import pytest
 
@@ -47,10 +48,26 @@ def test_cells_add_up_to_the_fleet() -> None:
     assert found.moments[-1].num_tokens == sum(part.moments[-1].num_tokens for part in parts)
 
 
-def test_process_that_dies_is_an_error() -> None:
-    def dying() -> Iterator[Arrival]:
-        yield Arrival(0.0, 10, 2)
-        os._exit(9)
+def test_process_that_dies_is_an_error_and_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_fork, pids, calls = os.fork, list[int](), count()
 
+    def fork() -> int:
+        pid = real_fork()
+        pids.append(pid)
+        return pid
+
+    def dying(call: int) -> Iterator[Arrival]:
+        yield Arrival(0.0, 10, 2)
+        if call == 1:
+            os._exit(9)
+        time.sleep(600.0)
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     with pytest.raises(CellError, match="memory"):
-        simulate_cells(replace(PLAIN, workers=2), dying, 2)
+        # The first call only checks; the second one is for the cell that dies.
+        simulate_cells(replace(PLAIN, workers=2), lambda: dying(next(calls)), 2)
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
