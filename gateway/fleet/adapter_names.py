@@ -143,7 +143,10 @@ def find_adapter(
 
 
 class AdapterNameFollower:
-    """Reads the names at the start, when one changes, and every `REVIEW_S`; `tell` is called when there was news."""
+    """Reads the names at the start, when one changes, and every `REVIEW_S`; `tell` is called when there was news.
+
+    A `tell` that fails is let be: each heartbeat tells the same.
+    """
 
     def __init__(self, nats: DirectClient, named: NamedAdapters, tell: Callable[[], Awaitable[None]]) -> None:
         self._js = nats.jetstream()
@@ -198,4 +201,5 @@ class AdapterNameFollower:
                 self._read = NamesRead(created, max(self._read.seq, info.state.last_seq))
             if self._named.read != self._read:
                 self._named.read = self._read
-                await self._tell()
+                with suppress(*SEND_ERRORS):
+                    await self._tell()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.api import StreamConfig, StreamInfo, StreamState
 
 from gateway.api import adapter_orders
 from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.operator_app import OperatorRoute, OperatorServices, create_operator_app
 from gateway.config import GatewayConfig
 from gateway.console.routes import ConsoleRoutes, ConsoleServices
+from gateway.fleet.adapter_names import AdapterNameFollower
 from gateway.fleet.fleet import Fleet, FleetLimits
 from gateway.fleet.fleet_load import OwnRequests
 from gateway.metrics import GatewayMetrics, MetricsCollector, make_registry
@@ -119,6 +123,7 @@ def client(
     others: tuple[Heartbeat, ...] = (),
     more: Sequence[OperatorRoute] = (),
     fleet: Fleet | None = None,
+    read_names: Callable[[], Awaitable[None]] = read_nothing,
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = fleet or Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
     for beat in (heartbeat("org/demo", worker="w", features=ADAPTING), *others):
@@ -126,7 +131,7 @@ def client(
     metrics, queue, needs = metrics or GatewayMetrics(), queue or Queue(), needs_of(fleet)
     needs.look(0.0)
     registry = make_registry(MetricsCollector(metrics, 0))
-    adapters = AdapterOrders(queue, fleet, Store(), read_nothing)
+    adapters = AdapterOrders(queue, fleet, Store(), read_names)
     adapters._names = queue.names
     services = OperatorServices(key, fleet, queue, None, metrics, registry, needs, adapters, more)
     return client_of(create_operator_app(services), {"Authorization": f"Bearer {shown}"} if shown else {})
@@ -339,6 +344,26 @@ async def test_adapter_waits_until_all_workers_of_its_model_have_places() -> Non
         answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
     assert_error(answer, 503, code="no_worker")
     assert not queue.asked
+
+
+async def test_a_name_is_changed_although_the_heartbeat_that_tells_it_cannot_be_sent() -> None:
+    fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+    told: list[NamesRead | None] = []
+
+    class Stream:
+        async def stream_info(self, name: str) -> StreamInfo:
+            state = StreamState(0, 0, 0, 0, 0)
+            return StreamInfo(StreamConfig(), state, created=datetime.fromtimestamp(5.0, UTC))
+
+    async def tell() -> None:
+        told.append(fleet.named_adapters.read)
+        raise NatsTimeoutError
+
+    nats: Any = SimpleNamespace(jetstream=Stream)
+    follower = AdapterNameFollower(nats, fleet.named_adapters, tell)
+    async with client(KEY, shown=KEY, fleet=fleet, read_names=follower.read) as http:
+        answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
+    assert (answer.status_code, told) == (200, [NamesRead(5.0, 0)])
 
 
 async def test_swap_waits_for_all_gateways_and_names_the_one_that_does_not_follow(
