@@ -208,7 +208,7 @@ def _check_target(table: AliasTable, name: str, model: str, is_served: IsServed)
     if any(each.name == model for each in table.aliases):
         raise _refusal("model", f"{model[:_SHOWN]!r} is an alias itself: name the model that it stands for.")
     if not is_served(model):
-        raise no_such_model(name, model)
+        raise ApiError(404, f"No worker serves the model `{model[:_SHOWN]}`.", param="model", code="model_not_found")
 
 
 def no_such_model(name: str, model: str) -> ApiError:

@@ -93,7 +93,7 @@ class Consumer:
         self._probes: Subscription | None = None
         self._handover = source.handover
         orders = {b"": drain_asked.set, b"cordon": self.cordon, b"uncordon": self.uncordon}
-        self._orders = OperatorOrders(nats, source.worker, orders, source.handover)
+        self._orders = OperatorOrders(nats, source.worker, orders, source.handover, self.send_heartbeat)
         self._decode_cancel = msgspec.msgpack.Decoder(Cancel).decode
         self._own_subject = worker_subject(source.model, source.worker)
         taken = None if source.handover is None else source.handover.taken_queues

@@ -220,7 +220,7 @@ class InteractiveLane:
         self.end(held, Finish("handoff"))
 
     def unavailable(self, held: HeldRequest, error: str, code: str) -> None:
-        """End a request whose adapter or images cannot be had: its client is told when to try again."""
+        """End a request whose adapter or images are unavailable, with a 503 and Retry-After."""
         self.end(held, Finish("failed", error=error, error_code=code))
 
     def hand_over(self, held: HeldRequest, ready: KvReady) -> None:

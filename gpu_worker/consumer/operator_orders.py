@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from nats.aio.msg import Msg
 
@@ -18,7 +18,10 @@ _NO_ROLE = "it was started without --role, so it neither gives KV to other worke
 
 
 class OperatorOrders:
-    """Hears orders from `start` on. An unknown one, and one that is not of an administrator, has no answer."""
+    """Hears orders from `start` on. An unknown one, and one that is not of an administrator, has no answer.
+
+    Gateways hear of a change by `send_heartbeat` before the order is answered: an operator's next request meets it.
+    """
 
     def __init__(
         self,
@@ -26,11 +29,13 @@ class OperatorOrders:
         worker: str,
         orders: Mapping[bytes, Callable[[], object]],
         handover: KvHandover | None,
+        send_heartbeat: Callable[[], Awaitable[None]],
     ) -> None:
         self._nats = nats
         self._worker = worker
         self._orders = orders
         self._handover = handover
+        self._send_heartbeat = send_heartbeat
 
     async def start(self) -> None:
         """Listen."""
@@ -49,4 +54,5 @@ class OperatorOrders:
         else:
             return
         with contextlib.suppress(*SEND_ERRORS):
+            await self._send_heartbeat()
             await self._nats.publish(message.reply, problem.encode())

@@ -20,7 +20,7 @@ from shared.messages import Lane
 from shared.sampling import Sampling
 
 MAX_PARTS = 16
-"""Parts of prefills, and preemptions, that are told apart; later parts are added to the last one."""
+"""At most this many prefill parts and preemptions are listed; later ones are added to the last entry."""
 
 
 @dataclass(slots=True)

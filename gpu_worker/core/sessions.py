@@ -8,7 +8,7 @@ them at most: beyond that, the tenant with most of them loses digests of its con
 longest, whose blocks are then evicted like all others.
 
 A conversation may own so much that walking it would stop the engine. So no call walks more than its caller names or
-allows, and nothing is told twice: what was spent is spent again only after it was used.
+allows, and a digest is spent again only after it was used in between.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ _TURNS = {
 
 
 class DecodeWork(msgspec.Struct, frozen=True):
-    """An image to decode, in so many seconds of processor time."""
+    """An image to decode, and its limit in seconds of processor time."""
 
     source: str
     target: str

@@ -161,7 +161,7 @@ class Bench:
         return self.engine.add(_text(_IMAGE_TOKENS + 16), 1)
 
     def shown(self, num_images: int) -> Sequence:
-        """Queue a prompt with images that nobody has shown before."""
+        """Queue a prompt with images that are not cached."""
         pixels = [photo(_SIDE, _SIDE, next(self._seeds)) for _ in range(num_images)]
         refs = [_reference(each.tobytes(), _SIDE, _SIDE) for each in pixels]
         token_ids, spans = self._processor.expand([*_text(8), *([_IMAGE] * num_images), *_text(8)], refs)

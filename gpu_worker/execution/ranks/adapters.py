@@ -36,7 +36,7 @@ class ReceivedAdapter:
         self._problem: str | None = None
 
     def add(self, piece: AdapterPiece) -> None:
-        """Take in a piece; what fails is told by `place`."""
+        """Store a piece; `place` returns what is wrong with it, if anything."""
         if self._problem is None:
             try:
                 self._add(piece)

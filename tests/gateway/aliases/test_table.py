@@ -67,7 +67,7 @@ def asked(text: str = "hi", **fields: Any) -> Generation:
     ("name", "model", "status", "told"),
     [
         ("one", "two", 400, "is a served model"),
-        ("x", "gone", 404, "which no worker serves"),
+        ("x", "gone", 404, "No worker serves the model `gone`"),
         ("x", "chat", 400, "is an alias itself"),
         ("x", "x", 400, "aliases of aliases"),
         ("x" * 129, "one", 400, "'name' must be 1 to 128 bytes long"),

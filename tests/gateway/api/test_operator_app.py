@@ -45,11 +45,12 @@ PATHS = ("/health/live", "/health/ready", "/metrics", "/v1/scaling")
 
 @dataclass
 class Reply:
+    subject: str
     data: bytes
     headers: None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Queue:
     is_connected: bool = True
     asked: list[tuple[str, AdapterOrder]] = field(default_factory=list)
@@ -76,7 +77,7 @@ class Queue:
         problem = "it is broken" if order.digest == DIGESTS["/broken"] else None
         problem = "its disk is full" if order.digest == DIGESTS["/unlucky"] else problem
         answer = AdapterReply(problem, is_fault=order.digest == DIGESTS["/unlucky"])
-        await self.answers[reply](Reply(encode(answer)))
+        await self.answers[f"{reply.rpartition('.')[0]}.*"](Reply(reply, encode(answer)))
 
 
 @dataclass

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 import pytest
+from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from gpu_worker.consumer.consumer import SILENCE_S
+from shared.messages import Heartbeat
+from shared.nats_connection import connect
 from shared.sampling import Sampling
-from shared.subjects import drain_subject, probe_subject
+from shared.subjects import drain_subject, probe_subject, worker_subject
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
 
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
@@ -100,6 +104,23 @@ async def test_worker_whose_engine_comes_back_is_still_cordoned(worker: RunningW
     assert not waiting.deltas
     consumer.uncordon()
     await waiting.wait()
+
+
+async def test_order_is_answered_once_gateways_could_hear_of_it(
+    worker: RunningWorker, nats_url: str, model: str
+) -> None:
+    admin = await connect(nats_url, role="admin", name="test")
+    heard: list[bool] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(msgspec.msgpack.decode(message.data, type=Heartbeat).draining)
+
+    await admin.subscribe(worker_subject(model, worker.name), cb=hear)
+    for content, is_cordoned in ((b"cordon", True), (b"uncordon", False)):
+        assert (await admin.request(drain_subject(worker.name), content, timeout=10)).data == b""
+        await admin.flush()
+        assert heard[-1:] == [is_cordoned]
+    await admin.close()
 
 
 async def test_order_that_is_unknown_drains_nothing(worker: RunningWorker, gateway: TestGateway) -> None:

@@ -224,7 +224,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("publish", "--file", "{files}/binary", "--model-name", "m", *NOWHERE), "is not text in UTF-8"),
     (("detect", "{files}/text.txt", "--key-file", "k"), "--model: is required"),
     (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/none"), "{files}/none cannot be read"),
-    (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/text.txt"), "holds no key of 64"),
+    (("detect", "{files}/text.txt", "--model", MODEL, "--key-file", "{files}/text.txt"), "line 1: not a key of 64"),
     (("cache", "ls", "--kv-disk-path", "{files}/none"), "is not a directory"),
     (("cache", "clear"), "--kv-disk-path"),
     (("request", "--slow", "--failed"), "Give --slow or --failed, not both."),

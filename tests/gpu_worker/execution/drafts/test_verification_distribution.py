@@ -49,7 +49,8 @@ def answers(num_samples: int, num_drafts: int) -> tuple[dict[tuple[int, ...], in
             results = sampler.verify(TABLE[before], open_ones, drafts)
             for sequence, sampled in zip(open_ones, results, strict=True):
                 sequence.token_ids += sampled.token_ids
-                num_drafted, num_accepted = num_drafted + sampled.num_drafted, num_accepted + len(sampled.accepted)
+                num_drafted += sampled.num_drafted
+                num_accepted += sampled.num_accepted
                 if len(sequence.token_ids) > LENGTH:
                     answer = tuple(sequence.token_ids[1 : LENGTH + 1])
                     counts[answer] = counts.get(answer, 0) + 1
