@@ -19,7 +19,7 @@ from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
-from gpu_worker.media.slow_share import ImagesBusyError
+from gpu_worker.media.prepared_images import ImagesBusyError
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
 from gpu_worker.text.tokenizer import EncodedPrompt
 from shared.adapter_calls import ADAPTER_UNAVAILABLE

@@ -1,7 +1,8 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
-The layers of the vision tower are charged to the step's token budget, at what they cost in tokens, so a large image
-passes them, tile by tile, over several steps. Embeddings are kept within a bound, the least recently used go first;
+The stages of the vision tower are charged to the step's token budget, at what a layer costs in tokens, so a large image
+passes them, tile by tile, over several steps. How many tokens a layer has to compute is known; how long it takes beside
+them is learned. Embeddings are kept within a bound, the least recently used go first;
 only an image that is encoded for a sequence alone may exceed it, where others need all that is kept. An image that a
 running sequence needs goes only for one that is before it in order, so there is always one that gets on.
 """
@@ -9,6 +10,7 @@ running sequence needs goes only for one that is before it in order, so there is
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.core.media import MediaSpan
@@ -17,17 +19,24 @@ from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
 
+_LEAST_SLOWNESS, _MOST_SLOWNESS = 0.25, 8.0
+"""Bounds of how long a layer takes for each token that it costs: a disturbance is not believed."""
+_WEIGHT = 0.2
+"""Of a step, in the mean of the logarithms of what steps show."""
+
 
 @dataclass(slots=True, eq=False)
 class _Kept:
     """An image that the runner keeps.
 
     Attributes:
-        num_passes: Of its tiles through layers, when the step that is being planned is done.
+        layer_cost: Of each such pass, in tokens that have as much to compute.
+        num_passes: Of its tiles through stages, when the step that is being planned is done.
         holders: Sequences that need it, each with the end of the image in it.
     """
 
     num_rows: int
+    layer_cost: int
     num_passes: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
 
@@ -45,6 +54,7 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0
+        self._slowness = 1.0
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -105,6 +115,14 @@ class EncoderSchedule:
         self._used.clear()
         return taken
 
+    def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
+        """Learn from a step in which encoding took `encoding_s` that a token takes `token_s`."""
+        kept = [(self._kept.get(work.digest), work.end - work.first) for work in works]
+        cost_s = token_s * sum([count * image.layer_cost for image, count in kept if image is not None])
+        if cost_s:
+            seen = max(_LEAST_SLOWNESS, min(_MOST_SLOWNESS, encoding_s / cost_s))
+            self._slowness *= (seen / self._slowness) ** _WEIGHT
+
     def reset(self) -> None:
         """Forget all images: steps that encoded them may have failed."""
         self._forgotten += self._kept
@@ -120,23 +138,23 @@ class EncoderSchedule:
         if kept is None:
             if not self._make_room(sequence, span.num_rows) and not is_alone:
                 return False
-            kept = self._kept[digest] = _Kept(span.num_rows)
+            kept = self._kept[digest] = _Kept(span.num_rows, span.layer_cost)
             self._num_rows += span.num_rows
         self._kept.move_to_end(digest)
         self._used.add(digest)
         if all(holder is not sequence for holder, _ in kept.holders):
             kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
-        num_passes = self._config.num_layers * span.num_tiles
-        count = num_passes - kept.num_passes
+        num_passes = self._config.num_stages * span.num_tiles
+        count, cost = num_passes - kept.num_passes, max(1, round(span.layer_cost * self._slowness))
         if count and not is_alone:
             # One pass of the first image in each step, so that a small budget does not stop it for ever.
             least = 0 if self._works else 1
-            count = min(count, max(least, budget // span.layer_cost))
+            count = min(count, max(least, budget // cost))
         if count:
             first = self._works[digest].first if digest in self._works else kept.num_passes
             kept.num_passes += count
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += count * span.layer_cost
+            self._spent += count * cost
         return kept.num_passes == num_passes
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:

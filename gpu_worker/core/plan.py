@@ -38,7 +38,7 @@ class StateWork(Struct, frozen=True, gc=False, array_like=True):
 class EncodeWork(Struct, frozen=True, gc=False, array_like=True):
     """What is encoded of an image in a step, before the model computes the step's tokens.
 
-    Its tiles pass the first layer of the vision tower one by one, then the second one.
+    Its tiles pass the first stage of the vision tower one by one, then the second one.
 
     Attributes:
         first: Such passes before; 0 begins anew.

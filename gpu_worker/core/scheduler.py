@@ -348,8 +348,10 @@ class Scheduler:
         self._throttle.landed(step, duration_s, now)
         num_drafted = 0 if self.speculation is None else sum([sampled.num_drafted for sampled in result.sampled])
         if not step.plan.encodes:
-            # How long encoding takes depends on the images.
             self._step_time.observe_step(step, num_drafted, duration_s)
+        elif self._step_time.is_known:
+            encoding_s = duration_s - self._step_time.predict_step(step, num_drafted)
+            self._planner.encoder.observe(step.plan.encodes, encoding_s, self._step_time.token_s)
         self._device_time.share(step, result, duration_s, now)
 
     def exchange_services(self, heard: Mapping[Lane, HeardServices]) -> Services:

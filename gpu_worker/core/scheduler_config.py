@@ -41,11 +41,12 @@ class MediaConfig:
     """A vision tower beside the model.
 
     Attributes:
+        num_stages: Of the tower: a part of an image passes them one after another.
         max_rows: Embeddings of images that the runner keeps, and the most of one image, which may come on top.
         bidirectional_tokens: Of an image that one step has to compute; 0 where chunks may end inside an image.
     """
 
-    num_layers: int
+    num_stages: int
     max_rows: int
     bidirectional_tokens: int = 0
 

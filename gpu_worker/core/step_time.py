@@ -90,10 +90,13 @@ class StepTimeModel:
         fixed, interactive, batch, token = self._costs_s
         return fixed + interactive * num_interactive + batch * num_batch + token * num_more_tokens
 
+    def predict_step(self, plan: ScheduledStep, num_drafted: int) -> float:
+        """Return how long a step takes without the images that it encodes."""
+        return self.predict(*_kind(plan, num_drafted))
+
     def observe_step(self, plan: ScheduledStep, num_drafted: int, duration_s: float) -> None:
         """Learn from a step that computed `num_drafted` drafts besides its plan."""
-        num_batch, num_sequences = plan.num_batch, len(plan.scheduled)
-        kind = (num_sequences - num_batch, num_batch, plan.num_tokens - num_sequences + num_drafted)
+        kind = _kind(plan, num_drafted)
         self._num_alike = self._num_alike + 1 if kind == self._last_kind else 0
         self._last_kind = kind
         if self._num_alike % _ALIKE_STEPS == 0:
@@ -143,3 +146,9 @@ class StepTimeModel:
                 for other, others in enumerate(self._covariance):
                     row[other] *= factor
                     others[part] *= factor
+
+
+def _kind(plan: ScheduledStep, num_drafted: int) -> tuple[int, int, int]:
+    """Return the interactive and batch sequences of a step, and the tokens beyond the first of each."""
+    num_batch, num_sequences = plan.num_batch, len(plan.scheduled)
+    return num_sequences - num_batch, num_batch, plan.num_tokens - num_sequences + num_drafted

@@ -172,7 +172,7 @@ def _load_encoder(plan: BuildPlan, images: SharedImages | None) -> ImageEncoder 
     assert images is not None, "a runner that takes images needs their pixels"
     tower = load_tower(plan.config.model, vision, plan.dtype, plan.device)
     logger.info("loaded the vision tower, %d layers, %s", vision.num_layers, shown_bytes(plan.tower_bytes))
-    return ImageEncoder(tower, images, vision.image_token, vision.rotary_axes, plan.device)
+    return ImageEncoder(tower, images, vision.form.token, vision.rotary_axes, plan.device)
 
 
 def _check_host(plan: BuildPlan) -> None:

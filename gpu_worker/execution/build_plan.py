@@ -78,8 +78,8 @@ class BuildPlan:
         vision = self.vision
         if vision is None:
             return 0
-        rows = vision.max_kept_rows * self.model_config.hidden_size * (1 + vision.num_deep)
-        return (rows + vision.max_patches * vision.patch_numbers) * self.dtype.itemsize
+        rows = vision.max_kept_rows * self.model_config.hidden_size * (1 + len(vision.deep))
+        return (rows + vision.working_numbers) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:

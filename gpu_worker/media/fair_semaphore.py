@@ -33,6 +33,7 @@ class FairSemaphore:
         keeps_room: bool = False,
         kept_free: int = 0,
         reclaim: Callable[[Callable[[], bool], str | None], None] = lambda has_room, tenant: None,
+        reclaimable: Callable[[], int] = lambda: 0,
     ) -> None:
         """Begin with all units free.
 
@@ -42,12 +43,14 @@ class FairSemaphore:
             keeps_room: Bound what one tenant holds by what is free.
             kept_free: Units that one tenant leaves to others.
             reclaim: Releases what is held without need until the condition is true; of one tenant, unless that is None.
+            reclaimable: The most that this may release.
         """
         self.capacity = capacity
         self._clients = clients
         self._keeps_room = keeps_room
         self._kept_free = kept_free
         self._reclaim = reclaim
+        self._reclaimable = reclaimable
         self._used = 0
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[_Waiter]] = {}
@@ -83,13 +86,6 @@ class FairSemaphore:
                 waiter.turn.cancel()
                 self._hand_out()
             raise
-
-    def try_take(self, tenant: str, amount: int) -> bool:
-        """Hold units if the tenant may have them now. Say whether it does."""
-        if not (self._is_within_share(tenant, amount) and self._is_free(amount)):
-            return False
-        self.take(tenant, amount)
-        return True
 
     def release(self, tenant: str, amount: int) -> None:
         """Give units back."""
@@ -146,11 +142,13 @@ class FairSemaphore:
         return has_room()
 
     def _is_within_share(self, tenant: str, amount: int) -> bool:
-        def has_room() -> bool:
+        def has_room(num_more: int = 0) -> bool:
             held = self._held[tenant]
-            return not held or held + amount <= self.capacity - self._used - amount
+            return not held or held + amount <= self.capacity - self._used + num_more - amount
 
         if not self._keeps_room:
             return self._held[tenant] + amount <= self.capacity - self._kept_free
         self._reclaim(has_room, tenant)
+        if not has_room() and has_room(self._reclaimable()):
+            self._reclaim(has_room, None)
         return has_room()

@@ -2,9 +2,10 @@
 
 How many images are worked on at once is bounded, and so is how much memory pixels take: a request gets room for all of
 its images before the first one is fetched. Places and room go to the tenant whose images have taken the least time, and
-no tenant takes all of either. An image that is not decoded in a second of processor time gives its place to others, and
-is begun again in one of the few for such images. Work whose requests have ended is not started. Prepared images are
-kept for the next turn of the conversation, as long as nothing else needs the room.
+no tenant takes all of either. An image that is not decoded in a second of processor time gives its place and its room
+to others, and is begun again where slow ones have their turns: one at a time, which has room whether there is any or
+not. Work whose requests have ended is not started. Prepared images are kept for the next turn of the conversation, as
+long as nothing else needs the room.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -26,7 +27,6 @@ from gpu_worker.core.media import PreparedImage
 from gpu_worker.media.decode_process import LIMITS
 from gpu_worker.media.decoder import Decoder, Pixels, SlowImageError
 from gpu_worker.media.fair_semaphore import FairSemaphore
-from gpu_worker.media.slow_share import SlowShare
 from shared.background_tasks import BackgroundTasks
 from shared.errors import BadRequestError, HeadraceError
 from shared.media import IMAGE_NOT_FOUND, MediaRef, about_image
@@ -35,19 +35,27 @@ from shared.media_store import MediaStore, MissingMediaError
 MAX_AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
 QUICK_CPU_S = 1.0
 """Of processor time: photos of phones take a third of it, and 64 million pixels up to twice."""
-_SLOW_SHARE = 4
-"""The part of the memory for pixels that slow images may hold while they wait, and of the places to decode."""
+MAX_SLOW_REQUESTS = 8
+"""Of a tenant whose slow images wait or are decoded; more of them are refused."""
+_MAX_KNOWN_SLOW = 1024
 _CHANNELS = 3
 
 _Key = tuple[str, MediaRef]
 """A tenant, and all that it says of an image: what was checked for one reference says nothing of another."""
 
 
+class ImagesBusyError(HeadraceError):
+    """A tenant has too many requests whose images take long to decode."""
+
+
 class Preparer(Protocol):
-    """Brings the pixels of an image into the form that a model reads; a thread calls it."""
+    """Brings the pixels of an image into the form that a model reads."""
+
+    def prepared_bytes(self, ref: MediaRef) -> int:
+        """Return the memory of a prepared image, about so; `BadRequestError` if the model cannot read it."""
 
     def prepare(self, ref: MediaRef, pixels: Pixels) -> PreparedImage:
-        """Return the image.
+        """Return the image; a thread calls it.
 
         Raises:
             BadRequestError: The model cannot read it.
@@ -58,13 +66,15 @@ class Preparer(Protocol):
 class _Work:
     """An image that is prepared. `wanted_by` are those who wait for it: whether each still wants it.
 
-    `request` began it, and is only compared.
+    `request` began it, and is only compared. `num_bytes` of room are held for it.
     """
 
     request: object
     task: asyncio.Task[PreparedImage | HeadraceError]
     wanted_by: list[Callable[[], bool]]
+    num_bytes: int = 0
     has_begun: bool = False
+    is_slow: bool = False
 
     def check_wanted(self) -> None:
         """Stop if every request for the image has ended."""
@@ -83,11 +93,18 @@ class PreparedImages:
         self._running: dict[_Key, _Work] = {}
         # A tenant's counter is the seconds for which its images had a place.
         self._tenants = Clients()
-        self._room = FairSemaphore(max_bytes, self._tenants, keeps_room=True, reclaim=self._drop_kept)
+        self._room = FairSemaphore(
+            max_bytes,
+            self._tenants,
+            keeps_room=True,
+            reclaim=self._drop_kept,
+            reclaimable=lambda: sum([prepared.values.nbytes for prepared in self._kept.values()]),
+        )
         # One tenant takes `MAX_AT_ONCE`; the last place is for the others.
         self._places = FairSemaphore(MAX_AT_ONCE + 1, self._tenants, kept_free=1)
-        self._slow_share = SlowShare(max_bytes // _SLOW_SHARE, self._tenants)
-        self._slow_places = FairSemaphore(max(1, MAX_AT_ONCE // _SLOW_SHARE), self._tenants)
+        self._slow_places = FairSemaphore(1, self._tenants)
+        self._num_slow: dict[str, Counter[object]] = {}
+        self._known_slow: OrderedDict[_Key, None] = OrderedDict()
         self._tasks = BackgroundTasks()
 
     async def images(
@@ -98,14 +115,16 @@ class PreparedImages:
         Raises:
             BadRequestError: One is not there, cannot be decoded or read; or they are too many for the worker's memory.
             MediaStoreError: They cannot be read at the moment.
-            LimitedProcessError, ImagesBusyError: They cannot be decoded at the moment.
+            LimitedProcessError: They cannot be decoded at the moment.
+            ImagesBusyError: Too many requests of the tenant have slow images.
             asyncio.CancelledError: They were not wanted any more.
         """
         refs = list(refs)
-        num_bytes = sum(map(_num_bytes, set(refs)))
+        num_bytes = sum(map(self._num_bytes, set(refs)))
         if num_bytes > self._room.capacity:
-            most = self._room.capacity // _CHANNELS
-            message = f"The images have {num_bytes // _CHANNELS} pixels together; this worker reads {most} at most."
+            pixels, most = num_bytes // _CHANNELS, self._room.capacity // _CHANNELS
+            message = f"The images have {pixels} pixels together (those that the model reads, if they are more); "
+            message += f"this worker reads {most} at most."
             raise BadRequestError(message, "media", "image_too_large")
         await self._room.acquire(tenant, num_bytes, is_wanted)
         request = object()
@@ -132,9 +151,16 @@ class PreparedImages:
         if work is None:
             task = self._tasks.spawn(self._outcome(key), "prepare an image")
             work = self._running[key] = _Work(request, task, [])
+            work.task.add_done_callback(lambda _: self._give_room(work, tenant))
         work.wanted_by.append(is_wanted)
-        work.task.add_done_callback(lambda _: self._room.release(tenant, _num_bytes(ref)))
+        work.num_bytes += self._num_bytes(ref)
+        if work.is_slow and not work.has_begun:
+            self._give_room(work, tenant)
         return work
+
+    def _give_room(self, work: _Work, tenant: str) -> None:
+        num_bytes, work.num_bytes = work.num_bytes, 0
+        self._room.release(tenant, num_bytes)
 
     def _leave(self, key: _Key, work: _Work, is_wanted: Callable[[], bool]) -> None:
         work.wanted_by.remove(is_wanted)
@@ -150,21 +176,48 @@ class PreparedImages:
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-            try:
-                return await self._prepare(key, work, self._places, QUICK_CPU_S)
-            except SlowImageError:
-                work.has_begun = False
-                with self._slow_share.held(work.request, key[0], _num_bytes(key[1])):
-                    return await self._prepare(key, work, self._slow_places, LIMITS.cpu_s)
+            if key not in self._known_slow:
+                with contextlib.suppress(SlowImageError):
+                    return await self._prepare(key, work, self._places, QUICK_CPU_S)
+            return await self._prepare_slow(key, work)
         except HeadraceError as error:
             return error
         finally:
             if self._running.get(key) is work:
                 del self._running[key]
 
+    async def _prepare_slow(self, key: _Key, work: _Work) -> PreparedImage:
+        self._known_slow[key] = None
+        if len(self._known_slow) > _MAX_KNOWN_SLOW:
+            self._known_slow.popitem(last=False)
+        with self._slow_request(key[0], work.request):
+            work.has_begun, work.is_slow = False, True
+            self._give_room(work, key[0])
+            return await self._prepare(key, work, self._slow_places, LIMITS.cpu_s)
+
+    @contextlib.contextmanager
+    def _slow_request(self, tenant: str, request: object) -> Iterator[None]:
+        """Count a slow image of a request; `ImagesBusyError` if too many requests of its tenant have such."""
+        requests = self._num_slow.setdefault(tenant, Counter())
+        if len(requests.keys() | {request}) > MAX_SLOW_REQUESTS:
+            what = f"{MAX_SLOW_REQUESTS} of your requests wait for images that take long to decode"
+            raise ImagesBusyError(f"{what}. Send smaller ones, or wait until one has ended.")
+        requests[request] += 1
+        try:
+            yield
+        finally:
+            requests[request] -= 1
+            if not requests[request]:
+                del requests[request]
+            if not requests:
+                self._num_slow.pop(tenant, None)
+
     async def _prepare(self, key: _Key, work: _Work, places: FairSemaphore, cpu_s: float) -> PreparedImage:
         tenant = key[0]
         await places.acquire(tenant, 1)
+        if work.is_slow:
+            work.num_bytes = self._num_bytes(key[1])
+            self._room.take(tenant, work.num_bytes)
         began = time.monotonic()
         try:
             return await self._prepare_now(key, work, cpu_s)
@@ -186,6 +239,10 @@ class PreparedImages:
         prepared = await asyncio.to_thread(self._preparer.prepare, ref, pixels)
         self._keep(key, prepared)
         return prepared
+
+    def _num_bytes(self, ref: MediaRef) -> int:
+        """Return the memory that an image needs: its pixels, or those that the model reads if they are more."""
+        return max(_CHANNELS * ref.width * ref.height, self._preparer.prepared_bytes(ref))
 
     def _keep(self, key: _Key, prepared: PreparedImage) -> None:
         num_bytes = prepared.values.nbytes
@@ -210,10 +267,6 @@ async def _until_one_fails(tasks: set[asyncio.Task[PreparedImage | HeadraceError
         ended, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if any(isinstance(task.result(), HeadraceError) for task in ended):
             return
-
-
-def _num_bytes(ref: MediaRef) -> int:
-    return _CHANNELS * ref.width * ref.height
 
 
 def _prepared(outcome: PreparedImage | HeadraceError, index: int, num_images: int) -> PreparedImage:

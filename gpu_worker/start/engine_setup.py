@@ -343,7 +343,7 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str, vision: Vision
     media = None
     if vision is not None:
         whole = vision.max_rows if vision.form.is_bidirectional else 0
-        media = MediaConfig(vision.num_layers, vision.max_kept_rows, whole)
+        media = MediaConfig(vision.num_stages, vision.max_kept_rows, whole)
         default_budget = max(default_budget, config.max_num_seqs + whole)
     sizes = _scheduler_config(config, 1, max_model_len, default_budget, media)
     if not model.has_states:

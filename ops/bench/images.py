@@ -146,7 +146,7 @@ class Bench:
             takes_images=True,
         )
         runner = build_runner(config, images=images)
-        media = MediaConfig(vision.num_layers, vision.max_kept_rows)
+        media = MediaConfig(vision.num_stages, vision.max_kept_rows)
         most = _STREAMS + _WAITING
         self.engine: SteppedEngine = engine_of(
             runner, max_num_seqs=most, token_budget=token_budget, has_prefix_cache=False, media=media, images=images

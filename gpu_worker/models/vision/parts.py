@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from gpu_worker.models.checkpoint import Checkpoint
 from kernels.activation import Activation, activate
 
 
@@ -54,18 +53,10 @@ class Joined:
 
 
 class Transform(Protocol):
-    """Transforms the last dimension, as a linear layer does."""
+    """Transforms the last dimension: a linear layer, a normalisation, a feed-forward block."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor whose last dimension may have another size."""
-        ...
-
-
-class Norm(Protocol):
-    """Normalises the last dimension."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like `x`."""
         ...
 
 
@@ -113,7 +104,7 @@ class Attention:
     """Attention of patches in both directions; with `is_local`, within their segment.
 
     Attributes:
-        query_norm, key_norm: Of all heads as one.
+        norms: Of queries and keys, all heads as one.
         head_norms: Of each head of queries, keys and values.
         scale: What scores are multiplied by; None is `head_dim ** -0.5`.
     """
@@ -121,17 +112,16 @@ class Attention:
     qkv: Transform
     output: Transform
     num_heads: int
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
+    norms: Sequence[Transform] = ()
     is_local: bool = False
-    head_norms: Sequence[Norm] = ()
+    head_norms: Sequence[Transform] = ()
     scale: float | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
         """Attend."""
         query, key, value = self.qkv(x).chunk(3, dim=-1)
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+        if self.norms:
+            query, key = (norm(part) for norm, part in zip(self.norms, (query, key), strict=True))
         heads = (*x.shape[:2], self.num_heads, -1)
         query, key, value = (part.reshape(heads).transpose(1, 2) for part in (query, key, value))
         if self.head_norms:
@@ -170,14 +160,6 @@ def _attend_in_segments(
     return result
 
 
-class FeedForward(Protocol):
-    """Transforms each patch by itself."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what is to be added to the stream."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PlainMlp:
     """Two linear layers around an activation."""
@@ -212,13 +194,13 @@ class VisionLayer:
     What they yield is scaled by `[size]`, or normalised once more, if at all.
     """
 
-    attention_norm: Norm
+    attention_norm: Transform
     attention: Attention
-    mlp_norm: Norm
-    mlp: FeedForward
+    mlp_norm: Transform
+    mlp: Transform
     attention_scale: torch.Tensor | None = None
     mlp_scale: torch.Tensor | None = None
-    added_norms: tuple[Norm, Norm] | None = None
+    added_norms: tuple[Transform, Transform] | None = None
 
     def __call__(self, x: torch.Tensor, where: Neighbourhood) -> torch.Tensor:
         """Return the stream behind the layer."""
@@ -232,42 +214,26 @@ class VisionLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightTaker:
-    """Takes a tower's weights from a checkpoint."""
+class Merge:
+    """Makes one vector of each `count` that follow one another: they side by side, or with `is_mean` their mean."""
 
-    checkpoint: Checkpoint
+    count: int
+    is_mean: bool = False
 
-    def linear(self, names: str | Sequence[str], sizes: int | Sequence[int], inputs: int, *, bias: bool) -> Linear:
-        """Take a linear layer, or several that read the same as one."""
-        names, sizes = [names] if isinstance(names, str) else names, [sizes] if isinstance(sizes, int) else sizes
-        take = self.checkpoint.take_rows
-        weight = take([f"{name}.weight" for name in names], [(size, inputs) for size in sizes])
-        return Linear(weight, take([f"{name}.bias" for name in names], [(size,) for size in sizes]) if bias else None)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `[num_rows, count * size]`, or `[num_rows, size]`."""
+        size = x.shape[-1]
+        return x.reshape(-1, self.count, size).mean(1) if self.is_mean else x.reshape(-1, self.count * size)
 
-    def layer_norm(self, name: str, size: int, eps: float) -> LayerNorm:
-        """Take a LayerNorm."""
-        take = self.checkpoint.take
-        return LayerNorm(take(f"{name}.weight", size), take(f"{name}.bias", size), eps)
 
-    def rms_norm(self, name: str, size: int, eps: float, *, is_offset: bool = False) -> RmsNorm:
-        """Take an RMS norm; its weights may be stored less one."""
-        weight = self.checkpoint.take(f"{name}.weight", size)
-        return RmsNorm(weight + 1 if is_offset else weight, eps)
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """From a tower's stream to embeddings, in steps."""
 
-    def siglip_layer(self, name: str, size: int, inner: int, heads: int, eps: float, mlp: Activation) -> VisionLayer:
-        """Take a layer of a SigLIP tower."""
-        attention = Attention(
-            self.linear([f"{name}.self_attn.{part}_proj" for part in "qkv"], [size] * 3, size, bias=True),
-            self.linear(f"{name}.self_attn.out_proj", size, size, bias=True),
-            heads,
-        )
-        outer = self.linear(f"{name}.mlp.fc2", size, inner, bias=True)
-        block = PlainMlp(self.linear(f"{name}.mlp.fc1", inner, size, bias=True), outer, mlp)
-        norms = [self.layer_norm(f"{name}.layer_norm{number}", size, eps) for number in (1, 2)]
-        return VisionLayer(norms[0], attention, norms[1], block)
+    steps: Sequence[Transform]
 
-    def patches(self, name: str, size: int, *window: int, bias: bool) -> Linear:
-        """Take a convolution whose stride is its window: a linear layer of patches, `[3, *window]` flattened."""
-        take = self.checkpoint.take
-        weight = take(f"{name}.weight", size, 3, *window).flatten(1)
-        return Linear(weight, take(f"{name}.bias", size) if bias else None)
+    def __call__(self, stream: torch.Tensor, grid: tuple[int, ...]) -> torch.Tensor:
+        """Return `[num_rows, hidden_size]`."""
+        for step in self.steps:
+            stream = step(stream)
+        return stream

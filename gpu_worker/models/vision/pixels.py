@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -50,19 +49,6 @@ def patches_of(images: torch.Tensor, size: int, merge: int = 1) -> torch.Tensor:
     rows, columns = height // size // merge, width // size // merge
     parts = images.reshape(tiles, rows, merge, size, columns, merge, size, 3)
     return parts.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(tiles, -1, 3, size, size)
-
-
-def merged(stream: torch.Tensor, merge: int) -> torch.Tensor:
-    """Make one vector of each square of neighbouring patches of square tiles, row by row.
-
-    Shapes:
-        stream: `[num_tiles, side * side, size]`
-        result: `[num_tiles * (side / merge) ** 2, merge * merge * size]`
-    """
-    tiles, count, size = stream.shape
-    side = math.isqrt(count) // merge
-    x = stream.view(tiles, side, merge, side, merge, size).transpose(2, 3)
-    return x.reshape(tiles * side**2, -1)
 
 
 def places_of(rows: int, columns: int, merge: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,10 +5,10 @@ Needs the configuration only: no weights. What differs between families is an `I
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ class ImagePlan:
         span: The first of these that belongs to the image, and behind the last.
         num_rows: Embeddings that the tower makes.
         patch_grid: As of `PreparedImage`.
+        tile_size: Height and width of each tile in pixels.
         token_grid, num_tiles: As of `MediaSpan`.
     """
 
@@ -36,36 +37,42 @@ class ImagePlan:
     span: tuple[int, int]
     num_rows: int
     patch_grid: tuple[int, ...]
+    tile_size: tuple[int, int]
     num_patches: int
     token_grid: tuple[int, ...] = ()
     num_tiles: int = 1
 
 
-class ImageForm(Protocol):
-    """How a family reads images."""
+@dataclass(frozen=True, slots=True)
+class ImageForm(ABC):
+    """How a family reads images.
+
+    Attributes:
+        token: The prompt's token that an embedding replaces.
+        is_bidirectional: An image's tokens attend to one another in both directions.
+        around: What a chat template writes for an image as text, and what it stands for; None: it stands for itself.
+    """
+
+    token: int
+    is_bidirectional: bool = field(default=False, kw_only=True)
+    around: tuple[str, str] | None = field(default=None, kw_only=True)
 
     @property
     def placeholder(self) -> int:
         """The token that a chat template writes for each image."""
-        ...
+        return self.token
 
-    @property
-    def is_bidirectional(self) -> bool:
-        """Whether an image's tokens attend to one another in both directions."""
-        ...
-
-    @property
-    def around(self) -> tuple[str, str] | None:
-        """What a chat template writes for an image as text, and what it stands for; None where it stands for itself."""
-        ...
-
+    @abstractmethod
     def plan(self, width: int, height: int, detail: Detail) -> ImagePlan:
         """Plan an image; `BadRequestError` if the model cannot read this size."""
-        ...
 
+    @abstractmethod
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """Return `[num_tiles, height, width, 3]` of an image, `[height, width, 3]`."""
-        ...
+
+    @abstractmethod
+    def largest(self) -> tuple[int, int]:
+        """Return the embeddings and the patches of the largest image."""
 
 
 class MediaProcessor:
@@ -91,6 +98,11 @@ class MediaProcessor:
         """Return what names the image as this model reads it, 32 bytes."""
         detail = "low" if ref.detail == "low" else "high"
         return sha256(ref.digest + self._fingerprint + detail.encode()).digest()
+
+    def prepared_bytes(self, ref: MediaRef) -> int:
+        """Return the memory of a prepared image; `BadRequestError` if the model cannot read this size."""
+        plan = self._plan(ref.width, ref.height, ref.detail)
+        return 3 * plan.num_tiles * plan.tile_size[0] * plan.tile_size[1]
 
     def prepare(self, ref: MediaRef, pixels: Pixels) -> PreparedImage:
         """Resize an image, RGB `[height, width, 3]`, for the tower; takes milliseconds, without the interpreter's lock.

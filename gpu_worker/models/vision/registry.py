@@ -19,10 +19,10 @@ from gpu_worker.models.json_file import JsonFile, read_small_file
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.text_part import WRAPPERS, text_part
 from gpu_worker.models.vision import families
-from gpu_worker.models.vision.parts import WeightTaker
 from gpu_worker.models.vision.processor import Costs, MediaProcessor
 from gpu_worker.models.vision.tower import VisionTower
 from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles
+from gpu_worker.models.vision.weights import WeightTaker
 from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def read_processor(directory: Path) -> MediaProcessor | None:
 def load_tower(directory: Path, vision: VisionConfig, dtype: torch.dtype, device: torch.device) -> VisionTower:
     """Load the tower of a model; `CheckpointError` if a tensor is missing or has another shape."""
     with _open(directory, vision, dtype, device) as checkpoint:
-        tower = vision.take(WeightTaker(checkpoint), device)
+        tower = vision.take(WeightTaker(checkpoint, device))
         checkpoint.check_all_taken()
     return tower
 

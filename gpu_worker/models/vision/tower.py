@@ -1,13 +1,14 @@
-"""A vision tower: from pixels to embeddings, some layers at a time, and some tiles.
+"""A vision tower: from pixels to embeddings in stages, some tiles at a time.
 
-A step of the engine may have room for a part of an image's work only. What is left is an `Encoding`, which the next
-step goes on with.
+Its stages are the embedding of patches, each layer, and each projector. A step of the engine may have room for a part
+of an image's work only. What is left is an `Encoding`, which the next step goes on with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -28,22 +29,29 @@ class Encoding:
     """An image on its way through a tower.
 
     Attributes:
-        stream: `[num_tiles, num_patches, size]`.
-        num_passes: Of its tiles through layers: all through the first one, one by one, then through the second one.
-        deep: Embeddings so far for the model's first layers.
+        values: `[num_tiles, height, width, 3]` uint8.
+        num_passes: Of its tiles through stages: all through the first one, one by one, then through the second one.
+        stream: `[num_patches, size]` of each tile.
+        outputs: Embeddings so far, and those for each of the model's first layers that get some.
     """
 
-    stream: torch.Tensor
-    where: Neighbourhood
+    values: torch.Tensor
     patch_grid: tuple[int, ...]
     num_passes: int = 0
-    deep: list[torch.Tensor] = field(default_factory=list)
+    where: Neighbourhood = field(default_factory=Neighbourhood)
+    stream: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def tiles(self, places: slice) -> torch.Tensor:
+        """Return the stream of some tiles."""
+        parts = self.stream[places]
+        return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 
 class Embed(Protocol):
     """The first part of a tower."""
 
-    def __call__(self, values: torch.Tensor, grid: tuple[int, ...]) -> tuple[torch.Tensor, Neighbourhood]:
+    def __call__(self, values: torch.Tensor) -> tuple[torch.Tensor, Neighbourhood]:
         """Return the stream of `[num_tiles, height, width, 3]` uint8, and where its patches are."""
         ...
 
@@ -67,38 +75,53 @@ class VisionTower:
         device: torch.device,
         deep: Mapping[int, Project] | None = None,
     ) -> None:
-        self._embed = embed
-        self._layers = layers
-        self._project = project
-        self._deep = deep or {}
         self._device = device
+        self._num_outputs = 1
+        self._stages: list[_Stage] = [partial(_embed, embed)]
+        for index, layer in enumerate(layers):
+            self._stages.append(partial(_pass, layer))
+            if deep and index in deep:
+                self._stages.append(partial(_project, deep[index], self._num_outputs))
+                self._num_outputs += 1
+        self._stages.append(partial(_project, project, 0))
 
     def num_passes(self, encoding: Encoding) -> int:
         """Return how many passes encode an image."""
-        return len(self._layers) * len(encoding.stream)
+        return len(self._stages) * len(encoding.values)
 
     def begin(self, image: PreparedImage) -> Encoding:
-        """Read an image; the first layer is next."""
+        """Read an image; the first stage is next."""
         values = torch.from_numpy(image.values).to(self._device)
-        stream, where = self._embed(values, image.patch_grid)
-        return Encoding(stream, where, image.patch_grid)
+        return Encoding(values, image.patch_grid, outputs=[[] for _ in range(self._num_outputs)])
 
     def advance(self, encoding: Encoding, end: int) -> None:
-        """Take an image's tiles through layers, until `end` passes are done."""
-        num_tiles = len(encoding.stream)
+        """Take an image's tiles through stages, until `end` passes are done."""
+        num_tiles = len(encoding.values)
         while (done := encoding.num_passes) < end:
             index, first = divmod(done, num_tiles)
             last = min(num_tiles, first + end - done)
-            passed = self._layers[index](encoding.stream[first:last], encoding.where)
-            if last - first == num_tiles:
-                encoding.stream = passed
-            else:
-                encoding.stream[first:last] = passed
-            if last == num_tiles and (project := self._deep.get(index)) is not None:
-                encoding.deep.append(project(encoding.stream, encoding.patch_grid))
+            self._stages[index](encoding, slice(first, last))
             encoding.num_passes += last - first
 
     def finish(self, encoding: Encoding) -> EncodedImage:
-        """Return the embeddings of an image whose tiles have passed all layers."""
+        """Return the embeddings of an image whose tiles have passed all stages."""
         assert encoding.num_passes == self.num_passes(encoding)
-        return EncodedImage(self._project(encoding.stream, encoding.patch_grid), tuple(encoding.deep))
+        rows, *deep = map(torch.cat, encoding.outputs)
+        return EncodedImage(rows, tuple(deep))
+
+
+_Stage = Callable[[Encoding, slice], None]
+"""Takes some tiles of an image through a part of a tower."""
+
+
+def _embed(embed: Embed, encoding: Encoding, tiles: slice) -> None:
+    stream, encoding.where = embed(encoding.values[tiles])
+    encoding.stream += stream
+
+
+def _pass(layer: VisionLayer, encoding: Encoding, tiles: slice) -> None:
+    encoding.stream[tiles] = layer(encoding.tiles(tiles), encoding.where)
+
+
+def _project(project: Project, output: int, encoding: Encoding, tiles: slice) -> None:
+    encoding.outputs[output].append(project(encoding.tiles(tiles), encoding.patch_grid))

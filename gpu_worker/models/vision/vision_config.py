@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
+from gpu_worker.models.config import read_activation
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.json_file import JsonFile
 from gpu_worker.models.rope_config import rope_fields
-from gpu_worker.models.vision.parts import WeightTaker
+from gpu_worker.models.vision.parts import VisionLayer
 from gpu_worker.models.vision.processor import ImageForm
-from gpu_worker.models.vision.tower import VisionTower
+from gpu_worker.models.vision.tower import Embed, Project, VisionTower
+from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 
 MIN_KEPT_ROWS = 16_384
 """Embeddings that are kept at least: of 16 images of a million pixels."""
-LOW_DETAIL_SIDE = 512
-"""Pixels of an image's side at low detail, about so."""
-CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""Mean and deviation of the pixels that many towers were trained with."""
+Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
+"""Mean and deviation of the pixels that a tower was trained with, from 0 to 1."""
+CLIP_COLOURS: Colours = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+PLAIN_COLOURS: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +42,81 @@ class VisionFiles:
         return self.tokens[text]
 
 
+class TowerParts(Protocol):
+    """Takes the weights of a family's tower, part by part."""
+
+    @property
+    def sizes(self) -> TowerSizes:
+        """Of the tower."""
+        ...
+
+    def embedding(self, taker: WeightTaker) -> Embed:
+        """Take what makes vectors of patches."""
+        ...
+
+    def layer(self, taker: WeightTaker, index: int) -> VisionLayer:
+        """Take a layer."""
+        ...
+
+    def projector(self, taker: WeightTaker) -> Project:
+        """Take what makes embeddings of vectors."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
     """How a model sees.
 
     Attributes:
-        image_token: The prompt's token whose embedding is replaced.
-        size: Of the tower's stream.
-        layer_weights: Of a layer of the tower.
-        max_rows, max_patches: Of the largest image.
-        take: Makes the tower of its weights, on a device.
+        form: How images are prepared.
+        parts: Take the tower's weights.
         renamed, tensors: Patterns of tensors' names with replacements, and of the tower's names after that.
+        num_mlp_linears: Of a layer's feed-forward block.
         rotary_axes: For each rotary pair, its axis of positions (0 text, 1 rows, 2 columns); empty for one axis.
-        num_deep: Layers of the model that get further embeddings.
+        deep: Take what makes further embeddings behind some layers; the model's first layers get one each.
     """
 
     form: ImageForm
-    image_token: int
-    num_layers: int
-    size: int
-    layer_weights: int
-    max_rows: int
-    max_patches: int
-    take: Callable[[WeightTaker, torch.device], VisionTower]
+    parts: TowerParts
     renamed: tuple[tuple[str, str], ...]
     tensors: str
+    num_mlp_linears: int = 2
     rotary_axes: tuple[int, ...] = ()
-    num_deep: int = 0
+    deep: Mapping[int, Callable[[WeightTaker], Project]] = field(default_factory=dict)
+
+    def take(self, taker: WeightTaker) -> VisionTower:
+        """Make the tower of its weights."""
+        embedding, projector = self.parts.embedding(taker), self.parts.projector(taker)
+        layers = [self.parts.layer(taker, index) for index in range(self.num_layers)]
+        return VisionTower(
+            embedding, layers, projector, taker.device, {index: take(taker) for index, take in self.deep.items()}
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Of the tower."""
+        return self.parts.sizes.depth
+
+    @property
+    def num_stages(self) -> int:
+        """Of the tower, see `VisionTower`."""
+        return self.num_layers + 2 + len(self.deep)
+
+    @property
+    def size(self) -> int:
+        """Of the tower's stream."""
+        return self.parts.sizes.size
+
+    @property
+    def layer_weights(self) -> int:
+        """Of a layer of the tower."""
+        sizes = self.parts.sizes
+        return sizes.size * (4 * sizes.heads * sizes.head_dim + self.num_mlp_linears * sizes.inner)
+
+    @property
+    def max_rows(self) -> int:
+        """Embeddings of the largest image."""
+        return self.form.largest()[0]
 
     @property
     def max_kept_rows(self) -> int:
@@ -73,9 +124,9 @@ class VisionConfig:
         return max(MIN_KEPT_ROWS, self.max_rows)
 
     @property
-    def patch_numbers(self) -> int:
-        """Numbers that a patch has on its way through a layer, about so."""
-        return 8 * self.size + self.layer_weights // self.size
+    def working_numbers(self) -> int:
+        """Numbers that the largest image has on its way through a layer, about so."""
+        return self.form.largest()[1] * (8 * self.size + self.layer_weights // self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +137,40 @@ class VisionFamily:
     read: Callable[[VisionFiles], VisionConfig]
 
 
-def read_colours(file: JsonFile, mean: tuple[float, ...], deviation: tuple[float, ...]) -> torch.Tensor:
-    """Read the mean and deviation of training pixels, `[2, 3]` float32; the arguments are defaults."""
-    found = (file.numbers("image_mean") or mean, file.numbers("image_std") or deviation)
+def read_sizes(
+    files: VisionFiles,
+    merge: int,
+    *,
+    depth: int = 24,
+    size: int = 1024,
+    inner: int = 4096,
+    heads: int = 16,
+    patch: int = 16,
+    eps: float | None = None,
+    activation: tuple[str, str] = ("hidden_act", "gelu"),
+    colours: Colours = CLIP_COLOURS,
+) -> TowerSizes:
+    """Read the sizes of a tower under the names that most have; the arguments are defaults."""
+    vision = files.vision
+    num_heads, size = vision.integer("num_attention_heads", heads, maximum=1024), vision.integer("hidden_size", size)
+    return TowerSizes(
+        vision.integer("num_hidden_layers", depth, maximum=1024),
+        size,
+        vision.integer("intermediate_size", inner),
+        num_heads,
+        size // num_heads,
+        read_side(vision, "patch_size", patch),
+        merge,
+        files.text.integer("hidden_size"),
+        eps or vision.number("layer_norm_eps", 1e-6),
+        read_activation(vision, *activation),
+        read_colours(files.processor, colours),
+    )
+
+
+def read_colours(file: JsonFile, default: Colours) -> torch.Tensor:
+    """Read the mean and deviation of training pixels, `[2, 3]` float32."""
+    found = (file.numbers("image_mean") or default[0], file.numbers("image_std") or default[1])
     for name, values in zip(("image_mean", "image_std"), found, strict=True):
         if len(values) != 3:
             raise file.error(name, f"has {len(values)} numbers; it must have 3, of red, green and blue")

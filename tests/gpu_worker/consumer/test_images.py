@@ -18,7 +18,7 @@ from gpu_worker.consumer.request_images import give
 from gpu_worker.core.media import MediaSpan, PreparedImage
 from gpu_worker.core.sequence import Sequence as EngineSequence
 from gpu_worker.media.decoder import Decoder
-from gpu_worker.media.slow_share import ImagesBusyError
+from gpu_worker.media.prepared_images import ImagesBusyError
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
@@ -68,6 +68,9 @@ class Processor:
         for token_id in token_ids:
             expanded += [token_id] * (TOKENS_PER_IMAGE if token_id == PLACEHOLDER else 1)
         return expanded, [ref.digest for ref in refs]
+
+    def prepared_bytes(self, ref: MediaRef) -> int:
+        return 0
 
     def prepare(self, ref: MediaRef, pixels: Any) -> Prepared:
         return Prepared(ref, pixels)

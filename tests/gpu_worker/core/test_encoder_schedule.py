@@ -134,6 +134,38 @@ def test_an_expensive_image_passes_a_layer_a_step() -> None:
     runner.finish(300)
 
 
+@pytest.mark.parametrize("slowness", [0.4, 1.0, 3.0])
+def test_steps_with_images_come_to_take_as_long_as_others(slowness: float) -> None:
+    """However long a layer of the tower takes beside the tokens that have as much to compute."""
+    budget, cost, now = 200, 20, 0.0
+    scheduler = make_scheduler(budget=budget, max_rows=400)
+    runner = Runner(scheduler)
+    for name in "abc":
+        scheduler.add(text(name, max_tokens=1000))
+
+    def step() -> float:
+        nonlocal now
+        done = runner.step()
+        duration_s = 0.01 + 0.002 * len(done.scheduled) + 0.001 * done.num_tokens
+        duration_s += slowness * 0.001 * cost * encoded_layers(done.plan)
+        now += duration_s
+        scheduler.observe(done, StepResult(done.step, [SampledTokens() for _ in done.scheduled]), duration_s, now)
+        return duration_s
+
+    def longest(sequence: Sequence) -> float:
+        scheduler.add(sequence)
+        taken = []
+        while sequence.num_output_tokens < 2:
+            taken.append(step())
+        return max(taken)
+
+    longest_of_text = max(longest(text(f"t{length}", length)) for length in (10, 60, 120, 390, 30, 90, 350, 380) * 2)
+    images = [longest(seeing(f"i{number}", (chr(97 + number), 40), cost=cost)) for number in range(12)]
+    assert max(images[-3:]) < 1.1 * longest_of_text
+    used = max(sum(map(encoded_layers, runner.plans[-40:][n : n + 1])) for n in range(40))
+    assert used >= min(LAYERS, int(0.8 * budget / (cost * slowness)))
+
+
 def test_an_image_that_several_have_is_encoded_once() -> None:
     scheduler = make_scheduler(budget=200)
     runner = Runner(scheduler)

@@ -14,8 +14,7 @@ from msgspec import structs
 
 from gpu_worker.media import prepared_images
 from gpu_worker.media.decoder import SlowImageError
-from gpu_worker.media.prepared_images import QUICK_CPU_S, PreparedImages
-from gpu_worker.media.slow_share import ImagesBusyError
+from gpu_worker.media.prepared_images import MAX_SLOW_REQUESTS, QUICK_CPU_S, ImagesBusyError, PreparedImages
 from shared.errors import BadRequestError
 from shared.media import MediaRef
 from shared.media_store import MissingMediaError
@@ -37,6 +36,13 @@ class Prepared:
 
 
 class Preparer:
+    """Makes images of a side of at least `side` pixels."""
+
+    side = 0
+
+    def prepared_bytes(self, ref: MediaRef) -> int:
+        return 3 * self.side**2
+
     def prepare(self, ref: MediaRef, pixels: Any) -> Prepared:
         return Prepared(ref.digest, pixels)
 
@@ -95,12 +101,6 @@ def one_at_a_time(images: PreparedImages, num_images: int) -> None:
     """Let images be worked on one by one, whoever's they are, with room for many."""
     images._places.capacity, images._places._kept_free = 1, 0
     images._room.capacity = num_images * IMAGE_BYTES
-
-
-def give_room(images: PreparedImages, num_images: int) -> None:
-    """Let there be room for so many images, and for a quarter of them that are slow."""
-    images._room.capacity = num_images * IMAGE_BYTES
-    images._slow_share._room.capacity = num_images * IMAGE_BYTES // 4
 
 
 async def test_images_come_in_their_order_each_fetched_once(images: PreparedImages, parts: Parts) -> None:
@@ -217,60 +217,99 @@ async def test_one_tenant_leaves_room_for_others(images: PreparedImages, parts: 
     await asyncio.gather(*asking)
 
 
-async def test_images_that_take_long_leave_their_places_and_most_of_the_memory_to_others(
+async def test_images_that_take_long_leave_their_places_and_the_memory_to_others(
     images: PreparedImages, parts: Parts
 ) -> None:
-    """Many tenants send nothing else, and each has its share of everything."""
-    give_room(images, 64)
+    """Many tenants send nothing else, and more than the memory holds."""
     parts.slow = range(100, 200)
-    slow = [asyncio.create_task(images.images(f"t{number % 6}", [ref(100 + number)])) for number in range(60)]
+    slow = [asyncio.create_task(images.images(f"t{number % 10}", [ref(100 + number)])) for number in range(60)]
     await until(lambda: {*parts.decoded} == {*range(100, 160)})
-    assert len(await images.images("other", [ref(number) for number in range(1, 33)])) == 32
-    refused = [task.exception() for task in slow if task.done()]
-    assert 60 - 16 <= len(refused) < 60
-    assert {type(error) for error in refused} == {ImagesBusyError}
+    for number in range(1, 33):
+        assert len(await images.images("other", [ref(number), ref(number + 40)])) == 2
     parts.slow_may_go_on.set()
-    done = await asyncio.gather(*slow, return_exceptions=True)
-    assert sum(isinstance(found, list) for found in done) == 60 - len(refused) >= 8
-    assert not images._slow_share._room._used + images._slow_places._used + images._places._used
+    assert {found[0].values[0, 0, 0] for found in await asyncio.gather(*slow)} == {*range(100, 160)}
+    await until(lambda: not images._running)
+    assert (len(images._num_slow), images._slow_places._used, images._places._used) == (0, 0, 0)
 
 
-async def test_request_alone_is_not_refused_for_its_own_slow_images(images: PreparedImages, parts: Parts) -> None:
-    """Four, each as large as all that slow images may hold."""
-    parts.slow = range(1, 5)
-    parts.slow_may_go_on.set()
-    found = await images.images("t", [ref(number) for number in range(1, 5)])
-    assert [each.values[0, 0, 0] for each in found] == [1, 2, 3, 4]
-
-
-async def test_request_of_many_slow_images_leaves_room_for_slow_ones_of_others(
+async def test_large_slow_image_has_its_turn_beside_a_tenant_that_always_has_some(
     images: PreparedImages, parts: Parts
 ) -> None:
-    give_room(images, 64)
-    parts.slow = range(1, 100)
-    many = asyncio.create_task(images.images("many", [ref(number) for number in range(1, 31)]))
-    await until(lambda: {*parts.decoded} == {*range(1, 31)})
-    few = asyncio.create_task(images.images("few", [ref(40)]))
-    await until(lambda: 40 in parts.decoded)
-    with pytest.raises(ImagesBusyError, match="of other requests"):
-        await images.images("too many", [ref(number) for number in range(50, 60)])
+    images._room.capacity = 20 * IMAGE_BYTES
+    parts.slow, parts.seconds = range(1, 200), dict.fromkeys(range(1, 99), 0.01)
     parts.slow_may_go_on.set()
-    assert (len(await many), len(await few)) == (30, 1)
-    # The next one that is alone may have as many.
-    assert len(await images.images("too many", [ref(number) for number in range(50, 80)])) == 30
-    assert not images._slow_share._num_images
+    numbers = iter(range(1, 99))
+
+    async def flood() -> None:
+        while True:
+            await images.images("many", [ref(next(numbers))])
+
+    flooding = [asyncio.create_task(flood()) for _ in range(2)]
+    await until(lambda: len(parts.decoded) >= 8)
+    for large in (100, 101, 102):
+        began = len(parts.decoded)
+        (found,) = await images.images("few", [ref(large, 2 * SIDE)])
+        assert found.values.shape == (2 * SIDE, 2 * SIDE, 3)
+        # Its first second, and its turn; between them the other tenant begins those that it had waiting.
+        assert parts.decoded[began:].count(large) == 2
+        assert len(parts.decoded) - began <= 8
+    for task in flooding:
+        task.cancel()
+    await asyncio.gather(*flooding, return_exceptions=True)
 
 
-async def test_slow_image_of_any_size_is_decoded_while_no_other_is(images: PreparedImages, parts: Parts) -> None:
+async def test_tenant_has_a_bounded_number_of_requests_with_slow_images(images: PreparedImages, parts: Parts) -> None:
+    """However many such images each of them has."""
+    images._room.capacity = 100 * IMAGE_BYTES
+    parts.slow = range(100, 250)
+    waiting = [
+        asyncio.create_task(images.images("many", [ref(100 + 3 * n + place) for place in range(3)]))
+        for n in range(MAX_SLOW_REQUESTS)
+    ]
+    await until(lambda: sum(map(len, images._num_slow.values())) == MAX_SLOW_REQUESTS)
+    for _ in range(2):
+        with pytest.raises(ImagesBusyError, match=f"{MAX_SLOW_REQUESTS} of your requests wait"):
+            await images.images("many", [ref(200)])
+    assert parts.decoded.count(200) == 1, "an image that was slow once has no second first second"
+    few = asyncio.create_task(images.images("few", [ref(200)]))
+    parts.slow_may_go_on.set()
+    assert len(await few) == 1
+    assert [len(found) for found in await asyncio.gather(*waiting)] == [3] * MAX_SLOW_REQUESTS
+    assert len(await images.images("many", [ref(200)])) == 1
+
+
+async def test_requests_for_the_same_slow_image_give_all_their_room_back(images: PreparedImages, parts: Parts) -> None:
     parts.slow = [1]
+    asking = [asyncio.create_task(images.images("t", [ref(1)])) for _ in range(3)]
+    await until(lambda: parts.decoded == [1, 1])
+    asking.append(asyncio.create_task(images.images("t", [ref(1)])))
+    await asyncio.sleep(0)
     parts.slow_may_go_on.set()
-    (found,) = await images.images("t", [ref(1, 2 * SIDE)])
-    assert found.values.shape == (2 * SIDE, 2 * SIDE, 3)
+    for found in await asyncio.gather(*asking):
+        assert found[0].values[0, 0, 0] == 1
+    await until(lambda: images._room._used == IMAGE_BYTES)
+
+
+async def test_image_that_the_model_enlarges_has_room_for_what_it_becomes(
+    images: PreparedImages, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Preparer, "side", 2 * SIDE)
+    parts.may_go_on.clear()
+
+    async def ask(tenant: str) -> None:
+        await images.images(tenant, [ref(1)])
+
+    asking = [asyncio.create_task(ask(tenant)) for tenant in ("a", "b")]
+    await until(lambda: parts.fetched)
+    assert len(images._running) == 1
+    with pytest.raises(BadRequestError, match=r"have 800 pixels together .*; this worker reads 400 at most"):
+        await images.images("c", [ref(1), ref(2)])
+    parts.may_go_on.set()
+    await asyncio.gather(*asking)
 
 
 async def test_slow_image_that_nobody_wants_any_more_is_not_begun_again(images: PreparedImages, parts: Parts) -> None:
     parts.slow = [1, 2]
-    give_room(images, 64)
     first = asyncio.create_task(images.images("t", [ref(1)]))
     await until(lambda: parts.decoded == [1, 1])
     leaving = asyncio.create_task(images.images("t", [ref(2)]))
@@ -337,6 +376,14 @@ async def test_requests_wait_for_room_and_get_it_when_the_engine_lets_go(images:
     await later
 
 
+async def test_images_that_are_only_kept_make_no_other_tenant_wait(images: PreparedImages) -> None:
+    for number in range(1, 4):
+        await images.images("other", [ref(number)])
+    held = await images.images("t", [ref(8)])
+    held += await images.images("t", [ref(9)])
+    assert len(held) == 2
+
+
 async def test_engine_may_let_go_in_its_own_thread(images: PreparedImages) -> None:
     held: list[Any] = await images.images("t", [ref(number) for number in range(1, 5)])
     asking = asyncio.create_task(images.images("t", [ref(9)]))
@@ -346,7 +393,7 @@ async def test_engine_may_let_go_in_its_own_thread(images: PreparedImages) -> No
 
 
 async def test_more_pixels_than_the_memory_holds_are_refused_with_the_limit(images: PreparedImages) -> None:
-    with pytest.raises(BadRequestError, match="have 500 pixels together; this worker reads 400 at most"):
+    with pytest.raises(BadRequestError, match=r"have 500 pixels together .*; this worker reads 400 at most"):
         await images.images("t", [ref(number) for number in range(1, 6)])
     # The same image twice counts once.
     assert len(await images.images("t", [ref(1)] * 9)) == 9

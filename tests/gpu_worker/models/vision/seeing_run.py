@@ -68,7 +68,7 @@ class SeeingRun:
                 max_num_seqs=min(12, token_budget - self._whole),
                 max_num_batched_tokens=token_budget,
                 max_model_len=self.runner.max_model_len,
-                media=MediaConfig(self._vision.num_layers, max_rows, self._whole),
+                media=MediaConfig(self._vision.num_stages, max_rows, self._whole),
                 state=state,
                 **settings,
             ),

@@ -15,22 +15,18 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from gpu_worker.models.vision.families.gemma4 import PooledForm
-from gpu_worker.models.vision.families.internvl import TilesForm
-from gpu_worker.models.vision.families.mistral3 import RowsForm
-from gpu_worker.models.vision.families.qwen_vl import DynamicForm
-from gpu_worker.models.vision.families.smolvlm import CutForm
+from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm
 from gpu_worker.models.vision.pixels import resize
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
 from shared.errors import BadRequestError
 from tests.gpu_worker.models.vision.seeing_models import random_image
 
-QWEN = DynamicForm(placeholder=7, patch_size=14, merge=2, min_pixels=56 * 56, max_pixels=28 * 28 * 1280)
-TILES = TilesForm(7, 8, 9, 448, 256, 1025, 1, 12)
-ROWS = RowsForm(7, 8, 9, 28, 2, 1540)
+QWEN = DynamicForm(7, 14, 2, 56 * 56, 28 * 28 * 1280)
+TILES = TilesForm(7, 448, 256, 1025, 8, 9, 1, 12)
+ROWS = RowsForm(7, 14, 2, 8, 9, 1540)
 PLACES = tuple(tuple(range(100 + 10 * row, 104 + 10 * row)) for row in range(4))
-CUT = CutForm(7, 8, 9, PLACES, (10,), (11,), 64, 4 * 64, 16, 256, is_cut=True)
-POOLED = PooledForm(7, 8, 9, 16, 3, 280, is_bidirectional=False)
+CUT = CutForm(7, 64, 16, 256, 8, 9, PLACES, (10,), (11,), 4 * 64)
+POOLED = PooledForm(7, 16, 3, 8, 9, 280)
 FORMS = (QWEN, TILES, ROWS, CUT, POOLED)
 
 
