@@ -128,7 +128,7 @@ class Scheduler:
             num_device_hits=self._blocks.num_device_hits,
             num_evicted_blocks=self._blocks.num_evicted,
             num_retained_blocks=self._blocks.num_retained,
-            token_s=self._step_time.token_s if self._step_time.is_known else 0.0,
+            token_s=self.token_s,
         )
 
     @property
@@ -137,6 +137,11 @@ class Scheduler:
         return (
             sum(queue.num_tokens for queue in self._waiting.values()) + num_restoring + self._running.num_tokens_behind
         )
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that a prompt's token adds to a step; 0 while unknown."""
+        return self._step_time.token_s if self._step_time.is_known else 0.0
 
     @property
     def num_blank_blocks(self) -> int:

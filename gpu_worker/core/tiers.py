@@ -36,7 +36,7 @@ class KvTiers(Protocol):
     """Tiers of memory. Only the engine's thread calls them; no call waits for a disk or a device.
 
     Attributes:
-        prefill_rate: Prompt tokens per second that the engine computes, 0 while unknown: a load should be faster.
+        prefill_rate: Prompt tokens per second that the engine will compute, 0 while unknown: a load should be faster.
     """
 
     prefill_rate: float

@@ -24,7 +24,7 @@ from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
-from gpu_worker.engine.rates import StepRates
+from gpu_worker.engine.rates import StepRates, expected_prefill
 from shared.worker_metrics import StepCounts
 
 MAX_CONTROL_STEPS = 3
@@ -42,7 +42,7 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     """A snapshot of the engine after a step, for heartbeats, metrics and what the consumer may pull.
 
     Attributes:
-        prefill_rate: Tokens per second; 0 while unknown.
+        prefill_rate: Tokens per second, measured in full steps; 0 while unknown.
         decode_rate: Tokens per second; 0 while unknown.
         is_fatal: The runner or the engine broke down; the process should end with an error.
     """
@@ -56,6 +56,11 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
     spec_decode_num_drafts: int = 0
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
+
+    @property
+    def expected_prefill_rate(self) -> float:
+        """Tokens per second that a prompt will be computed at (`expected_prefill`)."""
+        return expected_prefill(self.prefill_rate, self.token_s)
 
 
 class Engine:
@@ -247,7 +252,7 @@ class Engine:
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
         if self._tiers is not None:
-            self._tiers.prefill_rate = self._rates.prefill
+            self._tiers.prefill_rate = expected_prefill(self._rates.prefill, self.scheduler.token_s)
             self._tiers.flush()
         return self._runner.submit(step.plan)
 

@@ -120,7 +120,7 @@ class PrefixClaims:
         """Claim a request whose adapter is here, where what is before it takes no longer than loading that there."""
         if self._begin is None or self._num_new(offer) > self._most_new():
             return "decline"
-        is_soon = self._backlog <= offer.backlog + offer.expires_s * self._engine.stats.prefill_rate
+        is_soon = self._backlog <= offer.backlog + offer.expires_s * self._engine.stats.expected_prefill_rate
         return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
 
     def _num_new(self, offer: Offer) -> int:

@@ -147,7 +147,7 @@ class WaitingRequests:
         if own is None or not own.load_s or is_here or not having:
             return offers
         num_tokens = 1 if chain is None else int(chain.num_bytes / self._held.bytes_per_token)
-        rate, load_s = self._engine.stats.prefill_rate, min(own.load_s, self._max_wait_s)
+        rate, load_s = self._engine.stats.expected_prefill_rate, min(own.load_s, self._max_wait_s)
         wait_s = self._left_s(message, request, load_s, num_tokens / rate if rate else 0.0)
         if wait_s >= MIN_WAIT_S:
             for worker in having:
@@ -232,9 +232,7 @@ class WaitingRequests:
 
     def _wait_s(self, message: QueuedMessage, request: Request, saved: float, num_tokens: int, worker: str) -> float:
         """Return for how long a request may still wait for a worker that saves it this many tokens of prefill."""
-        stats = self._engine.stats
-        # A rate is measured in full steps, and short turns fill none.
-        rate = stats.prefill_rate or (1 / stats.token_s if stats.token_s else self._others.prefill_rate(worker))
+        rate = self._engine.stats.expected_prefill_rate or self._others.prefill_rate(worker)
         if not rate or saved <= 0:
             return 0.0
         return self._left_s(message, request, min(saved / rate, self._max_wait_s), num_tokens / rate)

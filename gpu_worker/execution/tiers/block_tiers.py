@@ -53,11 +53,7 @@ class _LoadMeter:
 
 
 class BlockTiers:
-    """Does what `gpu_worker.core.tiers.KvTiers` says.
-
-    Attributes:
-        prefill_rate: Prompt tokens per second that the engine computes, 0 while unknown.
-    """
+    """Does what `gpu_worker.core.tiers.KvTiers` says."""
 
     def __init__(
         self,

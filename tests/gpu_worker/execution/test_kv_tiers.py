@@ -13,7 +13,7 @@ from gpu_worker.execution.tiers.loading import BlockLoad
 from shared.cache_hints import CacheHints
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import random_prompt
-from tests.gpu_worker.execution.tiered_engine import Models, Served, greedy, sequence
+from tests.gpu_worker.execution.tiered_engine import Models, PatientTiers, Served, greedy, sequence
 from tests.waiting import wait_for
 
 
@@ -185,6 +185,20 @@ def test_a_device_that_runs_behind_gives_the_same_answers(models: Models, served
         sequences = [sequence(f"{turn}-{number}", prompt) for number, prompt in enumerate(prompts)]
         assert [[token_ids for token_ids, _ in engine.serve(each)] for each in sequences] == [[e[0]] for e in expected]
     assert engine.hit_tokens() > 100
+
+
+def test_short_prompts_alone_tell_tiers_how_fast_prompts_are_computed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    prefill_rate = property(lambda tiers: 0.0, lambda tiers, rate: told.append(rate))
+    monkeypatch.setattr(PatientTiers, "prefill_rate", prefill_rate)
+    for seed in range(2):
+        served.serve(sequence(str(seed), random_prompt(9, seed=seed)))
+    stats = served.engine.stats
+    assert stats.prefill_rate == 0.0, "no step was full"
+    assert stats.expected_prefill_rate > 0.0
+    assert told[-1] > 0.0
 
 
 def test_a_load_that_measured_slower_than_computing_is_not_begun_but_for_one_in_32(served: Served) -> None:
