@@ -68,7 +68,8 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
     from gpu_worker.execution.tiers.transfer import Transfer
 
     groups = runner.block_contents
-    host = HostTier(groups, config.kv_host_bytes or STAGING_BYTES, config.kv_retained_share)
+    host_bytes, is_shared = config.kv_host_bytes or STAGING_BYTES, config.role is not None
+    host = HostTier(groups, host_bytes, config.kv_retained_share, is_shared=is_shared)
     files = transfer = None
     assert config.model is not None
     make_maker = made_once(partial(_maker, Path(config.model), groups, _arithmetic(runner)))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -27,13 +30,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("disaggregation")
     roles = ("--workers", "2", "--roles", "prefill,decode", "--num-threads", "1", "--max-num-seqs", "4")
     with running_system(folder, *roles, "--kv-lease-s", "5") as running:
-        wait_for_both(running)
+        wait_for_all(running)
         yield running
 
 
-def wait_for_both(system: System) -> None:
+def wait_for_all(system: System, num_workers: int = 2) -> None:
     """Wait until a prefill worker hands over: its own answers do."""
-    wait_for(lambda: len(system.info["pids"]["worker"]) == 2, 120)
+    wait_for(lambda: len(system.info["pids"]["worker"]) == num_workers, 120)
     before = system.gauge(PEER_HITS)
     wait_for(lambda: ask(system, f"# {time.time()}\n{CODE}") and system.gauge(PEER_HITS) > before, 120)
 
@@ -63,9 +66,13 @@ async def stream(client: openai.AsyncOpenAI, request: dict[str, Any], begun: asy
     return "".join(parts)
 
 
-async def texts(system: System, prompts: list[str], begun: asyncio.Semaphore | None = None) -> list[str]:
+async def texts(
+    system: System, prompts: list[str], begun: asyncio.Semaphore | None = None, names: list[str] | None = None
+) -> list[str]:
     async with system.async_client(timeout=300.0) as client:
         requests = [body(system, prompt) for prompt in prompts]
+        for request, name in zip(requests, names or (), strict=False):
+            request["extra_headers"] |= {"x-request-id": name}
         return list(await asyncio.gather(*(stream(client, request, begun) for request in requests)))
 
 
@@ -86,7 +93,7 @@ async def killed(system: System, asked: list[str], victim: int) -> list[str]:
 
     told, _ = await asyncio.gather(texts(system, asked, begun), kill())
     await asyncio.to_thread(wait_for, lambda: pid not in system.info["pids"]["worker"], 60)
-    await asyncio.to_thread(wait_for_both, system)
+    await asyncio.to_thread(wait_for_all, system)
     return told
 
 
@@ -110,6 +117,46 @@ async def test_streams_are_those_of_one_worker_and_more_of_them_than_slots_wait(
 async def test_a_worker_that_is_killed_loses_nothing(system: System, alone: System, victim: int) -> None:
     asked = prompts(f"killed {victim}", 8)
     assert await killed(system, asked, victim) == await texts(alone, asked)
+
+
+@pytest.mark.slow
+async def test_prompts_of_a_killed_prefill_worker_are_soon_computed_by_another(tmp_path: Path) -> None:
+    roles = ("--workers", "3", "--roles", "prefill,prefill,decode", "--num-threads", "1")
+    with running_system(tmp_path, *roles) as system:
+        wait_for_all(system, 3)
+        again_s: list[float] = []
+        while len(again_s) < 5:
+            names = [f"again-{time.time()}-{number}" for number in range(2)]
+            asking = asyncio.create_task(texts(system, [f"# {name}\n{CODE * 2}" for name in names], names=names))
+            await asyncio.to_thread(wait_for, lambda names=names: all(attempts(system, name) for name in names))
+            killed_at = time.time()
+            os.kill(system.info["pids"]["worker"][0], signal.SIGKILL)
+            assert all(await asking)
+            again_s += [ended - killed_at for name in names for ended in prefilled_again(system, name)]
+            await asyncio.to_thread(wait_for_all, system, 3)
+    assert min(again_s) < 10.0, sorted(again_s)
+
+
+def attempts(system: System, name: str) -> list[dict[str, Any]]:
+    """Return the attempts at a request that workers have claimed, with Unix seconds."""
+    place = system.info["metrics_url"].replace("/metrics", f"/console/api/requests/{name}")
+    answer = httpx2.get(place, headers={"Authorization": f"Bearer {system.info['operator_key']}"})
+    if answer.status_code != 200:
+        return []
+    timeline = answer.json()["requests"][0]["timeline"]
+    found = [each for life in timeline.get("sequences", ()) for each in life["attempts"]]
+    began = timeline["began"]
+    return [each | {"ended": began + each.get("ended_s", 0.0)} for each in found if each.get("claimed_s") is not None]
+
+
+def prefilled_again(system: System, name: str) -> list[float]:
+    """Return when the prompt of a request was computed whose worker had died before it was, if one has."""
+    told = attempts(system, name)
+    return [
+        later["ended"]
+        for lost, later in itertools.pairwise(told)
+        if lost["end"] == "worker_dead" and not lost.get("tokens") and later["end"] == "prefilled"
+    ]
 
 
 @pytest.mark.slow

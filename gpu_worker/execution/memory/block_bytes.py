@@ -8,6 +8,7 @@ that these need not wait for the copy; what is written is behind the steps that 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence as Values
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import torch
 
 from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
+
+_log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,8 +47,8 @@ class BlockBytes(Protocol):
     row_bytes: int
     layout: str
 
-    def make_rows(self, count: int) -> Bytes:
-        """Allocate host memory, `[count, row_bytes]`, that copies are fast to and from."""
+    def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
+        """Return host memory, `[count, row_bytes]`, that copies are fast to and from: `memory`, or new."""
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
         """Begin to copy blocks to rows, behind the steps that were launched. The engine's thread calls it."""
@@ -88,9 +91,11 @@ class HostBlockBytes:
             (part.memory.numpy(), slice(part.begin, part.end)) for part in parts
         ]
 
-    def make_rows(self, count: int) -> Bytes:
-        """Allocate memory, which is taken as it is first used."""
-        return np.empty((count, self.row_bytes), dtype=np.uint8)
+    def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
+        """Return memory, which is taken as it is first used."""
+        if memory is None:
+            return np.empty((count, self.row_bytes), dtype=np.uint8)
+        return memory.reshape(count, self.row_bytes)
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
         """Copy blocks to rows."""
@@ -124,9 +129,16 @@ class DeviceBlockBytes:
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def make_rows(self, count: int) -> Bytes:
-        """Allocate pinned memory."""
-        return torch.empty(count, self.row_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    def make_rows(self, count: int, memory: Bytes | None = None) -> Bytes:
+        """Return pinned memory."""
+        if memory is None:
+            return torch.empty(count, self.row_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        if int(status):
+            # Copies are slower, and right.
+            _log.warning("memory that is shared with other processes cannot be pinned (CUDA error %d)", int(status))
+        return memory.reshape(count, self.row_bytes)
 
     def read(self, blocks: Values[int], rows: Bytes, places: Values[int]) -> Copy:
         """Gather blocks in the order of the steps, and copy them on another stream."""

@@ -1,4 +1,4 @@
-"""Sends leased contents to workers that decode, over TCP: a thread accepts, and one serves each connection.
+"""Sends leased contents to workers that decode: a thread accepts at each socket, and one serves each connection.
 
 Only contents that a lease names are sent, and only to who knows its token. Connections are few, and end with their
 lease. What a client sends is short, and comes at once.
@@ -10,11 +10,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import msgspec
 
+from gpu_worker.execution.tiers import shared_memory
+from gpu_worker.execution.tiers.channels import Found, Name, Sender, SharedSender
 from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.leases import Lease, Leases
 from gpu_worker.execution.tiers.peer_wire import (
@@ -47,6 +49,8 @@ _FILL_POLL_S = 0.002
 class BlockServer:
     """Listens as long as the process lives.
 
+    Processes of this host and user that look for the address read the host tier's memory instead, if it is shared.
+
     Attributes:
         address: Where others find it, `host:port`.
     """
@@ -60,11 +64,11 @@ class BlockServer:
         host, port = split_address(address)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError("HEADRACE_KV_ADDRESS", f"{address} cannot be listened on: {error.strerror}") from None
         shown = f"[{host}]" if ":" in host else host
-        self.address = f"{shown}:{self._socket.getsockname()[1]}"
+        self.address = f"{shown}:{server.getsockname()[1]}"
         self._leases = leases
         self._maker = maker
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -72,20 +76,24 @@ class BlockServer:
         self._strangers: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         self._log_limit = LogLimit(_log)
-        threading.Thread(target=self._accept, name="kv-server", daemon=True).start()
+        local = None if leases.host.file is None else shared_memory.listen(self.address, _BACKLOG)
+        self._sockets = [server] if local is None else [server, local]
+        for each in self._sockets:
+            threading.Thread(target=self._accept, args=(each,), name="kv-server", daemon=True).start()
 
     def close(self) -> None:
         """Accept no more connections."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = server.accept()
             except OSError:
-                if self._socket.fileno() < 0:
+                if server.fileno() < 0:
                     return
                 # Of one connection, or no file is left: others may come.
                 time.sleep(0.05)
@@ -121,15 +129,16 @@ class BlockServer:
         lease = None
         was_read = False
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sender = self._sender(connection)
             maker = self._maker()
-            lease = None if maker is None else self._open(connection)
-            if lease is None or maker is None:
+            lease = None if maker is None or sender is None else self._open(connection)
+            if lease is None or maker is None or sender is None:
                 send_frame(connection, Kind.REFUSED)
                 return
+            sender.begin()
             send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in lease.rows))
-            while self._answer(connection, lease, maker):
-                pass
+            while (names := _asked(connection, lease)) is not None:
+                sender.send(self._find(names, lease, maker))
             was_read = True
         except OSError as error:
             self._log_limit.warning("serve", "KV is not read to the end by another worker: %s", error)
@@ -157,35 +166,39 @@ class BlockServer:
             return None
         return self._leases.open(opening.lease, opening.request, opening.epoch, connection)
 
-    def _answer(self, connection: socket.socket, lease: Lease, maker: Maker) -> bool:
-        """Answer a frame; return False after the last."""
-        kind, body = receive_frame(connection, MAX_REQUEST_BYTES, max(0.0, lease.ends_at - time.monotonic()))
-        if kind is Kind.DONE:
-            return False
-        if kind is not Kind.GET or len(body) != ITEM.size:
-            raise PeerError(f"a frame {kind.name} of {len(body)} bytes does not belong here")
-        group, digest = ITEM.unpack(body)
-        if (group, digest) not in lease.rows:
-            raise PeerError("a content is wanted that its lease does not name")
-        if not self._is_filled(group, digest):
-            send_frame(connection, Kind.MISSING)
-            return True
-        with self._leases.host.pinned(group, digest) as row:
-            if row is None:
-                send_frame(connection, Kind.MISSING)
-                return True
-            payload = row.data
-            send_frame(connection, Kind.BLOCK, maker.header(group, digest, lease.salt, payload), payload)
-            self._leases.counts.sent_bytes += len(payload)
-        return True
+    def _sender(self, connection: socket.socket) -> Sender | None:
+        """Return how contents go to a connection; None to one of another user."""
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Sender(connection)
+        file = self._leases.host.file
+        return None if file is None or not shared_memory.is_own_user(connection) else SharedSender(connection, file)
 
-    def _is_filled(self, group: int, digest: bytes) -> bool:
-        host, deadline = self._leases.host, time.monotonic() + FILL_S
-        while not host.has(group, digest):
-            if not host.knows(group, digest) or time.monotonic() > deadline:
-                return False
-            time.sleep(_FILL_POLL_S)
-        return True
+    def _find(self, names: list[Name], lease: Lease, maker: Maker) -> Iterator[Found | None]:
+        host, fill_until = self._leases.host, time.monotonic() + FILL_S
+        for group, digest in names:
+            while not host.has(group, digest) and host.knows(group, digest) and time.monotonic() < fill_until:
+                time.sleep(_FILL_POLL_S)
+            with host.pinned(group, digest) as row:
+                if row is None:
+                    yield None
+                    continue
+                header = maker.header(group, digest, lease.salt, row.data)
+                yield Found(host.place(row), header, row.data)
+                self._leases.counts.sent_bytes += row.nbytes
+
+
+def _asked(connection: socket.socket, lease: Lease) -> list[Name] | None:
+    """Wait for the next question; return which contents it is about, None once there are no more."""
+    kind, body = receive_frame(connection, MAX_REQUEST_BYTES, max(0.0, lease.ends_at - time.monotonic()))
+    if kind is Kind.DONE:
+        return None
+    if kind is not Kind.GET or not body or len(body) % ITEM.size:
+        raise PeerError(f"a frame {kind.name} of {len(body)} bytes does not belong here")
+    names: list[Name] = list(ITEM.iter_unpack(body))
+    if not lease.rows.keys() >= set(names):
+        raise PeerError("a content is wanted that its lease does not name")
+    return names
 
 
 def split_address(address: str) -> tuple[str, int]:

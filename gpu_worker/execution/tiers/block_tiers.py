@@ -130,6 +130,8 @@ class BlockTiers:
         """Begin to bring contents to the device, behind the copies of what is overwritten."""
         self.flush()
         self._salts |= {item.digest: salt for item in wanted if item.group == FULL}
+        if self._peers is not None:
+            self._peers.expect([item[:2] for item in wanted if not self._host.knows(*item[:2])])
         load = BlockLoad(salt, wanted, [group.mark() for group in self._groups])
         self._loader.add(load)
         return load

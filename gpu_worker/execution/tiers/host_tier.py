@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Values
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
+from mmap import PAGESIZE
 from typing import NamedTuple
 
 from gpu_worker.core.eviction_order import EvictionOrder
 from gpu_worker.core.retention import Retention
 from gpu_worker.execution.memory.block_bytes import BlockBytes, Bytes, Copy
+from gpu_worker.execution.tiers.shared_memory import make_shared
 from shared.errors import ConfigError
 
 
@@ -59,6 +62,7 @@ class HostTier:
         stored_bytes: Copied to rows so far.
         num_dropped: Contents that were not kept, because all rows were in use.
         num_evicted: Contents that made room for others.
+        file: What the rows are in, for other processes to read; None if they are not shared.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class HostTier:
         num_bytes: int,
         retained_share: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """Divide `num_bytes` among groups as the device's memory is.
 
@@ -75,13 +81,23 @@ class HostTier:
             num_bytes: In all.
             retained_share: Of each group's rows, which may be retained.
             clock: Tells the time until which they are.
+            is_shared: Other processes of this host and user may read all rows, where the system has memory for that.
 
         Raises:
             ConfigError: A group would have no row.
         """
         self._groups = groups
         counts = _num_rows(groups, num_bytes)
-        self._rows = [group.make_rows(count) for group, count in zip(groups, counts, strict=True)]
+        sizes = [count * group.row_bytes for count, group in zip(counts, groups, strict=True)]
+        begins = list(accumulate((-(-size // PAGESIZE) * PAGESIZE for size in sizes), initial=0))
+        shared = make_shared(begins[-1]) if is_shared else None
+        self.file = None if shared is None else shared[0]
+        memory = None if shared is None else shared[1]
+        self._shared_at = 0 if memory is None else memory.ctypes.data
+        self._rows = [
+            group.make_rows(count, None if memory is None else memory[begin : begin + size])
+            for group, count, begin, size in zip(groups, counts, begins, sizes, strict=False)
+        ]
         self._free: list[list[int]] = [[] for _ in groups]
         self._entries: list[dict[bytes, _Entry]] = [{} for _ in groups]
         self._orders = [EvictionOrder(Retention(int(count * retained_share))) for count in counts]
@@ -191,6 +207,10 @@ class HostTier:
         with self._lock:
             for (group, digest), entry in held.items():
                 self._unpin(group, digest, entry)
+
+    def place(self, row: Bytes) -> int:
+        """Return where in `file` a row is."""
+        return row.ctypes.data - self._shared_at
 
     def num_bytes_of(self, held: Iterable[tuple[int, bytes]]) -> int:
         """Return the bytes of contents."""

@@ -1,4 +1,4 @@
-"""The tier of other workers: contents that they keep for requests which go on here, fetched over TCP and verified.
+"""The tier of other workers: contents that they keep for requests which go on here, fetched and verified.
 
 A session is opened for a request before it enters the engine, and closed when its first token is here. Nothing that is
 wrong, late or missing does harm: it is computed. Only `open` and `read` wait, for about a second at most.
@@ -10,16 +10,21 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 
 import numpy as np
 
 from gpu_worker.execution.memory.block_bytes import Bytes
+from gpu_worker.execution.tiers import shared_memory
 from gpu_worker.execution.tiers.block_server import split_address
-from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
+from gpu_worker.execution.tiers.channels import Name, Receiver, SharedReceiver
+from gpu_worker.execution.tiers.file_format import Maker
 from gpu_worker.execution.tiers.peer_wire import (
     FRAME_S,
     ITEM,
+    MAX_ASKED,
     VERSION,
     Kind,
     Opening,
@@ -41,43 +46,50 @@ MAX_SESSIONS = 64
 class PeerSession:
     """A connection on which one lease is read. Several threads may have a `get` on its way."""
 
-    def __init__(self, connection: socket.socket, contents: frozenset[tuple[int, bytes]], address: str) -> None:
+    def __init__(self, connection: socket.socket, receiver: Receiver, contents: frozenset[Name], address: str) -> None:
         self.contents = contents
         self.address = address
-        self._connection = connection
-        self._sending = threading.Lock()
-        self._receiving = threading.Condition()
-        self._num_sent = self._num_received = 0
         self.is_closed = False
+        self._connection = connection
+        self._receiver = receiver
+        self._lock = threading.Lock()
+        # What will be asked for, what was, in this order, and what has come.
+        self._expected: deque[Name] = deque()
+        self._asked: deque[Name] = deque()
+        self._received: dict[Name, object | None] = {}
 
-    def get(self, group: int, digest: bytes, row_bytes: int) -> bytearray | None:
+    def expect(self, names: Iterable[Name]) -> None:
+        """Ask for these contents as soon as one of them is wanted: they come without a round trip for each."""
+        self._expected.extend(name for name in names if name in self.contents)
+
+    def get(self, name: Name) -> bytearray | None:
         """Return a content with its header, not verified; None where the other side has none.
 
         Raises:
             OSError: The connection is of no more use.
         """
         try:
-            with self._sending:
-                turn = self._num_sent
-                self._num_sent += 1
-                send_frame(self._connection, Kind.GET, ITEM.pack(group, digest))
-            # Answers come in the order of the questions.
-            with self._receiving:
-                self._receiving.wait_for(lambda: self.is_closed or self._num_received == turn)
-                if self.is_closed:
-                    raise PeerError("the connection was closed")
-                kind, body = receive_frame(self._connection, HEADER_BYTES + row_bytes)
-                self._num_received += 1
-                self._receiving.notify_all()
+            with self._lock:
+                while name not in self._received:
+                    if self.is_closed:
+                        raise PeerError("the connection was closed")
+                    self._receive(name)
+                received = self._received.pop(name)
+            return None if received is None else self._receiver.content(name[0], received)
         except OSError:
             self.close()
             raise
-        if kind is Kind.BLOCK:
-            return body
-        if kind is not Kind.MISSING:
-            self.close()
-            raise PeerError(f"a frame {kind.name} came where a content was due")
-        return None
+
+    def _receive(self, name: Name) -> None:
+        if name not in self._asked:
+            asked = [name]
+            while self._expected and len(asked) < MAX_ASKED:
+                if (later := self._expected.popleft()) != name:
+                    asked.append(later)
+            send_frame(self._connection, Kind.GET, b"".join(ITEM.pack(*each) for each in asked))
+            self._asked.extend(asked)
+        for each in self._receiver.receive(self._asked):
+            self._received[self._asked.popleft()] = each
 
     def close(self, *, is_done: bool = False) -> None:
         """Close the connection; if it `is_done`, the other side is told that all was read."""
@@ -88,11 +100,12 @@ class PeerSession:
             if is_done:
                 send_frame(self._connection, Kind.DONE)
             self._connection.shutdown(socket.SHUT_RDWR)
-        # Who waits for a turn looks again.
-        if self._receiving.acquire(timeout=FRAME_S):
-            self._receiving.notify_all()
-            self._receiving.release()
+        # Whoever receives ends now.
+        has_lock = self._lock.acquire(timeout=FRAME_S)
         self._connection.close()
+        self._receiver.close()
+        if has_lock:
+            self._lock.release()
 
 
 class PeerTier:
@@ -123,7 +136,8 @@ class PeerTier:
             return False
         try:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
-            session = _open(address, encode(Opening(VERSION, lease, request, epoch)), most_contents)
+            opening = encode(Opening(VERSION, lease, request, epoch))
+            session = _open(address, opening, self._rows, most_contents)
         except OSError as error:
             self._failed(address, error)
             if not isinstance(error, PeerError):
@@ -144,6 +158,12 @@ class PeerTier:
         if session is not None:
             session.close(is_done=is_done)
 
+    def expect(self, names: Iterable[Name]) -> None:
+        """Take note of the contents that are going to be read, in this order."""
+        names = list(names)
+        for session in list(self._sessions.values()):
+            session.expect(names)
+
     def has(self, group: int, digest: bytes) -> bool:
         """Return whether the content can be fetched."""
         return self._find(group, digest) is not None
@@ -154,7 +174,7 @@ class PeerTier:
         if session is None or maker is None:
             return None
         try:
-            data = session.get(group, digest, self._rows[group])
+            data = session.get((group, digest))
         except OSError as error:
             self._failed(session.address, error)
             return None
@@ -192,15 +212,20 @@ class PeerTier:
             )
 
 
-def _open(address: str, opening: bytes, most_contents: int) -> PeerSession:
-    connection = socket.create_connection(split_address(address), timeout=CONNECT_S)
+def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> PeerSession:
+    local = shared_memory.connect(address, CONNECT_S)
+    connection = local or socket.create_connection(split_address(address), timeout=CONNECT_S)
+    receiver = SharedReceiver(connection, rows) if local else Receiver(connection, rows)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if local is None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         send_frame(connection, Kind.OPEN, opening)
+        receiver.begin()
         kind, body = receive_frame(connection, most_contents * ITEM.size)
         if kind is not Kind.CONTENTS or len(body) % ITEM.size:
             raise PeerError("the lease is not known there, or over")
-        return PeerSession(connection, frozenset(ITEM.iter_unpack(body)), address)
+        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address)
     except BaseException:
+        receiver.close()
         connection.close()
         raise

@@ -11,6 +11,9 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
+from gpu_worker.consumer import roles
+from gpu_worker.core import restores
+from gpu_worker.execution.tiers import peer_wire
 from gpu_worker.execution.tiers.block_tiers import BlockTiers
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.transfer import Transfer
@@ -79,14 +82,18 @@ async def say_that_gateway_lives(gateway: TestGateway, features: tuple[str, ...]
 
 
 @pytest.fixture
-async def pair(make_worker: MakeWorker, gateway: TestGateway) -> Pair:
+async def pair(make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    # A busy machine may be as slow as one that hangs.
+    for module, name in ((peer_wire, "FRAME_S"), (restores, "STALL_S"), (restores, "_GRACE_S"), (roles, "HEARD_S")):
+        monkeypatch.setattr(module, name, 60.0)
     prefill = await make_worker(role="prefill", **SETTINGS)
     decode = await make_worker(role="decode", **{**SETTINGS, "max_num_seqs": 1})
     made = Pair(prefill, decode, gateway)
     await say_that_gateway_lives(gateway)
-    roles, watch = roles_of(prefill), prefill.worker.consumer._interactive.gateways
-    await wait_until(lambda: bool(roles.maker and roles_of(decode).maker) and watch.knows_ready(gateway.reply), 30)
-    await wait_until(lambda: roles.hands_over(asyncio.get_running_loop().time()), 30)
+    role, watch = roles_of(prefill), prefill.worker.consumer._interactive.gateways
+    await wait_until(lambda: bool(role.maker and roles_of(decode).maker) and watch.knows_ready(gateway.reply), 30)
+    now = asyncio.get_running_loop().time
+    await wait_until(lambda: role.hands_over(now()) and bool(roles_of(decode).address(prefill.name, now())), 30)
     return made
 
 

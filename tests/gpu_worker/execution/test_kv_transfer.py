@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +18,21 @@ import numpy as np
 import pytest
 
 from gpu_worker.core.sequence import Sequence
-from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire
+from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
-from gpu_worker.execution.tiers.file_format import Maker
+from gpu_worker.execution.tiers.channels import _PLACE, SharedReceiver
+from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
 from gpu_worker.execution.tiers.peer_tier import PeerTier
-from gpu_worker.execution.tiers.peer_wire import ITEM, Kind, Opening, receive_frame, send_frame
+from gpu_worker.execution.tiers.peer_wire import (
+    ITEM,
+    MAX_REQUEST_BYTES,
+    Kind,
+    Opening,
+    receive_frame,
+    send_file,
+    send_frame,
+)
 from gpu_worker.execution.tiers.transfer import Transfer
 from shared.errors import ConfigError
 from shared.messages import encode
@@ -117,7 +130,7 @@ def alone(models: Models, name: str = "llama", sampling: Sampling = GREEDY, **se
     return Served(models.open(name, **settings), host_bytes=None).serve(sequence("alone", PROMPT, SALT, sampling))[0]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(("sampling", "is_near"), [(GREEDY, False), (SEEDED, True)], ids=["stream", "shared"])
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -130,12 +143,22 @@ def alone(models: Models, name: str = "llama", sampling: Sampling = GREEDY, **se
     ids=["full", "eight-bits", "windows", "latent", "recurrent"],
 )
 def test_what_another_worker_goes_on_with_is_what_one_would_have_answered(
-    name: str, settings: dict[str, object], sampling: Sampling, models: Models, make_pair: Callable[..., Pair]
+    name: str,
+    settings: dict[str, object],
+    sampling: Sampling,
+    is_near: bool,
+    models: Models,
+    make_pair: Callable[..., Pair],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not is_near:
+        monkeypatch.setattr(shared_memory, "connect", lambda *_: None)
     pair = make_pair(name, **settings)
     begun, gone = pair.begin(sampling)
     lease = pair.grant(gone)
     assert pair.open(lease)
+    (session,) = pair.fetching.peers._sessions.values()
+    assert isinstance(session._receiver, SharedReceiver) is is_near
     answer, resumed = pair.go_on(begun, sampling)
     assert answer == alone(models, name, sampling, **settings)
     assert resumed.num_cached_tokens == 60
@@ -291,9 +314,15 @@ Act = Callable[[socket.socket], None]
 
 
 @contextlib.contextmanager
-def lying(act: Act) -> Iterator[str]:
-    """Listen as a worker that does something else than a worker should; yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def lying(act: Act, *, is_near: bool = False) -> Iterator[str]:
+    """Listen as a worker, on this host if it `is_near`, that does not what a worker should; yield its address."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        if is_near:
+            local = shared_memory.listen(address, 8)
+            assert local is not None
+            server = stack.enter_context(local)
 
         def accept() -> None:
             with contextlib.suppress(OSError):
@@ -307,7 +336,7 @@ def lying(act: Act) -> Iterator[str]:
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+        yield address
         server.shutdown(socket.SHUT_RDWR)
         thread.join(10)
 
@@ -328,8 +357,8 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
     is_over = threading.Event()
 
     def block(connection: socket.socket) -> bytes:
-        _, body = receive_frame(connection, 64, 5)
-        group, digest = ITEM.unpack(body)
+        _, body = receive_frame(connection, MAX_REQUEST_BYTES, 5)
+        group, digest = ITEM.unpack(body[: ITEM.size])
         with host.pinned(group, digest) as row:
             assert row is not None
             return maker.header(group, digest, SALT, row.data) + row.tobytes()
@@ -341,7 +370,7 @@ def test_a_worker_that_dies_or_hangs_at_any_point_costs_a_second(
         if place >= POINTS.index("listed"):
             send_frame(connection, Kind.CONTENTS, names)
         if point == "asked":
-            receive_frame(connection, 64, 5)
+            receive_frame(connection, MAX_REQUEST_BYTES, 5)
         elif point == "amid-a-block":
             content = block(connection)
             connection.sendall(peer_wire._HEAD.pack(1 + len(content), Kind.BLOCK) + content[:-5])
@@ -468,31 +497,108 @@ def wrong_block(rng: random.Random, digest: bytes, content: bytes) -> bytes:
     return makers[rng.randrange(2)].header(0, digest, SALT, memoryview(content)) + content
 
 
-def count_loaded(count: int) -> tuple[int, int]:
-    """Ask for contents of which only wrong ones come; return how many were taken, and how many refused."""
+def count_loaded(count: int, *, is_near: bool) -> tuple[int, int]:
+    """Ask for contents of which only wrong ones come; return how many were taken, and how many refused or failed."""
     rng = random.Random(5)
     digest = rng.randbytes(32)
+    shared = shared_memory.make_shared(4 * ROW_BYTES)
+    assert shared is not None
+    file, memory = shared
 
     def act(connection: socket.socket) -> None:
         receive_frame(connection, 512, 5)
+        if is_near:
+            send_file(connection, Kind.SHARED, file)
         send_frame(connection, Kind.CONTENTS, ITEM.pack(0, digest))
         receive_frame(connection, 64, 5)
-        send_frame(connection, Kind.BLOCK, wrong_block(rng, digest, rng.randbytes(ROW_BYTES)))
+        whole = wrong_block(rng, digest, rng.randbytes(ROW_BYTES))
+        if not is_near:
+            send_frame(connection, Kind.BLOCK, whole)
+        else:
+            # What is cut off lies behind the end of the memory.
+            place = 3 * ROW_BYTES + (HEADER_BYTES + ROW_BYTES - len(whole))
+            content = np.frombuffer(whole[HEADER_BYTES:], np.uint8)
+            memory[place : place + len(content)] = content
+            send_frame(connection, Kind.PLACES, _PLACE.pack(place, whole[:HEADER_BYTES]))
         with contextlib.suppress(OSError):
             receive_frame(connection, 64, 5)
 
     peers, num_loaded = PeerTier([ROW_BYTES, ROW_BYTES], 4), 0
     peers.maker = MAKER
-    with lying(act) as address:
+    with lying(act, is_near=is_near) as address:
         for number in range(count):
             assert peers.open(address, "0" * 32, str(number), 1, 4)
             num_loaded += peers.read(0, digest, SALT) is not None
             peers.close(str(number))
-    return num_loaded, peers.num_refused
+    os.close(file)
+    return num_loaded, peers.num_refused + peers.num_failed
 
 
-def test_nothing_wrong_is_loaded() -> None:
-    assert count_loaded(300) == (0, 300)
+NEAR_OR_FAR = pytest.mark.parametrize("is_near", [False, True], ids=["stream", "shared"])
+
+
+@NEAR_OR_FAR
+def test_nothing_wrong_is_loaded(is_near: bool) -> None:
+    assert count_loaded(300, is_near=is_near) == (0, 300)
+
+
+def test_memory_is_shared_to_be_read_and_only_with_processes_of_the_same_user(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, gone = pair.begin()
+    address = pair.giving.server.address
+    file = pair.giving.leases.host.file
+    assert file is not None
+    with pytest.raises(PermissionError):
+        os.pwrite(file, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(file, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert shared_memory.connect(address, 1.0) is None
+    monkeypatch.setattr(shared_memory, "connect", connect_blindly)
+    assert not pair.open(pair.grant(gone)), "it is not served"
+
+
+def connect_blindly(address: str, timeout_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(shared_memory._name(address))
+    return connection
+
+
+def test_of_a_killed_worker_no_memory_and_no_name_is_left() -> None:
+    code = """
+        import sys, time
+        from gpu_worker.execution.tiers import shared_memory
+        made = shared_memory.make_shared(1 << 20), shared_memory.listen("host:1", 8)
+        print(all(made), flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        connection = shared_memory.connect("host:1", 1.0)
+        assert connection is not None
+        connection.close()
+        process.kill()
+    assert shared_memory.connect("host:1", 1.0) is None
+
+
+def test_a_prefix_is_asked_for_at_once(pair: Pair, expected: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round trip for each block would wait for the interpreters of both workers, which compute."""
+    begun, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    sent: list[Kind] = []
+    send = peer_tier.send_frame
+
+    def count(connection: socket.socket, kind: Kind, *parts: bytes) -> None:
+        sent.append(kind)
+        send(connection, kind, *parts)
+
+    monkeypatch.setattr(peer_tier, "send_frame", count)
+    answer, resumed = pair.go_on(begun)
+    assert (answer, resumed.num_cached_tokens) == (expected, 60)
+    assert sent == [Kind.GET]
 
 
 @pytest.mark.parametrize(("num_contents", "is_open"), [(32, True), (33, False), (1 << 20, False)])
@@ -522,8 +628,9 @@ def test_no_longer_list_of_contents_is_read_than_the_request_can_need(
 
 
 @pytest.mark.slow
-def test_none_of_10000_wrong_contents_is_loaded() -> None:
-    assert count_loaded(10_000) == (0, 10_000)
+@NEAR_OR_FAR
+def test_none_of_10000_wrong_contents_is_loaded(is_near: bool) -> None:
+    assert count_loaded(10_000, is_near=is_near) == (0, 10_000)
 
 
 def test_a_right_content_is_loaded_from_the_same_server() -> None:

@@ -64,7 +64,7 @@ class Served:
         groups = runner.block_contents
         self.tiers: BlockTiers | None = None
         if host_bytes is not None:
-            host = HostTier(groups, host_bytes, retained_share)
+            host = HostTier(groups, host_bytes, retained_share, is_shared=weights is not None)
             files = None if make_files is None else make_files(host)
             self.transfer = None
             if weights is not None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "adapters": "--batch 2 --rounds 1",
     "engine_compare": f"{SMALL} --peers transformers",
     "gateway": "--isolated --concurrency 1 --tokens 8 --rounds 2",
+    "kv_tiers": "--prompt 512 --rounds 1",
     "long_contexts": "--length 600 --texts 1 --recall-length 600 --passages 1 --tokens 700",
     "ranks": "--shapes 15m --batch 1 4 --prompt 32 --new 4 --rounds 1",
     # More tokens: streams over HTTP begin further apart, the more so on a busy machine.
@@ -36,6 +37,7 @@ LEAST_ROWS = {
     "engine_compare": 4,
     "served": 2,
     "gateway": 2,
+    "kv_tiers": 5,
     "ranks": 4,
     "startup": 2,
 }

@@ -27,7 +27,7 @@ from tests.ops.deploy.machine import Container, Machine, can_make_machines
 from tests.waiting import wait_for
 
 FOLDER = ROOT / "ops" / "deploy" / "kubernetes"
-OVERLAYS = ["base", "overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/group"]
+OVERLAYS = ["base", "overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/group", "overlays/roles"]
 SCHEMAS = "1.33"
 SECRETS = {role: f"password{role}" for role in ("gateway", "worker", "batch", "admin")} | {
     "operator": "operators-own-key",
@@ -87,6 +87,33 @@ def test_group_of_pods_is_told_what_a_worker_takes_and_what_it_needs() -> None:
     assert service["spec"]["ports"] == [{"name": "ranks", "port": WorkerConfig().master_port}]
     assert service["spec"]["selector"] == pods["spec"]["template"]["metadata"]["labels"]
     assert pod_of(pods)["securityContext"]["runAsNonRoot"] is True
+
+
+@needs_kubectl
+def test_workers_with_roles_tell_one_another_where_their_kv_is() -> None:
+    found = {
+        resource["metadata"]["name"]: resource
+        for resource in built("overlays/roles")
+        if resource["kind"] == "Deployment"
+    }
+    selectors = [found[name]["spec"]["selector"]["matchLabels"] for name in ("worker", "decode")]
+    assert selectors[0] != selectors[1]
+    known = {variable_name(field) for field in WorkerConfig.__dataclass_fields__}
+    for name, role in (("worker", "prefill"), ("decode", "decode")):
+        (container,) = pod_of(found[name])["containers"]
+        environ = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert environ.keys() - known == {"POD_IP"}
+        assert environ["HEADRACE_ROLE"] == role
+        # What a value refers to has to stand before it.
+        names = list(environ)
+        assert names.index("POD_IP") < names.index("HEADRACE_KV_ADDRESS")
+        host, port = environ["HEADRACE_KV_ADDRESS"].split(":")
+        assert (host, int(port)) == (
+            "$(POD_IP)",
+            next(p["containerPort"] for p in container["ports"] if p["name"] == "kv"),
+        )
+        assert "nvidia.com/gpu" in container["resources"]["limits"]
+        assert found[name]["spec"]["template"]["metadata"]["labels"] == found[name]["spec"]["selector"]["matchLabels"]
 
 
 def test_pods_have_longer_to_end_than_a_drain_takes(base: dict[str, dict[str, Any]]) -> None:
