@@ -7,6 +7,8 @@ results, their ends, dead letters, responses and records of progress make room b
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -373,18 +375,43 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class PullConsumer:
+    """A consumer of a queue, and the group that NATS asks of every pull from it."""
+
+    name: str
+    group: str
+
+
 async def ensure_consumer(
     js: JetStreamContext, model: str, queue: Queue, limits: StreamLimits, tenant: str = DEFAULT_TENANT
-) -> str:
-    """Make or update the consumer of one queue of one model, and return its name; `tenant` is of a batch queue.
+) -> PullConsumer:
+    """Make or update the consumer of one queue of one model; `tenant` is of a batch queue.
+
+    NATS delivers stored text to whatever subject a login names, and so to the one on which a consumer takes pulls. The
+    group is random, and only those who may read the consumer's configuration know it: other text is refused as a pull.
 
     Raises:
         DependencyError: NATS does not let us.
     """
     config = consumer_config(model, queue, limits, tenant)
-    assert config.durable_name is not None
+    stream, name = queue_stream(queue, tenant), consumer_name(model, queue)
     try:
-        await js.add_consumer(queue_stream(queue, tenant), config)
+        group = await _group_of(js, stream, name) or secrets.token_urlsafe(12)
+        # The client library knows no groups. By this policy they change nothing about whose pull is served.
+        settings = config.as_dict() | {"priority_groups": [group], "priority_policy": "overflow"}
+        call = json.dumps({"stream_name": stream, "config": settings}).encode()
+        await js._api_request(f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{config.filter_subject}", call)
     except (APIError, NatsTimeoutError) as error:
-        raise DependencyError(f"NATS consumer {config.durable_name} could not be created: {error!r}") from error
-    return config.durable_name
+        raise DependencyError(f"NATS consumer {name} could not be created: {error!r}") from error
+    return PullConsumer(name, group)
+
+
+async def _group_of(js: JetStreamContext, stream: str, name: str) -> str | None:
+    """Return the group of a consumer; None without one, as earlier versions make it, or if there is no consumer."""
+    try:
+        found = await js._api_request(f"$JS.API.CONSUMER.INFO.{stream}.{name}")
+    except NotFoundError:
+        return None
+    groups = found["config"].get("priority_groups")
+    return groups[0] if groups else None

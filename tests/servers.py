@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from nats.js import JetStreamContext
+
 from ops.stack.ports import free_port
+from shared.streams import StreamLimits, consumer_config, queue_stream
+from shared.subjects import Queue
 
 START_TIMEOUT_S = 30.0
 
@@ -172,3 +176,12 @@ class RedisServer(Server):
     def _command(self) -> list[str]:
         command = [find_binary("redis-server"), "--bind", "127.0.0.1", "--port", str(self.port), "--save", ""]
         return [*command, "--appendonly", "no", "--dir", str(self.directory), *self.arguments]
+
+
+async def pull_subscription(
+    js: JetStreamContext, model: str, queue: Queue, tenant: str = "default"
+) -> JetStreamContext.PullSubscription:
+    """Bind the client library to a consumer as earlier versions made it, for the library's pulls name no group."""
+    config = consumer_config(model, queue, StreamLimits(), tenant)
+    await js.add_consumer(queue_stream(queue, tenant), config)
+    return await js.pull_subscribe_bind(config.durable_name, queue_stream(queue, tenant))

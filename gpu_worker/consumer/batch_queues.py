@@ -26,7 +26,7 @@ from gpu_worker.engine.engine_thread import EngineThread
 from shared.batch_streams import batch_stream, batch_tenants
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
-from shared.streams import StreamLimits, ensure_consumer
+from shared.streams import PullConsumer, StreamLimits, ensure_consumer
 from shared.subjects import Queue
 from shared.task_supervisor import TaskSupervisor
 
@@ -152,7 +152,7 @@ class BatchQueues:
         share: Callable[[PullQueue, str], int],
         take: Callable[[QueuedMessage], None],
     ) -> PullQueue:
-        async def ensure() -> str:
+        async def ensure() -> PullConsumer:
             return await ensure_consumer(self._js, self._model, kind, self._limits, tenant)
 
         def capacity() -> int:

@@ -17,7 +17,7 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.direct_client import DirectClient
 from shared.disaggregation import PROMPT_QUEUES
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_interactive_stream
+from shared.streams import INTERACTIVE_STREAM, PullConsumer, StreamLimits, ensure_consumer, ensure_interactive_stream
 from shared.subjects import Queue, request_subject
 from shared.task_supervisor import TaskSupervisor
 
@@ -124,7 +124,7 @@ class InteractiveQueues:
         self._is_draining = True
         await asyncio.gather(*[queue.drain() for queue in self._by_name.values()])
 
-    async def _ensure(self, queue: Queue) -> str:
+    async def _ensure(self, queue: Queue) -> PullConsumer:
         await ensure_interactive_stream(self._js, self._limits)
         return await ensure_consumer(self._js, self._model, queue, self._limits)
 

@@ -19,6 +19,7 @@ from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
+from shared.streams import PullConsumer
 from shared.task_supervisor import TaskSupervisor
 
 # Shorter than it takes until a frozen worker counts as dead, so that what is moved then does not go back to it.
@@ -36,7 +37,7 @@ class PullQueue:
     """One worker's end of one lane's queue. Owns the inbox and the count of messages pulled for and not here yet.
 
     `capacity` counts messages that were pulled for and are not here yet; `take` says whether it gave one back, and must
-    not raise. `ensure_consumer` makes what is missing, and returns the consumer's name.
+    not raise. `ensure_consumer` makes what is missing.
 
     Attributes:
         outstanding: Messages that the server may still send for pulls made so far.
@@ -49,7 +50,7 @@ class PullQueue:
         self,
         nats: DirectClient,
         stream: str,
-        ensure_consumer: Callable[[], Awaitable[str]],
+        ensure_consumer: Callable[[], Awaitable[PullConsumer]],
         capacity: Callable[[], int],
         take: Callable[[QueuedMessage], bool | None],
         tasks: TaskSupervisor,
@@ -95,7 +96,7 @@ class PullQueue:
         Raises:
             DependencyError: The stream is missing and cannot be made; `start` may be called again then.
         """
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{await self._ensure_consumer()}"
+        self._consumer = await self._ensure_consumer()
         self._is_lost = False
         self._subscription = await self._nats.subscribe_direct(self._inbox, self._receive)
         self._task = self._tasks.start(self._run(), f"pull {self._stream}")
@@ -152,9 +153,10 @@ class PullQueue:
     async def _pull(self, count: int) -> None:
         self._expires_at = asyncio.get_running_loop().time() + PULL_EXPIRES_S
         self.outstanding += count
-        body = json.dumps({"batch": count, "expires": int(PULL_EXPIRES_S * 1e9)}).encode()
+        pull = {"batch": count, "expires": int(PULL_EXPIRES_S * 1e9), "group": self._consumer.group}
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer.name}"
         try:
-            self._nats.send(self._next, body, self._inbox)
+            self._nats.send(subject, json.dumps(pull).encode(), self._inbox)
         except SEND_ERRORS as error:
             _log.warning("pull failed", extra={"stream": self._stream, "error": repr(error)})
             self.outstanding = 0
@@ -163,7 +165,7 @@ class PullQueue:
     async def _restore(self) -> bool:
         """Make stream and consumer where they are missing; return False where that has to be tried again."""
         try:
-            await self._ensure_consumer()
+            self._consumer = await self._ensure_consumer()
         except Exception as error:
             _log.warning("queue is not available", extra={"stream": self._stream, "error": repr(error)})
             await self._retry_later()

@@ -21,7 +21,7 @@ from ops.load_generator.rounds import stamp
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, PullConsumer, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import cancel_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 
@@ -61,7 +61,7 @@ class StampingWorker:
         await pulling.start()
         await asyncio.gather(self._beat(), self._run(), self._begin_admitted())
 
-    async def _ensure_consumer(self) -> str:
+    async def _ensure_consumer(self) -> PullConsumer:
         return await ensure_consumer(self._nats.jetstream(), self._model, "interactive", StreamLimits())
 
     async def _cancel(self, message: Msg) -> None:

@@ -19,7 +19,7 @@ from shared.features import IMAGES
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import close, connect
 from shared.pooling import Task
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_config, consumer_name, ensure_streams
 from shared.subjects import Queue, cancel_subject, probe_subject, worker_subject
 from tests.waiting import until
 
@@ -227,7 +227,7 @@ class WireWorker:
         js = self.nats.jetstream()
         await ensure_streams(js, StreamLimits())
         for queue in self.queues:
-            await ensure_consumer(js, self.model, queue, StreamLimits())
+            await js.add_consumer(INTERACTIVE_STREAM, consumer_config(self.model, queue, StreamLimits(), ""))
         self.num_prepared += 1
 
     async def _beat(self) -> None:

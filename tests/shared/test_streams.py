@@ -23,7 +23,7 @@ from shared.streams import (
     reshape_streams,
 )
 from shared.subjects import dead_letter_subject, request_subject, result_subject
-from tests.servers import NatsServer
+from tests.servers import NatsServer, pull_subscription
 
 LIMITS = StreamLimits(
     interactive_max_msgs=11,
@@ -76,8 +76,8 @@ async def test_streams_have_the_bounds_they_were_given(nats: Client) -> None:
     for config in (results, dead, progress):
         assert (config.storage, config.retention, config.discard) == ("file", "limits", "old")
     assert (batch.max_msgs, batch.max_bytes) == (21, 22_000)
-    name = await ensure_consumer(js, "m", "interactive", LIMITS)
-    consumer = (await js.consumer_info(INTERACTIVE_STREAM, name)).config
+    made = await ensure_consumer(js, "m", "interactive", LIMITS)
+    consumer = (await js.consumer_info(INTERACTIVE_STREAM, made.name)).config
     assert (consumer.ack_policy, consumer.ack_wait, consumer.max_deliver) == ("explicit", 24, -1)
     assert consumer.max_ack_pending == 10_000
 
@@ -193,11 +193,11 @@ async def test_only_the_first_result_of_a_request_is_stored(nats: Client) -> Non
 async def test_consumers_of_two_models_share_a_stream_but_no_message(nats: Client) -> None:
     js = nats.jetstream()
     await ensure_streams(js, StreamLimits(), ["t"])
-    names = [await ensure_consumer(js, model, "batch", StreamLimits(), "t") for model in ("a.b", "a")]
+    made = [await ensure_consumer(js, model, "batch", StreamLimits(), "t") for model in ("a.b", "a")]
     await js.publish(request_subject("a.b", "batch", "t"), b"1")
-    pending = [(await js.consumer_info(batch_stream("t"), name)).num_pending for name in names]
+    pending = [(await js.consumer_info(batch_stream("t"), each.name)).num_pending for each in made]
     assert pending == [1, 0]
-    assert await ensure_consumer(js, "a", "batch", StreamLimits(), "t") == names[1]
+    assert await ensure_consumer(js, "a", "batch", StreamLimits(), "t") == made[1]
 
 
 async def test_user_who_may_not_make_streams_is_told_what_to_do(
@@ -209,3 +209,17 @@ async def test_user_who_may_not_make_streams_is_told_what_to_do(
     with pytest.raises(DependencyError, match=r"HR_.*could not be created"):
         await ensure_streams(client.jetstream(), StreamLimits())
     await client.close()
+
+
+async def test_consumer_has_one_group_of_its_own_which_all_workers_learn(nats: Client) -> None:
+    js = nats.jetstream()
+    await ensure_streams(js, StreamLimits())
+    first, again, other = [await ensure_consumer(js, model, "interactive", StreamLimits()) for model in ("m", "m", "n")]
+    assert first == again
+    assert len({first.group, other.group}) == 2
+    # An earlier version's worker makes it without a group, and its pulls are answered until the next of this version.
+    earlier = await pull_subscription(js, "m", "interactive")
+    await js.publish(request_subject("m", "interactive", ""), b"1")
+    assert [message.data for message in await earlier.fetch(1, timeout=5)] == [b"1"]
+    renewed = await ensure_consumer(js, "m", "interactive", StreamLimits())
+    assert renewed.group != first.group

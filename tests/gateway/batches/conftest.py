@@ -20,7 +20,7 @@ from shared.messages import BatchResult, Request, decode_request
 from shared.nats_connection import connect
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from shared.streams import StreamLimits, consumer_config, consumer_name, ensure_streams
 from shared.subjects import encode_name
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.servers import NatsServer
@@ -86,7 +86,7 @@ async def echo_worker(nats_url: str, model: str = "m", tenant: str = "default") 
     try:
         js = nats.jetstream()
         await ensure_streams(js, LIMITS, (tenant,))
-        await ensure_consumer(js, model, "batch", LIMITS, tenant)
+        await js.add_consumer(batch_stream(tenant), consumer_config(model, "batch", LIMITS, tenant))
         worker = EchoWorker(nats, model, tenant)
         task = asyncio.create_task(worker.work())
         try:

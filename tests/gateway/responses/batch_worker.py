@@ -17,7 +17,7 @@ from shared.messages import BatchResult, Cancel, FinishReason, Request, decode_r
 from shared.nats_connection import connect
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from shared.streams import StreamLimits, consumer_config, consumer_name, ensure_streams
 from shared.subjects import cancel_subject, progress_subject
 
 LIMITS = StreamLimits(tenant_max_bytes=1 << 24)
@@ -81,7 +81,7 @@ async def batch_worker(nats_url: str, model: str, tenant: str = "default") -> As
     try:
         js = nats.jetstream()
         await ensure_streams(js, LIMITS, [tenant])
-        await ensure_consumer(js, model, "background", LIMITS, tenant)
+        await js.add_consumer(batch_stream(tenant), consumer_config(model, "background", LIMITS, tenant))
         worker = BatchWorker(nats, model, tenant)
         await nats.subscribe(cancel_subject(model), cb=worker._hear_cancel)
         yield worker

@@ -18,9 +18,10 @@ from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, encode
 from shared.result_shares import Piece, ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import ENDS_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import ENDS_STREAM, StreamLimits, ensure_streams
 from shared.subjects import Queue, ledger_subject, request_subject, result_subject
 from tests.gpu_worker.consumer.harness import TestGateway, fresh_name
+from tests.servers import pull_subscription
 
 # Enough that no machine needs as long for a test.
 MAX_WAIT_S = 600.0
@@ -176,13 +177,10 @@ async def test_job_that_a_worker_has_may_take_as_long_again(
     gateway: TestGateway, tenant: str, pass_time: Callable[[float], None], queue: Queue
 ) -> None:
     # A job of the same model that is older in the other queue says nothing of this one.
-    consumers = {
-        each: await ensure_consumer(gateway.js, gateway.model, each, StreamLimits(), tenant)
-        for each in ("batch", "background")
-    }
+    both: tuple[Queue, Queue] = ("batch", "background")
+    pullers = {each: await pull_subscription(gateway.js, gateway.model, each, tenant) for each in both}
     job = await _publish(gateway, tenant, queue=queue)
-    puller = await gateway.js.pull_subscribe_bind(consumers[queue], batch_stream(tenant))
-    await puller.fetch(1, timeout=5)
+    await pullers[queue].fetch(1, timeout=5)
     expiry = _expiry(gateway)
     pass_time(1.5 * MAX_WAIT_S)
     assert await expiry.expire(tenant) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nats.aio.msg import Msg
@@ -12,12 +14,14 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from gpu_worker.consumer import batch_queues as batch_queues_module
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND
+from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
 from shared.errors import DependencyError
 from shared.sampling import Sampling
-from shared.streams import StreamLimits, ensure_streams
+from shared.streams import PullConsumer, StreamLimits, ensure_streams
 from shared.subjects import Queue
+from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, wait_until
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
@@ -140,7 +144,7 @@ async def test_queues_of_jobs_are_pulled_from_where_a_login_may_not_pull_backgro
     await ensure_streams(gateway.js, StreamLimits(), [tenant])
     ensure = batch_queues_module.ensure_consumer
 
-    async def refused(js: object, model: str, queue: Queue, limits: StreamLimits, tenant: str) -> str:
+    async def refused(js: object, model: str, queue: Queue, limits: StreamLimits, tenant: str) -> PullConsumer:
         if queue == "background":
             raise DependencyError("NATS does not let us")
         return await ensure(gateway.js, model, queue, limits, tenant)
@@ -149,21 +153,6 @@ async def test_queues_of_jobs_are_pulled_from_where_a_login_may_not_pull_backgro
     heard = await _hear(gateway, tenant)
     await _publish(gateway, tenant, 1)
     await wait_until(lambda: heard == [tenant], 15)
-
-
-async def test_no_more_is_pulled_than_there_is_room_for_but_one_request_a_tenant(
-    make_worker: MakeWorker, gateway: TestGateway
-) -> None:
-    tenants = [fresh_name("tenant") for _ in range(3)]
-    await ensure_streams(gateway.js, StreamLimits(), tenants)
-    for tenant in tenants:
-        await _publish(gateway, tenant, 10, max_tokens=2000)
-    worker = await make_worker(max_num_seqs=4, simulate=20.0)
-    held = worker.worker.consumer._held
-    await wait_until(lambda: held.count("batch") >= 4)
-    await asyncio.sleep(0.3)
-    num_queues = len(worker.worker.consumer._batch_queue._queues)
-    assert 4 <= held.count("batch") <= 4 + num_queues
 
 
 async def test_queue_that_cannot_be_read_keeps_no_other_from_expiry(
@@ -207,3 +196,68 @@ async def test_jobs_that_come_at_once_are_taken_one_in_each_turn_of_the_loop(
     assert [number for _, number in turns] == [0, 1, 2, 3]
     assert len({when for when, _ in turns}) == 4
     assert not queues._arrived
+
+
+class _Queue:
+    """A pull queue that pulls nothing; it may be asked for its room."""
+
+    outstanding = num_redelivered = 0
+
+    def __init__(self, nats: object, stream: str, ensure: object, room: Callable[[], int], *rest: object) -> None:
+        # By its tenant.
+        self.backlog = {"a": 9, "b": 2, "c": 0}[stream.rpartition("_")[2]]
+        self.room = room
+
+    async def start(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("room_for_jobs", "num_arrived", "num_background", "jobs", "background"),
+    [
+        # Four queues with a backlog share the room, and one pull waits at each of the others.
+        (12, 0, 0, [3, 3, 1], [5, 2, 1]),
+        (12, 4, 0, [2, 2, 1], [5, 2, 1]),
+        (2, 0, 0, [1, 1, 1], [5, 2, 1]),
+        (0, 0, 0, [0, 0, 0], [5, 2, 1]),
+        # Those that people wait for are a few of each tenant; beyond them they share the room of jobs.
+        (12, 0, MAX_BACKGROUND - 3, [3, 3, 1], [3, 2, 1]),
+        (12, 0, MAX_BACKGROUND, [3, 3, 1], [3, 3, 1]),
+        (0, 0, MAX_BACKGROUND, [0, 0, 0], [0, 0, 0]),
+    ],
+)
+async def test_room_is_shared_by_the_queues_in_which_something_waits(
+    monkeypatch: pytest.MonkeyPatch,
+    room_for_jobs: int,
+    num_arrived: int,
+    num_background: int,
+    jobs: list[int],
+    background: list[int],
+) -> None:
+    made: list[_Queue] = []
+
+    async def tenants(*of_model: object) -> list[str]:
+        return ["a", "b", "c"]
+
+    def pull_queue(*args: Any) -> _Queue:
+        made.append(_Queue(*args))
+        return made[-1]
+
+    monkeypatch.setattr(batch_queues_module, "PullQueue", pull_queue)
+    monkeypatch.setattr(batch_queues_module, "batch_tenants", tenants)
+    held = Mock(has_suspect=False, num_background_of=lambda tenant: num_background)
+    # Seven people's requests wait, and the engine allows 256 batch sequences.
+    capacity = Mock(interactive=lambda *asked: {(7,): 5}[asked], batch=lambda *asked: {(7, 256): room_for_jobs}[asked])
+    lane = Mock(results=Mock(is_blocked=False), trials=Mock(is_active=False))
+    engine = Mock(stats=Mock(max_batch_seqs=256))
+    queues = BatchQueues(Mock(), "m", StreamLimits(), engine, held, capacity, Mock(backlog=7), lane, TaskSupervisor())
+    await queues.search()
+    for number in range(num_arrived):
+        queues._receive(QueuedMessage("subject", b"", "ack", number, 1, 0))
+    rooms = [queue.room() for queue in made]
+    assert sorted(rooms[:3], reverse=True) == jobs
+    assert sorted(rooms[3:], reverse=True) == background
+    for place, name in ((held, "has_suspect"), (lane.results, "is_blocked"), (lane.trials, "is_active")):
+        setattr(place, name, True)
+        assert [queue.room() for queue in made] == [0] * 6
+        setattr(place, name, False)

@@ -14,6 +14,7 @@ from gpu_worker.consumer import pull_queue
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
 from shared.errors import DependencyError
+from shared.streams import PullConsumer
 from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import wait_until
 
@@ -51,12 +52,12 @@ class Wire:
     async def drain(self) -> None:
         pass
 
-    async def ensure(self) -> str:
+    async def ensure(self) -> PullConsumer:
         if self.refusals:
             self.refusals -= 1
             raise DependencyError("this login may not")
         self.num_ensured += 1
-        return "c"
+        return PullConsumer("c", f"group {self.num_ensured}")
 
     def send(self, subject: str, payload: bytes, reply: str = "") -> None:
         if self.failure is not None:
@@ -135,6 +136,8 @@ async def test_refused_pull_makes_sure_of_the_queue_before_the_next(
     assert wire.queue.outstanding == 0
     await wait_until(lambda: wire.pulls == [8, 8])
     assert (wire.num_ensured, wire.queue.outstanding) == (2, 8)
+    # Somebody else has given the consumer another group.
+    assert [json.loads(body)["group"] for _, body in wire.sent] == ["group 1", "group 2"]
     assert caplog.messages == ["pull refused"]
 
 

@@ -24,11 +24,11 @@ from shared.kept_results import KeptResults
 from shared.messages import Request, encode
 from shared.nats_connection import connect
 from shared.server_clock import ServerClock
-from shared.streams import StreamLimits, consumer_name, ensure_consumer, ensure_streams
+from shared.streams import StreamLimits, consumer_name, ensure_streams
 from shared.subjects import Queue, request_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace
-from tests.servers import NatsServer
+from tests.servers import NatsServer, pull_subscription
 from tests.waiting import wait_for
 
 
@@ -204,8 +204,7 @@ async def test_job_that_left_the_queue_meanwhile_is_cancelled_and_a_silent_worke
     client = await nats.connect(cli_system.info["admin_nats_url"])
     js = client.jetstream()
     # A worker takes them, and says nothing more.
-    consumer = await ensure_consumer(js, model, "batch", StreamLimits())
-    await (await js.pull_subscribe_bind(consumer, batch_stream("default"))).fetch(2, timeout=10)
+    await (await pull_subscription(js, model, "batch")).fetch(2, timeout=10)
     queue = BatchQueue(client, "default", ServerClock())
     silent, gone = [job async for job in queue.jobs(model)]
     began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from shared.streams import (
     RESPONSES_STREAM,
     RESULTS_STREAM,
     StreamLimits,
+    ensure_consumer,
     ensure_streams,
 )
 from tests.ops.nats.secured import Connection, connect_as, secured_server
@@ -99,4 +101,42 @@ async def test_no_login_has_text_of_its_own_delivered_where_it_may_not_publish(s
     assert [(message.subject, message.data) for message in delivered if TEXT in message.data] == []
     assert await rogue.is_refused()
     for connection in (admin, worker, rogue):
+        await connection.client.close()
+
+
+@pytest.mark.parametrize("deliver_subject", [None, "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.red-interactive"])
+async def test_text_of_a_job_is_no_pull_of_another_models_requests(
+    server: NatsServer, deliver_subject: str | None
+) -> None:
+    """A login for one model, in league with a publisher, has NATS deliver a "job" where workers of a model pull."""
+    users = ("admin", "gateway", "worker", MODEL_LOGIN, "batch")
+    connections = admin, gateway, worker, rogue, publisher = [await _connect(server, each) for each in users]
+    await ensure_streams(admin.client.jetstream(), StreamLimits(), ["default"])
+    js = worker.client.jetstream()
+    honest = await ensure_consumer(js, "red", "interactive", StreamLimits())
+    config = {"name": "m-batch", "durable_name": "m-batch", "filter_subject": "hr.req.m.batch.default"}
+    config |= {"ack_policy": "explicit"} | ({"deliver_subject": deliver_subject} if deliver_subject else {})
+    call = json.dumps({"stream_name": "HR_BATCH_default", "config": config}).encode()
+    subject = "$JS.API.CONSUMER.CREATE.HR_BATCH_default.m-batch.hr.req.m.batch.default"
+    assert "error" not in json.loads((await rogue.client.request(subject, call, timeout=10)).data)
+    await publisher.client.jetstream().publish("hr.req.m.batch.default", b'{"batch":9,"expires":60000000000}')
+    if not deliver_subject:
+        target = "$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.red-interactive"
+        await rogue.client.publish("$JS.API.CONSUMER.MSG.NEXT.HR_BATCH_default.m-batch", b"1", reply=target)
+        await rogue.client.flush()
+    async with asyncio.timeout(30):
+        # The refusal acknowledges the job; a pull that is taken waits.
+        while True:
+            job = await js.consumer_info("HR_BATCH_default", "m-batch")
+            red = await js.consumer_info(INTERACTIVE_STREAM, "red-interactive")
+            if job.delivered.consumer_seq and (red.num_waiting or not job.num_ack_pending):
+                break
+    inbox = worker.client.new_inbox()
+    arrived = await worker.client.subscribe(inbox)
+    for number in range(4):
+        await gateway.client.jetstream().publish("hr.req.red.interactive", b"%d" % number)
+    pull = json.dumps({"batch": 4, "expires": 20_000_000_000, "group": honest.group}).encode()
+    await worker.client.publish("$JS.API.CONSUMER.MSG.NEXT.HR_INTERACTIVE.red-interactive", pull, reply=inbox)
+    assert [(await arrived.next_msg(timeout=10)).data for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+    for connection in connections:
         await connection.client.close()

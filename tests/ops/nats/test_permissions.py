@@ -14,9 +14,9 @@ from ops.stack.commands import NATS_ROLES
 from shared.calls import call_process
 from shared.errors import DependencyError
 from shared.nats_connection import connect, inbox_prefix
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from tests.ops.nats.secured import Connection, connect_as, secured_server
-from tests.servers import NatsServer
+from tests.servers import NatsServer, pull_subscription
 
 Connect = Callable[[str], Awaitable[Connection]]
 LIMITS = StreamLimits()
@@ -265,8 +265,7 @@ async def test_interactive_request_travels_from_gateway_to_worker(as_role: Conne
     gateway, worker = await as_role("gateway"), await as_role("worker")
     await ensure_streams(gateway.client.jetstream(), LIMITS)
     queue = worker.client.jetstream()
-    consumer = await ensure_consumer(queue, "travel", "interactive", LIMITS)
-    subscription = await queue.pull_subscribe_bind(consumer, INTERACTIVE_STREAM)
+    subscription = await pull_subscription(queue, "travel", "interactive")
     kept = await gateway.client.jetstream().publish("hr.req.travel.interactive", b"kept")
     dropped = await gateway.client.jetstream().publish("hr.req.travel.interactive", b"dropped")
     await gateway.client.jetstream().delete_msg(INTERACTIVE_STREAM, dropped.seq)

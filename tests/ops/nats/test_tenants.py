@@ -19,10 +19,10 @@ from nats.js.errors import APIError, NotFoundError
 from ops.cli.tenant import account_block
 from ops.stack.commands import NATS_CONFIG
 from shared.batch_streams import batch_stream
-from shared.streams import INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, RESULTS_STREAM, StreamLimits, ensure_streams
 from tests.ops.cli.command import headrace
 from tests.ops.nats.secured import OTHER_TENANT, OTHER_TOKEN, PASSWORDS, Connection, secured_server
-from tests.servers import NatsServer
+from tests.servers import NatsServer, pull_subscription
 
 Connect = Callable[..., Awaitable[Connection]]
 BATCH_STREAM = batch_stream("default")
@@ -46,8 +46,7 @@ async def test_job_is_queued_pulled_and_its_result_heard_once_and_read_back(as_r
     ack = await batch.client.jetstream().publish("hr.req.readback.batch.default", b"job")
     assert ack.stream == BATCH_STREAM
     queue = worker.client.jetstream()
-    consumer = await ensure_consumer(queue, "readback", "batch", StreamLimits())
-    subscription = await queue.pull_subscribe_bind(consumer, BATCH_STREAM)
+    subscription = await pull_subscription(queue, "readback", "batch")
     (message,) = await subscription.fetch(1, timeout=10)
     assert (message.subject, message.data) == ("hr.req.readback.batch.default", b"job")
     await queue.publish("hr.result.default.readback", b"first", headers=FIRST_ONLY)
@@ -116,15 +115,14 @@ async def test_subject_named_as_reply_is_never_one_of_the_main_account(as_role: 
 async def test_acknowledgements_of_interactive_messages_cannot_be_forged(as_role: Connect) -> None:
     gateway, worker, batch = await as_role("gateway"), await as_role("worker"), await as_role("batch")
     queue = worker.client.jetstream()
-    consumer = await ensure_consumer(queue, "forge", "interactive", StreamLimits())
-    subscription = await queue.pull_subscribe_bind(consumer, INTERACTIVE_STREAM)
+    subscription = await pull_subscription(queue, "forge", "interactive")
     await gateway.client.jetstream().publish("hr.req.forge.interactive", b"precious")
     (message,) = await subscription.fetch(1, timeout=10)
     for subject in ("hr.req.m.batch.default", "$JS.API.DIRECT.GET.HR_RESULTS.hr.result.default.none", message.reply):
         await batch.client.publish(subject, b"", reply=message.reply)
     await batch.client.flush()
     await asyncio.sleep(0.05)
-    assert (await queue.consumer_info(INTERACTIVE_STREAM, consumer)).num_ack_pending == 1
+    assert (await queue.consumer_info(INTERACTIVE_STREAM, "forge-interactive")).num_ack_pending == 1
     await message.ack_sync(timeout=10)
 
 

@@ -20,14 +20,14 @@ from nats.aio.client import Client
 from ops.cli.tenant import user_block, worker_login
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
-from shared.batch_streams import batch_stream, batch_tenants
+from shared.batch_streams import batch_tenants
 from shared.errors import DependencyError
 from shared.nats_connection import WrongRoleError, connect
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
 from shared.subjects import encode_name, request_subject
 from tests.ops.nats.secured import PASSWORDS, Connection, connect_as, secured_server
 from tests.ops.nats.test_permissions import FORBIDDEN
-from tests.servers import NatsServer
+from tests.servers import NatsServer, pull_subscription
 
 # The second has a name whose encoding has more than letters.
 OWN, OTHER = "m", "org/n.1"
@@ -84,15 +84,9 @@ async def test_worker_does_what_its_model_needs(as_worker: AsWorker, server: Nat
         assert [s for s in (*subscribe, "hr.gateway.*") if not await worker.can_subscribe(s)] == []
         js = worker.client.jetstream()
         assert await batch_tenants(worker.client, model) == ["default"]
-        for lane, stream in (
-            ("interactive", INTERACTIVE_STREAM),
-            ("resumed", INTERACTIVE_STREAM),
-            ("ready", INTERACTIVE_STREAM),
-            ("batch", batch_stream("default")),
-            ("background", batch_stream("default")),
-        ):
-            consumer = await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
-            subscription = await js.pull_subscribe_bind(consumer, stream)
+        for lane in ("interactive", "resumed", "ready", "batch", "background"):
+            await ensure_consumer(js, model, lane, LIMITS)  # type: ignore[arg-type]
+            subscription = await pull_subscription(js, model, lane)  # type: ignore[arg-type]
             gateway = (await connect_as(server.url, "gateway")).client
             await gateway.jetstream().publish(request_subject(model, lane, "default"), b"job")  # type: ignore[arg-type]
             (message,) = await subscription.fetch(1, timeout=10)
