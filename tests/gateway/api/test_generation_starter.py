@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
@@ -13,6 +14,8 @@ import pytest
 
 from gateway.admission.caller import Caller
 from gateway.admission.shedding import Shedder
+from gateway.aliases.book import ArmProbe
+from gateway.aliases.comparison import ArmCounts
 from gateway.api.generation_starter import GenerationStarter, Membership
 from gateway.api.model_abilities import ModelReading
 from gateway.api.structured_output import StructuredOutputAdmission
@@ -32,7 +35,7 @@ from shared.conversation import ChatMessage, ChatOptions
 from shared.features import FEATURES
 from shared.formats import Tool, ToolChoice
 from shared.grammar.checker import GrammarChecker
-from shared.messages import Delta, Finish, Heartbeat, Request
+from shared.messages import Delta, Finish, Heartbeat, Request, TokenLogprob
 from shared.pooling import Pooling
 from shared.sampling import Sampling, SamplingDefaults
 from shared.server_clock import ServerClock
@@ -355,3 +358,33 @@ async def test_requests_name_their_key_and_its_weight(gateway: Gateway) -> None:
     generation = Generation("completion", "m", (Prompt(5, text="x"),), 2, Sampling(), deterministic=False)
     requests = gateway.starter.requests(generation, Caller("key_1", "acme", [], b"x", weight=2.5))
     assert [(each.tenant, each.key, each.weight) for each in requests] == [("acme", "key_1", 2.5)] * 2
+
+
+@pytest.mark.parametrize(
+    ("pooling", "logprobs", "has_requests", "is_measured"),
+    [
+        (None, None, False, True),
+        (None, 2, False, True),
+        # Another gateway that takes the stream over would show what was asked for to measure alone.
+        (None, None, True, False),
+        (None, 2, True, True),
+        (Pooling(task="embed"), None, False, False),
+    ],
+)
+async def test_canary_measures_answers_whose_client_is_shown_what_it_asked_for(
+    gateway: Gateway, pooling: Pooling | None, logprobs: int | None, has_requests: bool, is_measured: bool
+) -> None:
+    probe = ArmProbe(ArmCounts(), wants_logprobs=True, told=Counter(), labels=("a", "t", "canary"))
+    caller, sink = Caller("t", "t", [], b"x", probe=probe), ListSink()
+    sampling = Sampling(logprobs=logprobs)
+    generation = Generation(
+        "completion", "m", (Prompt(5, text="x"),), 1, sampling, deterministic=False, pooling=pooling
+    )
+    requests = gateway.starter.requests(generation, caller)
+    await gateway.starter.start_own(generation, caller, [sink], requests if has_requests else None)  # type: ignore[arg-type]
+    (flight,) = gateway.queue.flights
+    asked = flight.request.sampling.logprobs
+    assert asked == (0 if is_measured and logprobs is None else logprobs)
+    flight.sink.deliver(Delta("r", 0, 0, (1,), "x", logprobs=(TokenLogprob(1, "x", b"x", -0.5),)))
+    assert probe.num == is_measured
+    assert (sink.deltas[0].logprobs is None) == (is_measured and logprobs is None)

@@ -1,0 +1,210 @@
+"""The steps of scenarios, on processes and servers that are made for the test: what they count and what they notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ops.chaos import aftermath, disturbance
+from ops.chaos.disturbance import Disturbance
+from ops.chaos.faults import Kill
+from ops.chaos.ledger import Entry, Ledger
+from ops.chaos.mix import plain_bodies
+from ops.chaos.outcome import Outcome
+from ops.chaos.part import Part
+from ops.chaos.scenarios import fairness, poison, resumed_streams
+from ops.chaos.system import System, SystemOptions
+
+BODY = plain_bodies(4, 1)[0]
+EVENTS = [f'data: {{"choices":[{{"text":"{text}"}}]}}' for text in "abcd"] + ["data: [DONE]"]
+
+
+class FakeSystem:
+    """A system of two gateways and two workers that run nowhere; `port` is that of all."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.gateways = [SimpleNamespace(name=f"gateway-{number}", num_kills=1, log="") for number in range(2)]
+        self.workers = [SimpleNamespace(name="worker-0", num_kills=4, num_exits=3)]
+        self._port = port
+
+    def port(self, name: str) -> int:
+        return self._port
+
+    async def __aenter__(self) -> FakeSystem:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    supervised = __call__ = lambda self, *options: self
+
+
+class FakeLoad:
+    """A load whose requests are all answered at once; it says that this process stood still for a while."""
+
+    def __init__(self, *given: object, lag_s: float = 0.0, **options: object) -> None:
+        self.ledger, self.max_lag_s, self.num_left = Ledger(), lag_s, 0
+        self.fresh_lags_s = [0.5, 0.2]
+
+    def fresh(self) -> FakeLoad:
+        return FakeLoad(lag_s=self.fresh_lags_s.pop(0))
+
+    async def run(self, number: int, concurrency: int) -> None:
+        entry = Entry(0, "gateway-0", 1.0, status=200, num_done=1, first_at=1.25, ended_at=2.0)
+        self.ledger.entries += [entry] * number
+
+    async def learn_references(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What scenarios have the system checked for at their ends; none of them waits."""
+    asked: list[dict[str, Any]] = []
+
+    async def check(*given: object, **options: object) -> None:
+        asked.append(options)
+
+    monkeypatch.setattr(aftermath, "check", check)
+    for module in (poison, disturbance):
+        monkeypatch.setattr(module, "Load", FakeLoad)
+    for module in (poison, resumed_streams):
+        monkeypatch.setattr(module, "System", FakeSystem())
+    monkeypatch.setattr(fairness, "_LONG_STEP_S", 0.0)
+    monkeypatch.setattr(disturbance, "SETTLED_S", 0.0)
+    return asked
+
+
+async def test_process_that_the_scenario_kills_is_not_one_that_died(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
+    part = Part("p", command, {}, tmp_path / "log", lambda log: "ready" in log)
+    await part.start()
+    assert (part.is_running, part.is_expected_dead, part.num_kills) == (True, False, 0)
+    assert part.rss_bytes > 1 << 20
+    part.kill()
+    assert (part.is_running, part.is_expected_dead, part.num_kills, part.rss_bytes) == (False, True, 1, 0)
+    await part.start()
+    assert not part.is_expected_dead
+    await part.terminate()
+    assert (part.is_running, part.is_expected_dead, part.num_kills) == (False, True, 1)
+
+
+async def test_stream_that_breaks_off_goes_on_behind_its_last_event() -> None:
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        # The first breaks off in the midst of an event, the second is refused, the third goes on.
+        first = 0 if len(asked) == 1 else 2
+        status = "503 Busy" if len(asked) == 2 else "200 OK"
+        writer.write(f"HTTP/1.1 {status}\r\nx-request-id: cmpl-1\r\n\r\n".encode())
+        text = "".join(f"id: {number}\n{EVENTS[number]}\n\n" for number in range(first, len(EVENTS))).encode()
+        text = text[: text.index(b"id: 2") + 9] if not first else text
+        writer.write(f"{len(text):x}\r\n".encode() + text + (b"\r\n0\r\n\r\n" if first else b"\r\n"))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    system: Any = FakeSystem(server.sockets[0].getsockname()[1])
+    stream = resumed_streams._Stream(BODY)
+    await resumed_streams._read(system, stream, asyncio.Semaphore(1))
+    server.close()
+    assert (stream.text, stream.problem, stream.is_done, len(stream.gaps_s)) == ("abcd", "", True, 1)
+    assert [line.split(" HTTP")[0] for line in asked] == ["POST /v1/completions", *["GET /v1/streams/cmpl-1"] * 2]
+    assert "Last-Event-ID: 1\r\n" in asked[2]
+
+
+@pytest.mark.parametrize(
+    ("event", "problem"),
+    [
+        ("id: 0\ndata: {}", "event 0 where 1 was due"),
+        ("id: 2\ndata: {}", "event 2 where 1 was due"),
+        ('id: 1\ndata: {"error":1}', "the stream failed: "),
+    ],
+)
+def test_event_that_was_not_due_is_a_problem(event: str, problem: str) -> None:
+    stream = resumed_streams._Stream(BODY, events={0: "{}"})
+    resumed_streams._take(stream, event)
+    assert stream.problem.startswith(problem)
+
+
+async def test_streams_that_are_lost_or_doubled_are_counted_and_all_kills_told(
+    checks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = iter([*["ab"] * resumed_streams._NUM_BODIES, "ab", "ab", "abb", "a"])
+    gaps_s = iter([0.5, 2.5, 1.0])
+
+    async def read(system: System, stream: resumed_streams._Stream, places: asyncio.Semaphore) -> None:
+        text = next(texts)
+        stream.events = {0: json.dumps({"choices": [{"text": text}]})}
+        stream.problem = "lost" if text == "a" else ""
+        if places._value > 1:
+            stream.gaps_s = [gap_s] if (gap_s := next(gaps_s, 0.0)) else []
+
+    monkeypatch.setattr(resumed_streams, "_read", read)
+    outcome = await resumed_streams.resumed_streams(4)
+    assert (outcome.num_requests, outcome.num_wrong, outcome.num_failed) == (4, 1, 1)
+    assert outcome.figures == {"kills": 6, "continuations": 3, "continued p99 s": 2.5, "continued max s": 2.5}
+    assert [problem.partition(": ")[2] or problem for problem in outcome.problems] == [
+        "a stream has another text than the undisturbed one",
+        "lost",
+        "streams went on after 2.50 s (p99)",
+    ]
+
+
+async def test_first_tokens_are_timed_and_the_longest_lag_of_all_rounds_is_kept(checks: list[dict[str, Any]]) -> None:
+    polite: Any = FakeLoad()
+    outcome = Outcome("", "")
+    for number in (3, 2):
+        assert await fairness._seconds_to_first_tokens(polite, number, outcome) == [0.25] * number
+    assert (polite.max_lag_s, outcome.num_requests, outcome.problems) == (0.5, 5, [])
+
+
+@pytest.mark.parametrize(("num_neighbours", "num_poisons"), [(None, 1), (40, 1), (41, 2), (80, 2)])
+async def test_each_forty_neighbours_meet_a_poison(
+    checks: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    num_neighbours: int | None,
+    num_poisons: int,
+) -> None:
+    async def ask(system: System, number: int) -> Entry:
+        return Entry(0, "gateway-0", 1.0, status=500, request_id=f"r{number}", error="poison", ended_at=2.0)
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(poison, "_ask_poison", ask)
+    monkeypatch.setattr(poison, "asyncio", SimpleNamespace(sleep=sleep, create_task=asyncio.create_task))
+    outcome = await poison.poison(num_neighbours)
+    assert (outcome.figures["poisons"], outcome.num_requests) == (num_poisons, 40 * num_poisons)
+    assert (outcome.figures["worker deaths"], outcome.problems, len(checks)) == (3, [], 1)
+
+
+async def test_disturbed_load_is_checked_by_what_the_scenario_promises(checks: list[dict[str, Any]]) -> None:
+    class Fault(Kill):
+        async def run(self, system: System) -> None:
+            pass
+
+    options = SystemOptions(num_workers=1)
+    faults = Disturbance(
+        "c",
+        "p",
+        options,
+        [BODY],
+        lambda n: [Fault(0.0, 0.0, "worker-0")],
+        tail_s=0.0,
+        min_faults=2,
+        queue_timeout_s=9.0,
+    )
+    few = await disturbance.run_on(FakeSystem(), faults)  # type: ignore[arg-type]
+    assert few.problems == ["there were 1 faults, not 2: nothing was shown"]
+    assert checks == [{"queue_timeout_s": 9.0}]
