@@ -1,4 +1,4 @@
-"""The JetStream streams except the batch queues, and the consumers that workers pull from.
+"""The JetStream streams except the batch queues.
 
 The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
@@ -7,8 +7,6 @@ results, their ends, dead letters, responses and records of progress make room b
 
 from __future__ import annotations
 
-import json
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,8 +15,6 @@ from typing import Any
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
     DiscardPolicy,
     RePublish,
     RetentionPolicy,
@@ -28,9 +24,6 @@ from nats.js.api import (
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from shared.batch_streams import (
-    DEFAULT_TENANT,
-    TENANT_QUEUES,
-    batch_stream,
     batch_stream_config,
     ensure_batch_stream,
     jetstream_problem,
@@ -38,7 +31,7 @@ from shared.batch_streams import (
 from shared.errors import DependencyError
 from shared.gateway_streams import aliases_config, streams_config
 from shared.nats_connection import is_clustered
-from shared.subjects import ADAPTER_NAMES, Queue, dead_letter_filter, encode_name, request_subject
+from shared.subjects import ADAPTER_NAMES, dead_letter_filter
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
 RESULTS_STREAM = "HR_RESULTS"
@@ -221,30 +214,6 @@ def _record_config(name: str, subjects: list[str], *, max_msgs_per_subject: int 
     )
 
 
-def queue_stream(queue: Queue, tenant: str) -> str:
-    """Return the stream in which requests of a queue wait: one for all, or the tenant's batch queue."""
-    return batch_stream(tenant) if queue in TENANT_QUEUES else INTERACTIVE_STREAM
-
-
-def consumer_name(model: str, queue: Queue) -> str:
-    """Return the name of the consumer that all workers of a model share for a queue."""
-    return f"{encode_name(model)}-{queue}"
-
-
-def consumer_config(model: str, queue: Queue, limits: StreamLimits, tenant: str) -> ConsumerConfig:
-    """Return the durable pull consumer that all workers of a model share for one queue."""
-    return ConsumerConfig(
-        # With a name the call that makes it has the filter in its subject, which permissions can bind to one model.
-        name=consumer_name(model, queue),
-        durable_name=consumer_name(model, queue),
-        filter_subject=request_subject(model, queue, tenant),
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=limits.ack_wait_s,
-        max_ack_pending=limits.max_ack_pending,
-        max_deliver=-1,
-    )
-
-
 async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:
     """Make the streams that are missing; leave existing ones as their operator configured them.
 
@@ -373,45 +342,3 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
             f"NATS stream {config.name} is missing and could not be created ({error}). Create it with a user "
             "that may: `headrace setup`, or start NATS with JetStream and more storage."
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class PullConsumer:
-    """A consumer of a queue, and the group that NATS asks of every pull from it."""
-
-    name: str
-    group: str
-
-
-async def ensure_consumer(
-    js: JetStreamContext, model: str, queue: Queue, limits: StreamLimits, tenant: str = DEFAULT_TENANT
-) -> PullConsumer:
-    """Make or update the consumer of one queue of one model; `tenant` is of a batch queue.
-
-    NATS delivers stored text to whatever subject a login names, and so to the one on which a consumer takes pulls. The
-    group is random, and only those who may read the consumer's configuration know it: other text is refused as a pull.
-
-    Raises:
-        DependencyError: NATS does not let us.
-    """
-    config = consumer_config(model, queue, limits, tenant)
-    stream, name = queue_stream(queue, tenant), consumer_name(model, queue)
-    try:
-        group = await _group_of(js, stream, name) or secrets.token_urlsafe(12)
-        # The client library knows no groups. By this policy they change nothing about whose pull is served.
-        settings = config.as_dict() | {"priority_groups": [group], "priority_policy": "overflow"}
-        call = json.dumps({"stream_name": stream, "config": settings}).encode()
-        await js._api_request(f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{config.filter_subject}", call)
-    except (APIError, NatsTimeoutError) as error:
-        raise DependencyError(f"NATS consumer {name} could not be created: {error!r}") from error
-    return PullConsumer(name, group)
-
-
-async def _group_of(js: JetStreamContext, stream: str, name: str) -> str | None:
-    """Return the group of a consumer; None without one, as earlier versions make it, or if there is no consumer."""
-    try:
-        found = await js._api_request(f"$JS.API.CONSUMER.INFO.{stream}.{name}")
-    except NotFoundError:
-        return None
-    groups = found["config"].get("priority_groups")
-    return groups[0] if groups else None

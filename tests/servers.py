@@ -19,7 +19,8 @@ from typing import Self
 from nats.js import JetStreamContext
 
 from ops.stack.ports import free_port
-from shared.streams import StreamLimits, consumer_config, queue_stream
+from shared.consumers import consumer_config, queue_stream
+from shared.streams import StreamLimits
 from shared.subjects import Queue
 
 START_TIMEOUT_S = 30.0

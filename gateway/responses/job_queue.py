@@ -22,6 +22,7 @@ from gateway.errors import ApiError
 from gateway.responses.job import BackgroundJob, JobWatch
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
+from shared.consumers import consumer_name
 from shared.direct_client import DirectClient
 from shared.kept_results import JobEnd, KeptResults
 from shared.messages import BatchResult, Cancel, Request, encode, encode_request
@@ -29,7 +30,7 @@ from shared.nats_connection import SEND_ERRORS
 from shared.publication import last_message
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import PROGRESS_STREAM, consumer_name
+from shared.streams import PROGRESS_STREAM
 from shared.subjects import Queue, cancel_subject, progress_subject, request_subject, result_subject
 
 _TIMEOUT_S = 3.0

@@ -24,9 +24,10 @@ from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.batch_streams import batch_stream, batch_tenants
+from shared.consumers import PullConsumer, ensure_consumer
 from shared.direct_client import DirectClient
 from shared.log_limit import LogLimit
-from shared.streams import PullConsumer, StreamLimits, ensure_consumer
+from shared.streams import StreamLimits
 from shared.subjects import Queue
 from shared.task_supervisor import TaskSupervisor
 

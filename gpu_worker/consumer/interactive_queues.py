@@ -15,9 +15,10 @@ from functools import partial
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import QueuedMessage
+from shared.consumers import PullConsumer, ensure_consumer
 from shared.direct_client import DirectClient
 from shared.disaggregation import PROMPT_QUEUES
-from shared.streams import INTERACTIVE_STREAM, PullConsumer, StreamLimits, ensure_consumer, ensure_interactive_stream
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_interactive_stream
 from shared.subjects import Queue, request_subject
 from shared.task_supervisor import TaskSupervisor
 

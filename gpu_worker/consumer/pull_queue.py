@@ -16,10 +16,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage, queued_message, send_ack
+from shared.consumers import PullConsumer
 from shared.direct_client import DirectClient
 from shared.nats_connection import SEND_ERRORS
 from shared.pause_detector import PauseDetector
-from shared.streams import PullConsumer
 from shared.task_supervisor import TaskSupervisor
 
 # Shorter than it takes until a frozen worker counts as dead, so that what is moved then does not go back to it.

@@ -18,10 +18,11 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import ACK, QueuedMessage, send_ack
 from ops.load_generator.rounds import stamp
+from shared.consumers import PullConsumer, ensure_consumer
 from shared.direct_client import DirectClient
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Usage, decode_request, encode
 from shared.nats_connection import connect
-from shared.streams import INTERACTIVE_STREAM, PullConsumer, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from shared.subjects import cancel_subject, worker_subject
 from shared.task_supervisor import TaskSupervisor
 

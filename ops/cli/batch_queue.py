@@ -20,12 +20,13 @@ from gpu_worker.consumer.unreadable import UnreadableRequestError, read_request
 from ops.cli.admin import delete_message
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
+from shared.consumers import consumer_name
 from shared.errors import DependencyError, HeadraceError, InvalidNameError
 from shared.kept_results import KeptResults
 from shared.messages import UNDECODABLE, BatchResult, Cancel, FinishReason, Request, encode
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import PROGRESS_STREAM, RESULTS_STREAM, consumer_name
+from shared.streams import PROGRESS_STREAM, RESULTS_STREAM
 from shared.subjects import (
     Queue,
     cancel_subject,

@@ -15,11 +15,12 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from shared.adapter_calls import AdapterBeats
+from shared.consumers import consumer_config, consumer_name
 from shared.features import IMAGES
 from shared.messages import Cancel, Delta, Finish, Frame, Heartbeat, Request, Usage, decode_request, encode
 from shared.nats_connection import close, connect
 from shared.pooling import Task
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, consumer_config, consumer_name, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from shared.subjects import Queue, cancel_subject, probe_subject, worker_subject
 from tests.waiting import until
 

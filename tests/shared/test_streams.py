@@ -9,6 +9,7 @@ from nats.aio.client import Client
 from nats.js.errors import APIError
 
 from shared.batch_streams import batch_stream
+from shared.consumers import ensure_consumer
 from shared.errors import DependencyError
 from shared.nats_connection import connect
 from shared.streams import (
@@ -17,7 +18,6 @@ from shared.streams import (
     PROGRESS_STREAM,
     RESULTS_STREAM,
     StreamLimits,
-    ensure_consumer,
     ensure_interactive_stream,
     ensure_streams,
     reshape_streams,

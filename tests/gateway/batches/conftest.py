@@ -15,12 +15,13 @@ from nats.aio.msg import Msg
 
 from gateway.admission.api_keys import create_key
 from shared.batch_streams import batch_stream
+from shared.consumers import consumer_config, consumer_name
 from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Request, decode_request
 from shared.nats_connection import connect
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import StreamLimits, consumer_config, consumer_name, ensure_streams
+from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import encode_name
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.servers import NatsServer

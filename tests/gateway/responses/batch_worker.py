@@ -12,12 +12,13 @@ from nats.aio.msg import Msg
 
 from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
+from shared.consumers import consumer_config, consumer_name
 from shared.kept_results import KeptResults
 from shared.messages import BatchResult, Cancel, FinishReason, Request, decode_request
 from shared.nats_connection import connect
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
-from shared.streams import StreamLimits, consumer_config, consumer_name, ensure_streams
+from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import cancel_subject, progress_subject
 
 LIMITS = StreamLimits(tenant_max_bytes=1 << 24)

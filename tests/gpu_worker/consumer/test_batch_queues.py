@@ -17,9 +17,10 @@ from gpu_worker.consumer.batch_lane import MAX_BACKGROUND
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.queued_message import QueuedMessage
 from shared.batch_streams import batch_stream
+from shared.consumers import PullConsumer
 from shared.errors import DependencyError
 from shared.sampling import Sampling
-from shared.streams import PullConsumer, StreamLimits, ensure_streams
+from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import Queue
 from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, wait_until

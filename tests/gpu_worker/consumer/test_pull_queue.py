@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from gpu_worker.consumer import pull_queue
 from gpu_worker.consumer.pull_queue import PullQueue
 from gpu_worker.consumer.queued_message import REDELIVER, QueuedMessage
+from shared.consumers import PullConsumer
 from shared.errors import DependencyError
-from shared.streams import PullConsumer
 from shared.task_supervisor import TaskSupervisor
 from tests.gpu_worker.consumer.harness import wait_until
 

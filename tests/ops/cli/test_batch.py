@@ -19,12 +19,13 @@ from nats.js.errors import APIError
 from ops.cli.batch import _age, command
 from ops.cli.batch_queue import BatchQueue
 from shared.batch_streams import batch_stream
+from shared.consumers import consumer_name
 from shared.errors import DependencyError
 from shared.kept_results import KeptResults
 from shared.messages import Request, encode
 from shared.nats_connection import connect
 from shared.server_clock import ServerClock
-from shared.streams import StreamLimits, consumer_name, ensure_streams
+from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import Queue, request_subject
 from tests.integration.system import System
 from tests.ops.cli.command import headrace

@@ -11,6 +11,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from ops.cli.tenant import user_block
+from shared.consumers import ensure_consumer
 from shared.streams import (
     DEAD_STREAM,
     INTERACTIVE_STREAM,
@@ -18,7 +19,6 @@ from shared.streams import (
     RESPONSES_STREAM,
     RESULTS_STREAM,
     StreamLimits,
-    ensure_consumer,
     ensure_streams,
 )
 from tests.ops.nats.secured import Connection, connect_as, secured_server

@@ -12,7 +12,8 @@ from nats.js import JetStreamContext
 
 from ops.cli.tenant import user_block
 from shared.batch_streams import batch_stream
-from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.consumers import ensure_consumer
+from shared.streams import DEAD_STREAM, INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from tests.ops.nats.secured import Connection, connect_as, secured_server
 from tests.servers import NatsServer
 

@@ -21,9 +21,10 @@ from ops.cli.tenant import user_block, worker_login
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_tenants
+from shared.consumers import ensure_consumer
 from shared.errors import DependencyError
 from shared.nats_connection import WrongRoleError, connect
-from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_consumer, ensure_streams
+from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
 from shared.subjects import encode_name, request_subject
 from tests.ops.nats.secured import PASSWORDS, Connection, connect_as, secured_server
 from tests.ops.nats.test_permissions import FORBIDDEN
