@@ -3,8 +3,8 @@
 A request keeps its adapter in memory for as long as it is held. Where all slots are in use a request waits for one:
 after `PATIENCE_S` an adapter is picked that gets no new requests until its slot is free, so busy adapters cannot keep
 others out for ever. Batch requests give way to people at once: those that run are given back, and those that wait
-load nothing while a person waits. Reading and packing are done in threads; the engine's own thread only places what is
-ready, between two steps. Other ranks are sent it then, and pack their part before the next step.
+load nothing while a person waits. Reading and packing are done in threads, at other ranks too, which are sent it
+meanwhile; the engine's own thread only places what is ready, between two steps.
 """
 
 from __future__ import annotations

@@ -125,6 +125,9 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
     weights = weights_bytes(
         config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
     )
+    if mixtures := [layer.mixture for layer in model_config.layers if layer.mixture is not None]:
+        # About so: of a model with experts, nearly all are theirs.
+        weights += weights * config.num_redundant_experts // max(mixture.num_experts for mixture in mixtures)
     weights //= config.num_ranks
     fixed = fixed_num_blocks(config, demand)
     vision = read_vision(config.model) if config.takes_images else None
@@ -141,6 +144,8 @@ def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
     if size == 1:
         return model
     problem = "models that attend in both directions are not divided" if model.is_bidirectional else None
+    if config.enable_eplb and not any(layer.mixture for layer in layers):
+        problem = "HEADRACE_ENABLE_EPLB is set, but the model has no experts"
     if config.tapped_layers:
         problem = "proposers of drafts that read the model's hidden vectors do not go with several ranks"
     try:
@@ -186,7 +191,8 @@ def _layers_of(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
 
 
 def _divided(model: ModelConfig, config: RunnerConfig, size: int) -> tuple[LayerTraits, ...]:
-    return tuple(divided_layer(layer, Division(0, size, config.enable_expert_parallel)) for layer in model.layers)
+    division = Division(0, size, config.enable_expert_parallel, config.moved_experts)
+    return tuple(divided_layer(layer, division) for layer in model.layers)
 
 
 def _numbers_of_ranks(model: ModelConfig, config: RunnerConfig) -> str:

@@ -40,6 +40,9 @@ class RunnerConfig:
         nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once.
         enable_expert_parallel: Each of them has some experts, not some features of each.
+        enable_eplb: Experts move between ranks, by how tokens fall on them.
+        num_redundant_experts: Places for experts, in each layer over all ranks, beyond one for each.
+        eplb_step_interval: Steps between two looks at that.
         pipeline_parallel_size: Stages that layers are divided among, each of `tensor_parallel_size` ranks.
     """
 
@@ -64,10 +67,18 @@ class RunnerConfig:
     keeps_all_tokens: bool = False
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    enable_eplb: bool = False
+    num_redundant_experts: int = 0
+    eplb_step_interval: int = 3000
     pipeline_parallel_size: int = 1
     nnodes: int = 1
     takes_images: bool = False
     max_loras: int = 0
+
+    @property
+    def moved_experts(self) -> int | None:
+        """As `num_redundant_experts` of `Ranks`."""
+        return self.num_redundant_experts if self.enable_eplb else None
 
     @property
     def num_ranks(self) -> int:

@@ -23,6 +23,7 @@ from gpu_worker.layers.linear import Partition, Projection
 from gpu_worker.layers.mamba2 import Mamba2Shape, Mamba2Weights, OutputNorm
 from gpu_worker.layers.mixture import MixtureShape, MixtureWeights, SharedExpertWeights
 from gpu_worker.layers.mlp import GatedShape, GatedWeights, PlainShape, PlainWeights
+from gpu_worker.layers.placed_experts import ExpertShare, weights_of
 from gpu_worker.layers.ranks import Ranks
 from gpu_worker.layers.short_conv import ShortConvShape, ShortConvWeights
 from gpu_worker.layers.stored_matrix import columns_of, rows_of, whole
@@ -39,16 +40,18 @@ class Division:
 
     Attributes:
         has_whole_experts: A rank has some experts, not some features of each.
+        num_redundant_experts: As of `Ranks`.
     """
 
     rank: int
     size: int
     has_whole_experts: bool = False
+    num_redundant_experts: int | None = None
 
     @classmethod
     def of(cls, ranks: Ranks) -> Division:
         """Return the part of one of these ranks."""
-        return cls(ranks.rank, ranks.size, ranks.has_whole_experts)
+        return cls(ranks.rank, ranks.size, ranks.has_whole_experts, ranks.num_redundant_experts)
 
     def count(self, num: int, what: str) -> int:
         """Return how many of these heads or features a rank has.
@@ -112,28 +115,38 @@ class Division:
         count = self.count(num_columns, "features")
         return range(self.rank * count, (self.rank + 1) * count)
 
-    def _some(self, experts: ExpertWeights) -> ExpertWeights:
-        count = self.count(experts.num_experts, "experts")
-        own = slice(self.rank * count, (self.rank + 1) * count)
-        forms = tuple(whole(form) for form in experts.forms[own])
-        return ExpertWeights(forms, None if experts.bias is None else experts.bias[own])
-
     def vocabulary(self, head: Projection) -> Projection:
         """Return a rank's part of the projection to the scores of the vocabulary."""
         rows = self.tokens(head.weight.shape[0])
         bias = None if head.bias is None else head.bias[rows.to(head.bias.device)]
         return replace(head, weight=rows_of(head.weight, rows), bias=bias)
 
-    def experts(self, gate_up: ExpertWeights, down: ExpertWeights, count: int) -> tuple[ExpertWeights, ExpertWeights]:
-        """Return a rank's experts, or features of each, whose first projection consists of `count` matrices."""
-        if self.has_whole_experts:
-            return self._some(gate_up), self._some(down)
-        inner = down.shape[2]
-        rows, columns = self.features((inner,) * count), self.columns(inner)
-        firsts = tuple(rows_of(form, rows) for form in gate_up.forms)
-        lasts = []
+    def expert_share(self, num_experts: int, inner_size: int, num_projections: int) -> ExpertShare:
+        """Return which experts a rank has, or which features of each.
+
+        Raises:
+            IndivisibleError: They cannot be divided.
+        """
+        if not self.has_whole_experts:
+            self.count(inner_size, "features of an expert")
+            rows, every = self.features((inner_size,) * num_projections), range(num_experts)
+            return ExpertShare(num_experts, tuple(every), every, rows, self.columns(inner_size))
+        redundant = self.num_redundant_experts or 0
+        if redundant > num_experts * (self.size - 1):
+            raise IndivisibleError(f"{redundant} redundant experts are more than each rank needs to have all experts")
+        what = f"experts, {redundant} of them redundant," if redundant else "experts"
+        count = self.count(num_experts + redundant, what)
+        places = tuple(place % num_experts for place in range(count * self.size))
+        return ExpertShare(num_experts, places, range(self.rank * count, (self.rank + 1) * count))
+
+    def experts(self, gate_up: ExpertWeights, down: ExpertWeights, share: ExpertShare) -> tuple[ExpertWeights, ...]:
+        """Return a rank's share of experts: their first projection, and the last."""
+        if share.rows is None or share.columns is None:
+            return weights_of(gate_up, share.experts), weights_of(down, share.experts)
+        rows = share.rows
+        firsts, lasts = tuple(rows_of(form, rows) for form in gate_up.forms), []
         for form in down.forms:
-            taken, inputs = columns_of(form, columns)
+            taken, inputs = columns_of(form, share.columns)
             if inputs is not None:
                 raise IndivisibleError("experts whose input features are in another order cannot be divided")
             lasts.append(taken)
@@ -221,10 +234,7 @@ def _(shape: GatedShape | PlainShape, division: Division) -> GatedShape | PlainS
 
 @divided_shape.register
 def _(shape: MixtureShape, division: Division) -> MixtureShape:
-    if division.has_whole_experts:
-        division.count(shape.num_experts, "experts")
-    else:
-        division.count(shape.expert_size, "features of an expert")
+    division.expert_share(shape.num_experts, shape.expert_size, shape.activation.num_projections)
     division.count(shape.shared_size, "features of the shared expert")
     return shape
 
@@ -275,9 +285,13 @@ def _(weights: DenseAndMixtureWeights, division: Division) -> Mapping[str, Any]:
 
 @_own.register
 def _(weights: MixtureWeights, division: Division) -> Mapping[str, Any]:
-    count = weights.activation.num_projections
-    gate_up, down = division.experts(weights.gate_up, weights.down, count)
-    return {"gate_up": gate_up, "down": down}
+    gate_up, down, modules = weights.gate_up, weights.down, weights.modules
+    assert modules is not None
+    share = division.expert_share(gate_up.num_experts, down.shape[2], weights.activation.num_projections)
+    own = dict(zip(("gate_up", "down"), division.experts(gate_up, down, share), strict=True))
+    if division.num_redundant_experts is not None:
+        share = replace(share, stored=(gate_up, down))
+    return {**own, "modules": replace(modules, share=share)}
 
 
 @_own.register

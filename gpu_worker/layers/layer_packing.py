@@ -116,7 +116,7 @@ class LayerPacking:
             self.library, router, weights.rule, weights.gate_up, weights.down, weights.activation, self.dtype
         )
         if self.adapters is not None and weights.modules is not None:
-            made.experts.have_adapters(*expert_tables(self.adapters, weights.modules, self.ranks))
+            made.experts.have_adapters(*expert_tables(self.adapters, weights.modules))
         return made
 
     def _parts(self, projection: Projection, *, is_gated: bool = False) -> list[PanelMatrix]:

@@ -80,7 +80,11 @@ def _layer(index: int, weights: LayerWeights, parts: LayerParts) -> DecoderLayer
 
 
 class LayeredDecoder:
-    """Holds weights only: every call's state is in its arguments."""
+    """Holds weights only: every call's state is in its arguments.
+
+    Attributes:
+        placed_experts: The experts, by layers, that move between ranks.
+    """
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class LayeredDecoder:
     ) -> None:
         self._embedding_adapters = embedding_adapters
         self._embedding = embedding
+        self.placed_experts = parts.placed
         self._layers = [_layer(index, weights, parts) for index, weights in enumerate(layers)]
         self._norm = None if final_norm is None else make_norm(final_norm)
         self._tapped_layers = tapped_layers

@@ -6,7 +6,7 @@ tokens, does so in `Linear`, by what the layer declares; blocks stay as they are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +14,7 @@ import torch
 
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.placed_experts import ExpertShare, PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
@@ -23,7 +24,7 @@ from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.low_rank import AdapterTable
-from kernels.moe import AdaptableExperts, Experts, ExpertWeights, make_experts
+from kernels.moe import AdaptableExperts, Experts, ExpertWeights, ReplaceableExperts, make_experts
 
 
 class Partition(Enum):
@@ -136,6 +137,7 @@ class ExpertModules:
         inner_size: Features between them.
         size: Features of what an expert is given, and gives.
         top_k: Experts of a token.
+        share: What this rank has of them; None is all.
     """
 
     experts: tuple[str, ...]
@@ -143,22 +145,17 @@ class ExpertModules:
     inner_size: int
     size: int
     top_k: int
+    share: ExpertShare | None = None
 
 
-def expert_tables(
-    targets: AdapterTargets, modules: ExpertModules, ranks: Ranks
-) -> tuple[list[AdapterTable], list[AdapterTable]]:
+def expert_tables(targets: AdapterTargets, modules: ExpertModules) -> tuple[list[AdapterTable], list[AdapterTable]]:
     """Let adapters be beside the experts that are here; return the tables of their first and last matrices."""
     targets.experts_per_token = max(targets.experts_per_token, modules.top_k)
     *firsts, last = modules.matrices
-    inner, count, experts = modules.inner_size, len(firsts), modules.experts
-    rows = columns = None
-    here = range(len(experts))
-    if ranks.has_whole_experts:
-        here = range(ranks.rank * len(experts) // ranks.size, (ranks.rank + 1) * len(experts) // ranks.size)
-    elif ranks.size > 1:
-        columns = torch.arange(inner).chunk(ranks.size)[ranks.rank]
-        rows = torch.cat([columns + number * inner for number in range(count)])
+    inner, count, experts, share = modules.inner_size, len(firsts), modules.experts, modules.share
+    here = range(len(experts)) if share is None else share.experts
+    rows = None if share is None else share.rows
+    columns = None if share is None or share.columns is None else torch.tensor(share.columns)
     gate_ups: list[AdapterTable] = []
     downs: list[AdapterTable] = []
     for number, expert in enumerate(experts):
@@ -223,13 +220,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What the blocks of a layer are made with."""
+    """What the blocks of layers are made with; `placed` are the experts made so far that move between ranks."""
 
     linears: LinearFactory
     experts: Callable[[ExpertWeights, ExpertWeights, ExpertActivation, ExpertModules | None], Experts]
     rotations: Rotations
     ranks: Ranks = ALONE
     adapters: AdapterTargets | None = None
+    placed: Sequence[PlacedExperts] = ()
 
     @classmethod
     def made_by(
@@ -244,13 +242,20 @@ class LayerParts:
         def experts(
             gate_up: ExpertWeights, down: ExpertWeights, activation: ExpertActivation, modules: ExpertModules | None
         ) -> Experts:
-            first = ranks.rank * gate_up.num_experts if ranks.has_whole_experts else 0
-            made = make_experts(linears, gate_up, down, activation, first)
+            share = None if modules is None else modules.share
+            made = make_experts(linears, gate_up, down, activation, 0 if share is None else share.own.start)
             if adapters is not None and modules is not None and isinstance(made, AdaptableExperts):
-                made.have_adapters(*expert_tables(adapters, modules, ranks))
-            return made if ranks.size == 1 else SummedExperts(made, ranks)
+                made.have_adapters(*expert_tables(adapters, modules))
+            if share is None:
+                return made
+            if share.stored is None:
+                return SummedExperts(made, ranks, share.num_experts)
+            assert isinstance(made, ReplaceableExperts)
+            placed.append(PlacedExperts(made, ranks, share))
+            return placed[-1]
 
-        return cls(linears, experts, rotations, ranks, adapters)
+        placed: list[PlacedExperts] = []
+        return cls(linears, experts, rotations, ranks, adapters, placed)
 
     def vector_norm(self) -> VectorNorm:
         """Make the normalisation of all heads of a token as one vector."""

@@ -29,6 +29,10 @@ class Ranks(Protocol):
         """Whether each has some experts as a whole; else it has some features of each."""
 
     @property
+    def num_redundant_experts(self) -> int | None:
+        """Places for experts, over all ranks, beyond one for each; None where no expert moves to another place."""
+
+    @property
     def exchange(self) -> Exchange | None:
         """By what the kernels of a CPU sum within a step; None where they cannot."""
 
@@ -66,6 +70,7 @@ class OneStage:
     """Ranks that have all layers."""
 
     stage, num_stages = 0, 1
+    num_redundant_experts: int | None = None
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Refuse: there is no stage before."""
@@ -138,12 +143,12 @@ class VectorNorm:
 class SummedExperts:
     """Experts of which each rank has some, or some features of each: their results are summed."""
 
-    def __init__(self, experts: Experts, ranks: Ranks) -> None:
+    def __init__(self, experts: Experts, ranks: Ranks, num_experts: int) -> None:
         self._experts = experts
         self._ranks = ranks
         own = experts.tokens_per_expert
         # Who has some experts counts the tokens of those alone.
-        self._counted = own.new_zeros(ranks.size * len(own)) if ranks.has_whole_experts else None
+        self._counted = own.new_zeros(num_experts) if ranks.has_whole_experts else None
         self.tokens_per_expert = own if self._counted is None else self._counted
 
     def __call__(
@@ -153,4 +158,8 @@ class SummedExperts:
         if self._counted is not None:
             chosen = ids.flatten().long()
             self._counted.index_add_(0, chosen.clamp(min=0), (chosen >= 0).to(self._counted.dtype))
-        return self._ranks.sum(self._experts(x, ids, weights, adapters))
+        return self._ranks.sum(self._experts(x, self._placed(ids), weights, adapters))
+
+    def _placed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the places of experts, among those of all ranks, that compute each token."""
+        return ids

@@ -23,6 +23,7 @@ from gpu_worker.layers.layered_decoder import DecoderForm, LayeredDecoder
 from gpu_worker.layers.linear import LayerParts, Partition, Projection
 from gpu_worker.layers.mlp import GatedShape
 from gpu_worker.layers.norms import LayerNorm, make_norm
+from gpu_worker.layers.placed_experts import PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, ReceivedStream, is_last, layers_of_stage
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import PartSource, has_input_order
@@ -144,6 +145,11 @@ class CausalLM:
     def expert_loads(self) -> ExpertLoads | None:
         """Return what reads how tokens fall on experts; None where there are no mixtures."""
         return self._decoder.expert_loads() if isinstance(self._decoder, LayeredDecoder | FusedDecoder) else None
+
+    @property
+    def placed_experts(self) -> Sequence[PlacedExperts]:
+        """The experts, by layers, that move between ranks; none where they stay where they are."""
+        return self._decoder.placed_experts if isinstance(self._decoder, LayeredDecoder) else ()
 
     def head_in(self, dtype: torch.dtype) -> LMHead:
         """Return the head for hidden vectors of another type, computed in that where the matrix is at hand."""

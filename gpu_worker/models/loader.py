@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -65,7 +67,9 @@ def load_model(
         config = dataclasses.replace(config, max_model_len=max_model_len)
     config = dataclasses.replace(config, tapped_layers=tapped_layers)
     keeps = partial(keeps_half, inputs=dtype, device=device)
-    with open_weights(directory, dtype, device, progress, keeps_half=keeps, names=config.block.names) as checkpoint:
+    with ExitStack() as files:
+        checkpoint = open_weights(directory, dtype, device, progress, keeps_half=keeps, names=config.block.names)
+        files.push(checkpoint)
         method = config.quantization
         _log_notes(config, checkpoint)
         quantized = None if method is None else QuantizedLayers(method, checkpoint)
@@ -85,6 +89,9 @@ def load_model(
         if method is not None:
             checkpoint.discard(rf"model\.layers\.\d+\.{CACHE_SCALES}")
         checkpoint.check_all_taken()
+        if model.placed_experts:
+            # Experts are read when they move.
+            weakref.finalize(model, files.pop_all().close)
     return model
 
 

@@ -217,6 +217,8 @@ class DraftModelRecipe(Recipe):
             # Of several ranks the first one makes the drafts, with all of the smaller model.
             tensor_parallel_size=1,
             enable_expert_parallel=False,
+            enable_eplb=False,
+            num_redundant_experts=0,
         )
         try:
             draft_runner = build_runner(draft_config)

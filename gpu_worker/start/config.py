@@ -77,6 +77,21 @@ class WorkerConfig(NatsFiles):
     enable_expert_parallel: bool = setting(
         False, "With several ranks: each has some of a model's experts, not some features of each expert."
     )
+    enable_eplb: bool = setting(
+        False,
+        "With --enable-expert-parallel: count the tokens of each expert, and move experts between ranks while steps "
+        "are computed, so that all ranks have as much to do. Not run on GPUs yet.",
+    )
+    num_redundant_experts: int = setting(
+        0,
+        "With --enable-eplb: places for experts in each layer, over all ranks, beyond one for each; busy experts are "
+        "in several places, and each has some of their tokens. Experts and these have to divide among the ranks.",
+        minimum=0,
+        maximum=4096,
+    )
+    eplb_step_interval: int = setting(
+        3000, "With --enable-eplb: steps after which experts may move again.", minimum=1, maximum=1_000_000
+    )
     nnodes: int = setting(
         1,
         "Hosts that the ranks are on, as many on each; start a worker on each host, with its own --node-rank.",

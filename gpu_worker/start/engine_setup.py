@@ -219,6 +219,7 @@ def _build_group(
 
 def _check_ranks(config: WorkerConfig) -> None:
     check_hosts(config)
+    _check_balancing(config)
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
@@ -234,6 +235,28 @@ def _check_ranks(config: WorkerConfig) -> None:
             raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
 
 
+def _check_balancing(config: WorkerConfig) -> None:
+    """Refuse settings with which experts cannot move between ranks."""
+    if config.num_redundant_experts and not config.enable_eplb:
+        problem = f"is {config.num_redundant_experts}, but only --enable-eplb decides which experts are redundant"
+        raise ConfigError("HEADRACE_NUM_REDUNDANT_EXPERTS", problem)
+    if not config.enable_eplb:
+        return
+    problems = {
+        "there is one rank; set --tensor-parallel-size": config.tensor_parallel_size == 1,
+        "experts are divided, not placed; set --enable-expert-parallel": not config.enable_expert_parallel,
+        "only rank 0 counts, and it has the layers of one stage; leave out --pipeline-parallel-size": (
+            config.pipeline_parallel_size > 1
+        ),
+        "adapters stay with the experts that they are beside; leave out --max-loras and --lora-modules": bool(
+            config.max_loras or config.lora_modules
+        ),
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError("HEADRACE_ENABLE_EPLB", f"is set, but {problem}")
+
+
 def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner | None) -> Adapting | None:
     targets = runner.model.adapters
     if targets is not None:
@@ -246,7 +269,13 @@ def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner
         read = partial(read_packed, targets=targets, renamed=runner.model_config.block.names.renamed)
         if group is None:
             return Adapting(targets.num_slots, read, place)
-        return Adapting(targets.num_slots, partial(read, encode=encoded_pieces), group.place_adapter)
+
+        def read_for_all(directory: Path) -> PackedAdapter:
+            adapter = read(directory, encode=encoded_pieces)
+            group.prepare_adapter(adapter)
+            return adapter
+
+        return Adapting(targets.num_slots, read_for_all, group.place_adapter)
     if lora_modules(config):
         raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
     return None
@@ -288,6 +317,9 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         cuda_graphs=config.cuda_graphs,
         tensor_parallel_size=config.tensor_parallel_size,
         enable_expert_parallel=config.enable_expert_parallel,
+        enable_eplb=config.enable_eplb,
+        num_redundant_experts=config.num_redundant_experts,
+        eplb_step_interval=config.eplb_step_interval,
         pipeline_parallel_size=config.pipeline_parallel_size,
         nnodes=config.nnodes,
         takes_images=sizes.media is not None,

@@ -70,7 +70,13 @@ def routing_structure(rule: RoutingRule, num_experts: int) -> RoutingStructure:
 
 def can_pack_experts(weights: ExpertWeights) -> bool:
     """Return True where the kernel supports the matrices, which are all of one form."""
-    return len({_layout(form) for form in weights.forms}) == 1 and _layout(weights.forms[0]) is not None
+    return layout_of(weights) is not None
+
+
+def layout_of(weights: ExpertWeights) -> tuple[object, ...] | None:
+    """Return what the kernel's matrices have in common; None where they differ, or the kernel does not support them."""
+    layouts = {_layout(form) for form in weights.forms}
+    return layouts.pop() if len(layouts) == 1 else None
 
 
 def _layout(form: WeightForm) -> tuple[object, ...] | None:
@@ -89,9 +95,13 @@ class CpuExperts:
         down: tuple[PanelMatrix, ...],
         activation: ExpertActivation,
         first_expert: int,
+        layouts: tuple[object, object] = (None, None),
     ) -> None:
+        """Take packed matrices; `layouts` are those that experts have which may take the place of others."""
         self._library = library
-        self._packed = (gate_up, down)
+        self._packed = (list(gate_up), list(down))
+        self._layouts = layouts
+        self._is_gated = isinstance(activation, GatedActivation)
         num_experts = len(gate_up)
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64)
         matrices = [(MatrixStructure * num_experts)(*map(matrix_structure, parts)) for parts in (gate_up, down)]
@@ -105,7 +115,7 @@ class CpuExperts:
             down[0].num_outputs,
             down[0].num_inputs,
             *kernel_numbers(activation),
-            isinstance(activation, GatedActivation),
+            self._is_gated,
         )
         self._takes_bfloat16 = all(
             isinstance(parts[0], QuantizedPanels) or parts[0].weight.dtype is torch.bfloat16
@@ -121,6 +131,19 @@ class CpuExperts:
             for tables in (gate_up, down)
         )
         self.structure.gate_up_adapters, self.structure.down_adapters = map(ctypes.addressof, self._tables)
+
+    def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[PanelMatrix, PanelMatrix]:
+        """Do what `kernels.moe.ReplaceableExperts` promises."""
+        if (layout_of(gate_up), layout_of(down)) != self._layouts:
+            raise ValueError("an expert is stored in another form than those in whose place it would be")
+        (first,) = pack_experts(self._library, gate_up, is_gated=self._is_gated)
+        (last,) = pack_experts(self._library, down, is_gated=False)
+        return first, last
+
+    def replace(self, place: int, prepared: tuple[PanelMatrix, PanelMatrix]) -> None:
+        """Do what `kernels.moe.ReplaceableExperts` promises."""
+        for packed, matrices, new in zip(self._packed, self._matrices, prepared, strict=True):
+            matrices[place], packed[place] = matrix_structure(new), new
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None

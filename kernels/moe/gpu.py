@@ -17,7 +17,8 @@ from kernels.linear.product_launch import ProductLaunch, launch_for, read_launch
 from kernels.linear.rounding import InputRounding
 from kernels.linear.rounding.triton_kernel import quantize_tokens_triton
 from kernels.low_rank import AdapterRows
-from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack
+from kernels.moe.expert_weights import ExpertWeights
+from kernels.moe.stacks import DenseStack, ExpertStack, PackedStack, stack_experts
 from kernels.moe.triton_combine import combine
 from kernels.moe.triton_dense import dense_experts_kernel
 from kernels.moe.triton_packed import packed_experts_kernel
@@ -89,6 +90,27 @@ class GpuExperts:
         self._counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
         self.tokens_per_expert = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
+    def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> tuple[ExpertStack, ExpertStack]:
+        """Do what `kernels.moe.ReplaceableExperts` promises, beside the stream of steps."""
+        stream = torch.cuda.Stream(self._counts.device) if self._counts.is_cuda else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            is_gated = isinstance(self._activation, GatedActivation)
+            new = _of_one_type(stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False))
+        if stream is not None:
+            stream.synchronize()
+        for one, other in zip(new, (self._gate_up, self._down), strict=True):
+            if _kinds(one) != _kinds(other):
+                raise ValueError("an expert is stored in another form than those in whose place it would be")
+        return new
+
+    def replace(self, place: int, prepared: tuple[ExpertStack, ExpertStack]) -> None:
+        """Do what `kernels.moe.ReplaceableExperts` promises; graphs that were captured read the same memory."""
+        for new, stack in zip(prepared, (self._gate_up, self._down), strict=True):
+            for one, all_experts in zip(_tensors(new), _tensors(stack), strict=True):
+                all_experts[place].copy_(one[0])
+                if one.is_cuda:
+                    one.record_stream(torch.cuda.current_stream(one.device))
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -125,6 +147,26 @@ class GpuExperts:
         hidden = multiply(x, self._gate_up, rows, launch, self._activation, is_rounded=is_rounded)
         outputs = multiply(hidden, self._down, rows, launch, is_rounded=is_rounded)
         return combine(outputs, ids, weights, self._first_expert, num_experts, dtype)
+
+
+def _tensors(stack: ExpertStack) -> list[torch.Tensor]:
+    """Return what a stack consists of, experts first."""
+    if isinstance(stack, DenseStack):
+        found = [stack.weight, stack.bias]
+    else:
+        offsets = None if stack.offsets is None else stack.offsets.words
+        found = [stack.words, stack.scales.words, offsets, stack.input_order, stack.bias]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _kinds(stack: ExpertStack) -> list[object]:
+    packed = stack if isinstance(stack, PackedStack) else None
+    number = packed and (packed.number, packed.group_size, packed.rounds_inputs, packed.scales.constants)
+    return [
+        number,
+        packed and packed.offsets and packed.offsets.constants,
+        *((tensor.dtype, tensor.shape[1:]) for tensor in _tensors(stack)),
+    ]
 
 
 def _of_one_type(gate_up: ExpertStack, down: ExpertStack) -> tuple[ExpertStack, ExpertStack]:

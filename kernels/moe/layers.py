@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -13,7 +13,7 @@ from kernels.cpu_library import cpu_library
 from kernels.gpu_config import gpu_of, has_float8, has_kernels
 from kernels.linear import Linear, LinearFactory
 from kernels.low_rank import AdapterRows, AdapterTable
-from kernels.moe.cpu import CpuExperts, can_pack_experts, pack_experts
+from kernels.moe.cpu import CpuExperts, can_pack_experts, layout_of, pack_experts
 from kernels.moe.expert_weights import ExpertWeights
 from kernels.moe.stacks import stack_experts
 
@@ -40,6 +40,21 @@ class Experts(Protocol):
         """
 
 
+@runtime_checkable
+class ReplaceableExperts(Experts, Protocol):
+    """Experts of which one can take the place of another between two calls."""
+
+    def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> Any:
+        """Lay one expert out as it is computed; any thread may do so.
+
+        Raises:
+            ValueError: Its weights have another form than those here.
+        """
+
+    def replace(self, place: int, prepared: Any) -> None:
+        """Put a prepared expert in a place among those here."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertLayers:
     """The two projections of an expert."""
@@ -63,17 +78,34 @@ class LinearExperts:
     """
 
     def __init__(
-        self, layers: Sequence[ExpertLayers], activation: ExpertActivation, first_expert: int, device: torch.device
+        self,
+        layers: Sequence[ExpertLayers],
+        activation: ExpertActivation,
+        first_expert: int,
+        device: torch.device,
+        factory: LinearFactory | None = None,
     ) -> None:
-        self._layers = tuple(layers)
+        """Take experts; with a `factory`, others may take their places."""
+        self._layers = list(layers)
         self._activation = activation
         self._first_expert = first_expert
+        self._factory = factory
         self.tokens_per_expert = torch.zeros(len(layers), dtype=torch.int64, device=device)
         self._tables: tuple[Sequence[AdapterTable], Sequence[AdapterTable]] | None = None
 
     def have_adapters(self, gate_up: Sequence[AdapterTable], down: Sequence[AdapterTable]) -> None:
         """Do what `AdaptableExperts` promises."""
         self._tables = gate_up, down
+
+    def prepare(self, gate_up: ExpertWeights, down: ExpertWeights) -> ExpertLayers:
+        """Do what `ReplaceableExperts` promises."""
+        assert self._factory is not None
+        (layers,) = _make_layers(self._factory, gate_up, down)
+        return layers
+
+    def replace(self, place: int, prepared: ExpertLayers) -> None:
+        """Do what `ReplaceableExperts` promises."""
+        self._layers[place] = prepared
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, adapters: AdapterRows | None = None
@@ -122,18 +154,19 @@ def make_experts(
             pack_experts(library, gate_up, is_gated=is_gated),
             pack_experts(library, down, is_gated=False),
         )
-        return CpuExperts(library, *packed, activation, first_expert)
+        return CpuExperts(library, *packed, activation, first_expert, (layout_of(gate_up), layout_of(down)))
     if has_kernels(gate_up.device):
         from kernels.moe.gpu import GpuExperts
 
         stacks = stack_experts(gate_up, is_gated=is_gated), stack_experts(down, is_gated=False)
         gpu, multiplies_float8 = gpu_of(gate_up.device), has_float8(gate_up.device)
         return GpuExperts(*stacks, activation, first_expert, gpu, has_float8=multiplies_float8)
-    layers = [
-        ExpertLayers(
-            factory.make(gate_up.forms[expert], gate_up.bias_of(expert)),
-            factory.make(down.forms[expert], down.bias_of(expert)),
-        )
-        for expert in range(gate_up.num_experts)
-    ]
-    return LinearExperts(layers, activation, first_expert, gate_up.device)
+    return LinearExperts(_make_layers(factory, gate_up, down), activation, first_expert, gate_up.device, factory)
+
+
+def _make_layers(factory: LinearFactory, gate_up: ExpertWeights, down: ExpertWeights) -> list[ExpertLayers]:
+    firsts, lasts = (
+        [factory.make(form, weights.bias_of(expert)) for expert, form in enumerate(weights.forms)]
+        for weights in (gate_up, down)
+    )
+    return [ExpertLayers(*both) for both in zip(firsts, lasts, strict=True)]

@@ -20,11 +20,12 @@ from tests.chaos.texts import FREE, stream_texts
 from tests.integration.system import System, running_system
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-NUM_TEXTS = 24
-NUM_AT_ONCE = 6
-MAX_TOKENS = 60
+NUM_TEXTS = 1000
+NUM_AT_ONCE = 12
+MAX_TOKENS = 24
+WOUNDS = (signal.SIGSTOP, signal.SIGKILL) * 3
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def hurt_rank(system: System, place: int, number: signal.Signals) -> float:
 async def hurt_now_and_then(system: System, begun: asyncio.Semaphore, random: Random) -> list[float]:
     """Hurt a rank each time that some more texts have begun."""
     times: list[float] = []
-    for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGSTOP):
-        for _ in range(NUM_AT_ONCE):
+    for number in WOUNDS:
+        for _ in range(NUM_TEXTS // (len(WOUNDS) + 2)):
             await begun.acquire()
         times.append(await asyncio.to_thread(hurt_rank, system, random.randrange(2), number))
     return times
@@ -90,19 +91,19 @@ async def hurt_now_and_then(system: System, begun: asyncio.Semaphore, random: Ra
 
 async def test_texts_stay_the_same_when_ranks_are_frozen_and_killed(two_groups: System) -> None:
     workers = two_groups.info["pids"]["worker"]
-    async with two_groups.async_client(timeout=240.0) as client:
+    async with two_groups.async_client(timeout=600.0) as client:
         undisturbed = await all_texts(client, two_groups.model, asyncio.Semaphore(0))
         begun, silences = asyncio.Semaphore(0), list[float]()
         disturbed, times = await asyncio.gather(
             all_texts(client, two_groups.model, begun, silences), hurt_now_and_then(two_groups, begun, Random(7))
         )
     assert disturbed == undisturbed
-    assert two_groups.gauge("headrace_redispatches_total") >= 2
+    assert two_groups.gauge("headrace_redispatches_total") >= len(WOUNDS) / 2
     sys.stdout.write(f"replaced after {times} s; the longest silences of streams: {sorted(silences)[-6:]} s\n")
     assert max(silences) < 3, "the other group goes on within 1.5 s, or a little later on a busy machine"
     wait_for(lambda: both_serve(two_groups), 60)
     assert sorted(loads(two_groups, rank=0)) == [1, 1]
-    assert sum(loads(two_groups, rank=1)) == 2 + 3
+    assert sum(loads(two_groups, rank=1)) == 2 + len(WOUNDS)
     # The workers are the same processes, whose own weights were read once.
     assert two_groups.info["pids"]["worker"] == workers
-    assert two_groups.log.read_text().count("the group of ranks serves again") == 3
+    assert two_groups.log.read_text().count("the group of ranks serves again") == len(WOUNDS)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from gpu_worker.execution.ranks.messages import AdapterPart, AdapterPiece, Numbers, encode
-from gpu_worker.layers.adapters import AdapterTargets
+from gpu_worker.layers.adapters import AdapterTargets, Packed
 from kernels.low_rank import LowRank, LowRankPart
-
-_log = logging.getLogger(__name__)
 
 
 def encoded_pieces(adapter: Mapping[str, LowRank]) -> list[bytes]:
@@ -28,47 +25,36 @@ def encoded_pieces(adapter: Mapping[str, LowRank]) -> list[bytes]:
 
 
 class ReceivedAdapter:
-    """Collects the pieces of one adapter after another, and places each where the adapters of this rank are."""
+    """Collects the pieces of one adapter after another, and packs each for this rank's part of the matrices."""
 
     def __init__(self, targets: AdapterTargets) -> None:
         self._targets = targets
         self._low_ranks: dict[str, LowRank] = {}
-        self._problem: str | None = None
+        self._error: Exception | None = None
 
     def add(self, piece: AdapterPiece) -> None:
-        """Store a piece; `place` returns what is wrong with it, if anything."""
-        if self._problem is None:
+        """Store a piece; `pack` raises what is wrong with it, if anything."""
+        if self._error is None:
             try:
                 self._add(piece)
             except Exception as error:
-                self._fail(error)
+                self._error = error
 
-    def place(self, slot: int, max_rank: int) -> str | None:
-        """Place what the pieces add up to in a slot that no step reads; the next piece begins another adapter.
+    def pack(self) -> Packed:
+        """Pack what the pieces add up to; the next piece begins another adapter.
 
-        Returns:
-            Why that failed; then the slot is empty.
+        Raises:
+            Exception: That cannot be done.
         """
-        if self._problem is None:
-            try:
-                self._targets.place(slot, self._targets.pack(self._low_ranks), max_rank)
-            except Exception as error:
-                self._fail(error)
-        problem = self._problem
-        if problem is not None:
-            self._targets.place(slot, None)
-        self._low_ranks, self._problem = {}, None
-        return problem
+        low_ranks, error = self._low_ranks, self._error
+        self.clear()
+        if error is not None:
+            raise error
+        return self._targets.pack(low_ranks)
 
     def clear(self) -> None:
-        """Empty all slots, and forget the pieces that came."""
-        self._low_ranks, self._problem = {}, None
-        for slot in range(self._targets.num_slots):
-            self._targets.place(slot, None)
-
-    def _fail(self, error: Exception) -> None:
-        _log.error("an adapter cannot be placed", exc_info=error)
-        self._low_ranks, self._problem = {}, f"{type(error).__name__}: {error}"
+        """Forget the pieces that came."""
+        self._low_ranks, self._error = {}, None
 
     def _add(self, piece: AdapterPiece) -> None:
         matrix, parts = self._targets.matrices[piece.matrix], []

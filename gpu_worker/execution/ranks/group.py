@@ -15,8 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TypeVar
+from queue import SimpleQueue
 
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import BrokenRunnerError
@@ -25,13 +24,14 @@ from gpu_worker.core.step import StepResult
 from gpu_worker.execution.ranks.meeting import GroupRanks, group_ranks
 from gpu_worker.execution.ranks.member import TICK_S, identity
 from gpu_worker.execution.ranks.messages import (
+    Done,
     Hello,
     Landed,
     Leave,
     Load,
     Meet,
     Order,
-    Placed,
+    Places,
     Ready,
     Refuse,
     Reply,
@@ -42,6 +42,7 @@ from gpu_worker.execution.ranks.node import interface_of
 from gpu_worker.execution.ranks.process import Host, Life, LocalHost, RankProcess
 from gpu_worker.execution.ranks.remote import Remote
 from gpu_worker.execution.ranks.replies import RankLostError, Replies
+from gpu_worker.execution.ranks.tasks import RankTasks, wait_for_next
 from gpu_worker.execution.ranks.watch import FREEZE_S, Watch, exit_within
 from gpu_worker.execution.runner_config import RunnerConfig
 from kernels.cpu_library import cpu_library
@@ -58,8 +59,6 @@ LEAVING_S = 5.0
 _MAX_ATTEMPTS = 3
 """Times in a row that a group which cannot meet again tries to."""
 
-T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +70,8 @@ class RankGroup:
     Attributes:
         on_lost: Called on a thread of the group's own when a rank is gone.
         on_formed: Called when the group serves again after that, on the thread that calls `reform`.
+        tasks: What the other ranks are told to do beside steps and between them.
+        places: Returns where experts are at this rank, which is where they are at all of them when they meet.
         epoch: How often ranks have met.
     """
 
@@ -91,6 +92,7 @@ class RankGroup:
         self.size = config.num_ranks
         self.on_lost: Callable[[], object] = lambda: None
         self.on_formed: Callable[[], object] = lambda: None
+        self.places: Callable[[], Places] = list
         self.epoch = 0
         self._config = config
         self._remote = remote
@@ -110,7 +112,7 @@ class RankGroup:
         self._processes: dict[int, RankProcess] = {}
         self._replies = Replies(self._processes)
         self._landed: SimpleQueue[StepResult] = SimpleQueue()
-        self._placed: SimpleQueue[tuple[int, Placed]] = SimpleQueue()
+        self.tasks = RankTasks(lambda message: self.send([message]), self.check, self.size - 1)
         self._watch = Watch(lambda: list(self._processes.values()), lambda rank: self._life(rank).ticks, self._froze)
         try:
             with self.building():
@@ -196,21 +198,16 @@ class RankGroup:
         Raises:
             RankLostError: The group is lost.
         """
-        return self._next(self._landed)
+        return wait_for_next(self._landed, self.check)
 
-    def placed(self, number: int) -> str | None:
-        """Wait until all other ranks have done a `PlaceAdapter` or failed; return why one of them failed.
+    def check(self) -> None:
+        """Fail if the group is lost, or ends.
 
         Raises:
-            RankLostError: The group is lost.
+            RankLostError: It is.
         """
-        problems: dict[int, str | None] = {}
-        while len(problems) < self.size - 1:
-            rank, answer = self._next(self._placed)
-            # Who gave up on an earlier one did not wait for all its answers.
-            if answer.number == number:
-                problems[rank] = answer.problem
-        return next((f"rank {rank}: {problem}" for rank, problem in sorted(problems.items()) if problem), None)
+        if self._lost is not None or self._is_closing:
+            raise RankLostError(self._lost or "the worker ends")
 
     def cause(self) -> str | None:
         """Return which rank is gone, after something failed: its end may be seen a little later than its silence."""
@@ -300,12 +297,6 @@ class RankGroup:
         self._processes[rank] = process
         return process
 
-    def _next(self, queue: SimpleQueue[T]) -> T:
-        while self._lost is None:
-            with contextlib.suppress(Empty):
-                return queue.get(timeout=TICK_S)
-        raise RankLostError(self._lost)
-
     def _life(self, rank: int) -> Life:
         return self._hosts[rank // self._config.ranks_per_host].life(rank)
 
@@ -321,8 +312,8 @@ class RankGroup:
             return
         if isinstance(reply, Landed):
             self._landed.put(reply.result)
-        elif isinstance(reply, Placed):
-            self._placed.put((process.rank, reply))
+        elif isinstance(reply, Done):
+            self.tasks.put(process.rank, reply)
         elif isinstance(reply, Stumbled):
             threading.Thread(target=self._stumbled, args=(process, reply.problem), daemon=True).start()
         else:
@@ -354,7 +345,7 @@ class RankGroup:
             process.freeze_s = max(process.freeze_s, _WARM_UP_FREEZE_S)
         file = Path(self._folder.name) / f"epoch-{self.epoch}"
         store = str(file) if self._remote is None else self._remote.new_store()
-        self.send([encode(Meet(store))])
+        self.send([encode(Meet(store, self.places()))])
         self.ranks.join(store)
 
     def _replace_lost(self, num_blocks: int) -> set[int]:
@@ -387,7 +378,7 @@ class RankGroup:
         new = [self._start(rank) for rank in sorted(gone)]
         self._greet(new)
         for process in new:
-            process.tell(encode(Load(self.epoch + 1, num_blocks)))
+            process.tell(encode(Load(self.epoch + 1, num_blocks, self.places())))
         self._replies.wait(new, Ready, None, self.epoch + 1)
         for process in self._processes.values():
             if process.epitaph is not None:

@@ -54,12 +54,13 @@ class GroupRanks(Ranks, Protocol):
 def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
     """Return a rank that has not met the others yet."""
     size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
+    redundant = config.moved_experts
     if not is_shared:
         device, num_stages = torch.device(device_of(config, rank)), config.pipeline_parallel_size
-        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface)
+        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface, redundant)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
-    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts)
+    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts, redundant)
 
 
 def device_of(config: RunnerConfig, rank: int) -> str:
@@ -70,10 +71,18 @@ def device_of(config: RunnerConfig, rank: int) -> str:
 class SharedMemoryRanks(OneStage):
     """This process among those that share memory."""
 
-    def __init__(self, rank: int, size: int, exchange: Exchange, has_whole_experts: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        has_whole_experts: bool = False,
+        num_redundant_experts: int | None = None,
+    ) -> None:
         self.rank = self.number = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
+        self.num_redundant_experts = num_redundant_experts
         self.exchange = exchange
 
     def join(self, store: str) -> None:
@@ -113,6 +122,7 @@ class ProcessGroupRanks:
         has_whole_experts: bool = False,
         num_stages: int = 1,
         interface: str = "",
+        num_redundant_experts: int | None = None,
     ) -> None:
         self.stage, self.rank = divmod(number, size)
         self.num_stages = num_stages
@@ -121,6 +131,7 @@ class ProcessGroupRanks:
         self._group: dist.ProcessGroup | None = None
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self.has_whole_experts = has_whole_experts
+        self.num_redundant_experts = num_redundant_experts
         self.exchange = None
         self._device = device
         # Ranks on one host talk only to one another.

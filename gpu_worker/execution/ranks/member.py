@@ -26,13 +26,12 @@ import torch
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.execution.build import build_replacement, build_runner
-from gpu_worker.execution.ranks.adapters import ReceivedAdapter
+from gpu_worker.execution.ranks.beside import BesideSteps
 from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.meeting import GroupRanks, device_of, group_ranks
 from gpu_worker.execution.ranks.messages import (
     COMMANDS,
     START,
-    AdapterPiece,
     Failure,
     Hello,
     Landed,
@@ -40,11 +39,10 @@ from gpu_worker.execution.ranks.messages import (
     Load,
     Meet,
     Order,
-    PlaceAdapter,
-    Placed,
     Ready,
     Reply,
     Stumbled,
+    Task,
     encode,
     receive,
 )
@@ -104,7 +102,7 @@ class _Member:
         self._board = board
         self._answers = answers
         self._runner: TorchModelRunner | None = None
-        self._adapters: ReceivedAdapter | None = None
+        self._beside: BesideSteps | None = None
         # The group is lost, and this rank has not been told to leave yet.
         self._is_lost = False
         self._drafts: deque[list[Draft] | None] = deque()
@@ -119,14 +117,13 @@ class _Member:
         while (command := receive(told, COMMANDS)) is not None:
             if isinstance(command, Order):
                 self._attempt(partial(self._compute, command))
-            elif isinstance(command, AdapterPiece):
-                self._attempt(partial(self._placing.add, command))
-            elif isinstance(command, PlaceAdapter):
-                self._attempt(partial(self._place, command))
+            elif isinstance(command, Task):
+                self._attempt(partial(self._beside_steps.do, command))
             elif isinstance(command, Meet):
                 self._meet(command)
             elif isinstance(command, Load):
                 self._keep(build_replacement(self._config, command.num_blocks, self._ranks))
+                self._beside_steps.restart(command.places)
                 _tell(self._answers, Ready(command.epoch))
             elif isinstance(command, Leave):
                 self._leave(command)
@@ -141,8 +138,7 @@ class _Member:
             if self._runner is None:
                 self._keep(build_runner(self._config, ranks=self._ranks))
             else:
-                if self._adapters is not None:
-                    self._adapters.clear()
+                self._beside_steps.restart(command.places)
                 self._runner.restart()
         except Exception:
             if not self._was_lost():
@@ -152,18 +148,13 @@ class _Member:
     def _keep(self, runner: TorchModelRunner) -> None:
         runner.share_drafts = lambda _, __: self._drafts.popleft()
         self._runner = runner
-        if runner.model.adapters is not None:
-            self._adapters = ReceivedAdapter(runner.model.adapters)
+        self._beside = BesideSteps(runner.model, partial(_tell, self._answers))
         self._board.note_load(self._ranks.number)
 
     @property
-    def _placing(self) -> ReceivedAdapter:
-        assert self._adapters is not None, "ranks meet before they have adapters"
-        return self._adapters
-
-    def _place(self, command: PlaceAdapter) -> None:
-        problem = self._placing.place(command.slot, command.max_rank)
-        _tell(self._answers, Placed(command.number, problem))
+    def _beside_steps(self) -> BesideSteps:
+        assert self._beside is not None, "ranks meet before they are told what to do beside steps"
+        return self._beside
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self._is_lost:

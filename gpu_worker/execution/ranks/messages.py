@@ -35,11 +35,16 @@ class Start(msgspec.Struct, frozen=True):
     log_format: str
 
 
+Places = list[tuple[int, ...]]
+"""By layers whose experts move, the expert in each place of all ranks; empty where none move."""
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Load the model in place of a rank that is gone, with as many blocks as the others have, and say `Ready`."""
 
     epoch: int
     num_blocks: int
+    places: Places
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -47,9 +52,11 @@ class Meet(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     Attributes:
         store: What ranks meet by, where they do so by torch: a file, or on several hosts `tcp:address:port:prefix`.
+        places: Where experts are; a rank that was lost may have missed a move.
     """
 
     store: str
+    places: Places
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -89,18 +96,45 @@ class AdapterPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AdapterPiece(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """What an adapter adds beside one matrix, of all its features; `PlaceAdapter` follows its last piece."""
+    """What an adapter adds beside one matrix, of all its features; `PackAdapter` follows its last piece."""
 
     matrix: str
     parts: list[AdapterPart]
 
 
-class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Place the adapter whose pieces came in a slot that no step reads, and say `Placed`; no pieces clear the slot."""
+class PackAdapter(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Pack the adapter whose pieces came, beside steps, keep it under this number, and say `Done`."""
 
     number: int
-    slot: int
-    max_rank: int = 1
+    max_rank: int
+
+
+class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Place what is kept under a number in a slot that no step reads, and say `Done`; None clears the slot.
+
+    Without a slot, what is kept is forgotten.
+    """
+
+    number: int | None
+    slot: int | None
+
+
+class PrepareExperts(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Read what this rank lacks of a layer for experts to be in these places, beside steps, and say `Done`.
+
+    Attributes:
+        layer: Among those whose experts move.
+    """
+
+    number: int
+    layer: int
+    places: tuple[int, ...]
+
+
+class MoveExperts(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Compute by the places of the `PrepareExperts` of this number from the next step on; all ranks were told so."""
+
+    number: int
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -127,8 +161,8 @@ class Landed(msgspec.Struct, frozen=True, tag=True):
     result: StepResult
 
 
-class Placed(msgspec.Struct, frozen=True, tag=True):
-    """The `PlaceAdapter` of this number is done, or has left its slot empty because of a problem."""
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """What this number was given to is done, or there is a problem; an adapter is in no slot then."""
 
     number: int
     problem: str | None
@@ -140,8 +174,10 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-Command = Load | Meet | Order | Leave | Refuse | AdapterPiece | PlaceAdapter
-Reply = Hello | Ready | Stumbled | Landed | Placed | Failure
+Task = AdapterPiece | PackAdapter | PlaceAdapter | PrepareExperts | MoveExperts
+"""What a rank does beside steps, or between two of them."""
+Command = Load | Meet | Order | Leave | Refuse | Task
+Reply = Hello | Ready | Stumbled | Landed | Done | Failure
 
 
 def decoder_of(kind: type[T] | Any) -> Decoder[T]:

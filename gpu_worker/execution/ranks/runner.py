@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +18,10 @@ from gpu_worker.core.step import StepResult
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.ranks.group import RankGroup
 from gpu_worker.execution.ranks.meeting import device_of
-from gpu_worker.execution.ranks.messages import PlaceAdapter, encode
+from gpu_worker.execution.ranks.messages import PackAdapter, PlaceAdapter, encode
+from gpu_worker.execution.ranks.rebalancing import Rebalancing
 from gpu_worker.execution.ranks.replies import RankLostError
+from gpu_worker.execution.ranks.tasks import RankProblemError
 from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
@@ -25,12 +30,10 @@ from shared.errors import HeadraceError
 
 _MAX_IN_VAIN = 3
 """Times in a row that the group may be lost before a step has ended."""
+_MAX_PACKED = 4
+"""Adapters that ranks keep packed, but not placed; as many are loaded at once."""
 
 _log = logging.getLogger(__name__)
-
-
-class AdapterPlacingError(HeadraceError):
-    """A rank has no room for an adapter."""
 
 
 class GroupRunner:
@@ -40,17 +43,25 @@ class GroupRunner:
     the middle of a step that this rank has left: then, as when a rank is gone, they forget all sequences and meet anew.
     """
 
-    def __init__(self, runner: TorchModelRunner, group: RankGroup) -> None:
+    def __init__(self, runner: TorchModelRunner, group: RankGroup, step_interval: int = 0) -> None:
+        """Serve with this rank's own runner; experts may move every `step_interval` steps, where they do."""
         self.own = runner
         self.group = group
         self._was_told = False
         self._num_in_vain = 0
         # By slot, the encoded pieces of the adapter that all ranks have there, and its rank: new ranks need them all.
         self._adapters: dict[int, tuple[Sequence[bytes], int]] = {}
-        self._num_placed = 0
+        # Adapters that the others have packed, and are not placed yet: the number that they are kept under.
+        self._packed: OrderedDict[PackedAdapter, int] = OrderedDict()
+        self._sending = threading.RLock()
         # Of several stages each computes a plan meanwhile.
         self.max_steps_in_flight = max(runner.max_steps_in_flight, group.ranks.num_stages)
         runner.share_drafts = self._tell
+        placed, loads = runner.model.placed_experts, runner.model.expert_loads()
+        self.rebalancing = None
+        if placed and loads is not None:
+            self.rebalancing = Rebalancing(group, placed, loads, step_interval)
+            group.places = lambda: [experts.places for experts in placed]
         group.begin()
 
     def submit(self, plan: StepPlan) -> PendingStep:
@@ -60,8 +71,11 @@ class GroupRunner:
             InterruptedRunnerError: The group is lost.
         """
         self.check()
-        self._was_told = False
+        self._was_told = True
         try:
+            if self.rebalancing is not None:
+                self.rebalancing.before_step()
+            self._was_told = False
             return _GroupStep(self.own.submit(plan), self)
         except Exception as error:
             if not self._was_told:
@@ -97,6 +111,19 @@ class GroupRunner:
         self._num_in_vain = 0
         self.group.note_step(step)
 
+    def prepare_adapter(self, adapter: PackedAdapter) -> None:
+        """Have the other ranks pack an adapter beside steps, in the thread that read it.
+
+        Whatever goes wrong is found when it is placed.
+        """
+        with contextlib.suppress(RankLostError, RankProblemError), self._sending:
+            number = self._pack_at_others(adapter.pieces, adapter.max_rank, pauses=True)
+            self._packed[adapter] = number
+            while len(self._packed) > _MAX_PACKED:
+                # There was no room for it, or no request wanted it any more.
+                _, number = self._packed.popitem(last=False)
+                self.group.send([encode(PlaceAdapter(number, None))])
+
     def place_adapter(self, slot: int, adapter: PackedAdapter) -> None:
         """Place an adapter in a slot that no step reads, at all ranks, in the thread that submits steps.
 
@@ -109,24 +136,37 @@ class GroupRunner:
         self._adapters.pop(slot, None)
         try:
             targets.place(slot, adapter.packed, adapter.max_rank)
-            self._place_at_others(slot, adapter.pieces, adapter.max_rank)
+            number = self._packed.pop(adapter, None)
+            self._place_at_others(slot, adapter.pieces, adapter.max_rank, number)
         except Exception:
             targets.place(slot, None)
-            self.group.send([encode(PlaceAdapter(0, slot))])
+            self.group.send([encode(PlaceAdapter(None, slot))])
             raise
         self._adapters[slot] = adapter.pieces, adapter.max_rank
 
-    def _place_at_others(self, slot: int, pieces: Sequence[bytes], max_rank: int) -> None:
-        if self.group.lost is not None:
-            raise RankLostError(self.group.lost)
-        self._num_placed += 1
-        self.group.send([*pieces, encode(PlaceAdapter(self._num_placed, slot, max_rank))])
-        if (problem := self.group.placed(self._num_placed)) is not None:
-            raise AdapterPlacingError(problem)
+    def _pack_at_others(self, pieces: Sequence[bytes], max_rank: int, *, pauses: bool = False) -> int:
+        # The pieces of one adapter do not come between those of another.
+        with self._sending:
+            number = self.group.tasks.new_number()
+            try:
+                self.group.tasks.do(number, [*pieces, encode(PackAdapter(number, max_rank))], pauses=pauses)
+            except RankProblemError:
+                self.group.send([encode(PlaceAdapter(number, None))])
+                raise
+        return number
+
+    def _place_at_others(self, slot: int, pieces: Sequence[bytes], max_rank: int, number: int | None = None) -> None:
+        number = number or self._pack_at_others(pieces, max_rank)
+        self.group.tasks.do(number, [encode(PlaceAdapter(number, slot))])
 
     def _recover(self) -> None:
         """Form the group again; adapters that cannot be placed at all ranks lose it again, which is in vain."""
-        self.group.reform(self.own.num_blocks, self.own.restart)
+        if self.rebalancing is not None:
+            self.rebalancing.stop()
+        # Who sends pieces of an adapter stops, because the group is lost.
+        with self._sending:
+            self._packed.clear()
+            self.group.reform(self.own.num_blocks, self.own.restart)
         try:
             for slot, (pieces, max_rank) in self._adapters.items():
                 self._place_at_others(slot, pieces, max_rank)
@@ -174,4 +214,4 @@ def build_group_runner(
     with group.building():
         own = build_runner(replace(config, device=device_of(config, 0)), start_up, None, constraints, group.ranks)
     group.note_load()
-    return GroupRunner(own, group)
+    return GroupRunner(own, group, config.eplb_step_interval)

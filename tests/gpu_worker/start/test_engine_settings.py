@@ -14,7 +14,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start import engine_setup
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import build_engine
+from gpu_worker.start.engine_setup import build_engine, check_engine
 from gpu_worker.start.proposer_setup import with_room_for_proposer
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
@@ -39,6 +39,9 @@ SETTINGS: dict[str, Any] = {
     "cuda_graphs": "decode",
     "tensor_parallel_size": 2,
     "enable_expert_parallel": True,
+    "enable_eplb": True,
+    "num_redundant_experts": 5,
+    "eplb_step_interval": 17,
     "pipeline_parallel_size": 2,
     "nnodes": 2,
 }
@@ -93,10 +96,31 @@ def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
 )
 def test_sizes_of_a_simulated_engine_are_the_workers(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
     lone = {"simulate": 0.01, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1}
+    lone |= {"enable_eplb": False, "num_redundant_experts": 0}
     config = WorkerConfig(model=DEMO_MODEL, **{**settings, **lone})
     directory = read_model_directory(DEMO_MODEL)
     scheduler = build_engine(config, directory, ModelTokenizer(directory)).scheduler
     assert {name: getattr(scheduler, name) for name in sizes} == sizes
+
+
+BALANCED = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"enable_eplb": True}, "HEADRACE_ENABLE_EPLB: is set, but there is one rank; set --tensor-parallel-size"),
+        ({**BALANCED, "enable_expert_parallel": False}, "experts are divided, not placed; set --enable-expert-par"),
+        ({**BALANCED, "pipeline_parallel_size": 2}, "only rank 0 counts, and it has the layers of one stage; leave"),
+        ({**BALANCED, "max_loras": 1}, "adapters stay with the experts that they are beside; leave out --max-loras"),
+        ({"num_redundant_experts": 2}, "_EXPERTS: is 2, but only --enable-eplb decides which experts are redundant"),
+        (BALANCED, "HEADRACE_TENSOR_PARALLEL_SIZE: is 2: HEADRACE_ENABLE_EPLB is set, but the model has no experts"),
+    ],
+)
+def test_experts_that_cannot_move_are_told_in_a_sentence(settings: dict[str, Any], problem: str) -> None:
+    directory = read_model_directory(DEMO_MODEL)
+    with pytest.raises(ConfigError, match=problem):
+        check_engine(WorkerConfig(model=DEMO_MODEL, **settings), directory, ModelTokenizer(directory))
 
 
 def test_every_sequence_gets_a_token_in_a_step_however_many_there_are() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gpu_worker.execution.ranks import process as process_module
 from gpu_worker.execution.ranks.adapters import ReceivedAdapter, encoded_pieces
 from gpu_worker.execution.ranks.messages import COMMANDS, AdapterPiece
 from gpu_worker.execution.ranks.runner import GroupRunner
+from gpu_worker.execution.ranks.tasks import RankProblemError
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.division import Division, divided_layer
 from gpu_worker.layers.ranks import Ranks
@@ -64,7 +66,7 @@ def _scores(directory: Path, adapter: Mapping[str, LowRank], ranks: Ranks | None
         command = COMMANDS.decode(piece[4:])
         assert isinstance(command, AdapterPiece)
         received.add(command)
-    assert received.place(SLOT, max(low_rank.rank for low_rank in adapter.values())) is None
+    model.adapters.place(SLOT, received.pack(), max(low_rank.rank for low_rank in adapter.values()))
     run = AdaptedRun(model, [TOKENS, TOKENS])
     run.slots = {0: SLOT}
     steps = [run.step(step) for step in ({0: 13, 1: 9}, {0: 14, 1: 18}, *[{0: 1, 1: 1}] * 3)]
@@ -119,6 +121,7 @@ def _place(run: Run, adapters: list[Path], first: int = 0) -> None:
     for slot, directory in enumerate(adapters, first):
         packed: PackedAdapter = read_packed(directory, targets, encode=encoded_pieces)
         if isinstance(run.runner, GroupRunner):
+            run.runner.prepare_adapter(packed)
             run.runner.place_adapter(slot, packed)
         else:
             targets.place(slot, packed.packed, packed.max_rank)
@@ -162,6 +165,43 @@ def test_two_processes_answer_as_one_before_and_after_a_rank_is_killed(tmp_path:
         assert swapped.tokens["2"] == expected[0].tokens["1"]
 
 
+def test_steps_are_computed_while_ranks_get_and_pack_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = linear_sizes(save_tiny_model(tmp_path / "model"))
+    adapter, may_pack = write_adapter(tmp_path / "adapter", sizes, rank=3, seed=0), tmp_path / "may-pack"
+    settings = {"dtype": "float32", "max_loras": 2}
+    with started(tmp_path / "model", 1, None, **settings) as (alone, _):
+        _place(alone, [adapter] * 2)
+        expected = alone.answer(_sequences())
+    monkeypatch.setattr(process_module, "_MEMBER", full_member.__name__)
+    monkeypatch.setenv(full_member.MAY_PACK, str(may_pack))
+    with started(tmp_path / "model", 2, None, **settings) as (run, group), ThreadPoolExecutor(1) as pool:
+        assert group is not None
+        runner, targets = run.runner, run.own.model.adapters
+        assert isinstance(runner, GroupRunner)
+        assert targets is not None
+        packed = [read_packed(adapter, targets, encode=encoded_pieces) for _ in range(6)]
+        preparing = pool.submit(runner.prepare_adapter, packed[0])
+        # Rank 1 computes though it has not packed the adapter, of which it was sent everything.
+        assert len(run.answer(_sequences()[::3]).tokens) == 3
+        assert not preparing.done()
+        may_pack.touch()
+        preparing.result(60)
+        # Those for which no slot was found are forgotten in the end.
+        for other in packed[1:5]:
+            runner.prepare_adapter(other)
+        sent: list[bytes] = []
+        tell = group.send
+        monkeypatch.setattr(group, "send", lambda messages: tell(sent.extend(messages) or sent[-1:]))
+        runner.place_adapter(0, packed[4])
+        assert sum(map(len, sent)) < 64
+        # What is not packed at the others any more is sent again.
+        runner.place_adapter(1, packed[0])
+        assert sum(map(len, sent)) > 10_000
+        assert_same(run.answer(_sequences()), expected)
+
+
 def test_adapter_that_a_rank_cannot_place_costs_nothing_but_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +232,11 @@ def test_adapter_that_a_rank_cannot_place_costs_nothing_but_its_slot(
         assert_same(run.answer(_sequences()), expected)
         assert group.epoch == 2
         # One that had room, and has none when the group meets anew, ends the worker after a few attempts.
-        monkeypatch.setattr(group, "placed", lambda number: "rank 1: no room")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise RankProblemError("rank 1: no room")
+
+        monkeypatch.setattr(group.tasks, "do", refuse)
         group.end("rank 1 is gone")
         for _ in range(3):
             _interruption(run).recover()

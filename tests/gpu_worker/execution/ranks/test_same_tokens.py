@@ -1,18 +1,22 @@
-"""Ten thousand tokens of two ranks are those of one process, over forms of weights, mixers and what requests ask for.
+"""Ten thousand tokens of ranks are those of one process, over forms of weights, mixers and what requests ask for.
 
 Each model answers greedy and drawn requests with log probabilities, grammars, penalties and truncation, in mixed
-batches: with room, with preemptions, and with drafts.
+batches: with room, with preemptions, and with drafts. Answers that one process began go on at ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
+from gpu_worker.core.sequence import Sequence
+from gpu_worker.execution.ranks import group as group_module
 from gpu_worker.speculative.ngram.proposer import NgramProposer
+from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.execution.ranks.group_run import started
 from tests.gpu_worker.execution.ranks.test_divided_models import FORMS
 from tests.gpu_worker.execution.ranks.test_group import assert_same, sequences
@@ -52,8 +56,12 @@ MODELS: dict[str, Callable[[Path], object]] = {
 WAYS: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32}, {"proposer": True})
 
 
-def ways() -> list[dict[str, Any]]:
-    return [{**way, "proposer": NgramProposer(100_000)} if "proposer" in way else way for way in WAYS]
+NUM_SEQUENCES = 160
+
+
+def ways(*, has_drafts: bool = True) -> list[dict[str, Any]]:
+    own = WAYS if has_drafts else WAYS[:2]
+    return [{**way, "proposer": NgramProposer(100_000)} if "proposer" in way else way for way in own]
 
 
 @pytest.mark.slow
@@ -69,3 +77,68 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     # Of all models together ten thousand.
     num_tokens = sum(len(tokens) for outcome in expected for tokens in outcome.tokens.values())
     assert num_tokens > 10_000 / len(MODELS)
+
+
+class Topology(NamedTuple):
+    """How models are divided; `by_torch`: ranks sum by gloo, not through memory that they share."""
+
+    size: int
+    models: tuple[str, ...]
+    settings: Mapping[str, Any] = MappingProxyType({})
+    by_torch: bool = False
+
+
+STAGED = ("windows", "latent", "gguf", "gptq")
+TOPOLOGIES: dict[str, Topology] = {
+    "tp2-gloo": Topology(2, ("llama", "awq", "bamba"), by_torch=True),
+    "tp4": Topology(4, ("one-kv-head", "latent", "gptq")),
+    "pp2": Topology(1, STAGED, {"pipeline_parallel_size": 2}),
+    "tp2-pp2": Topology(2, STAGED, {"pipeline_parallel_size": 2}),
+    "ep2": Topology(2, ("gpt-oss-mxfp4", "qwen3_5_moe"), {"enable_expert_parallel": True}),
+    "ep2-moving": Topology(
+        2,
+        ("gpt-oss-mxfp4", "qwen3_5_moe"),
+        {"enable_expert_parallel": True, "enable_eplb": True, "num_redundant_experts": 2, "eplb_step_interval": 50},
+    ),
+}
+
+
+def moved(outcome: Outcome) -> list[Sequence]:
+    """Return sequences whose first half was answered elsewhere: those that need nothing replayed."""
+    found = []
+    for sequence in sequences(NUM_SEQUENCES):
+        tokens = outcome.tokens[sequence.id]
+        sampling = sequence.sampling
+        if sampling.grammar is None and sampling.prompt_logprobs is None:
+            sequence.token_ids += tokens[: len(tokens) // 2]
+            found.append(sequence)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_ten_thousand_tokens_are_those_of_one_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology, num_tokens = TOPOLOGIES[name], 0
+    if topology.by_torch:
+        monkeypatch.setattr(group_module, "cpu_library", lambda: None)
+    has_drafts = topology.settings.get("pipeline_parallel_size", 1) == 1
+    common: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_draft_tokens": 4 if has_drafts else 0}
+    for model in topology.models:
+        (tmp_path / model).mkdir()
+        MODELS[model](tmp_path / model)
+        with started(tmp_path / model, 1, **common) as (alone, _):
+            expected = [alone.answer(sequences(NUM_SEQUENCES), **way) for way in ways(has_drafts=has_drafts)]
+        with started(tmp_path / model, topology.size, **common, **topology.settings) as (run, _):
+            for way, outcome in zip(ways(has_drafts=has_drafts), expected, strict=True):
+                assert_same(run.answer(sequences(NUM_SEQUENCES), **way), outcome)
+            rest = run.answer(moved(expected[0]))
+        for sequence, tokens in rest.tokens.items():
+            whole = expected[0].tokens[sequence]
+            assert tokens == whole[len(whole) // 2 :]
+        assert len(rest.tokens) > NUM_SEQUENCES / 4
+        assert expected[1].num_preemptions > 0
+        num_tokens += sum(len(tokens) for outcome in expected for tokens in outcome.tokens.values())
+    assert num_tokens > 10_000

@@ -1,0 +1,113 @@
+"""Experts of which each rank has some, which move between ranks, and of which busy ones are on several.
+
+A *place* is room for the weights of one expert at one rank; places are numbered over all ranks, as many on each. Every
+rank knows which expert each place has, so all of them compute the same places of a step's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpu_worker.layers.ranks import Ranks, SummedExperts
+from gpu_worker.layers.stored_matrix import whole
+from kernels.moe import ExpertWeights, ReplaceableExperts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertShare:
+    """What a rank has of a layer's experts.
+
+    Attributes:
+        num_experts: Experts of the layer.
+        places: The expert in each place of all ranks, in the beginning.
+        own: This rank's places.
+        rows: `[num_features]` int64, which features of an expert's first projection it has; None is all.
+        columns: Which inputs of the last projection; None is all.
+        stored: Both projections of all experts in the checkpoint, where experts move; else None.
+    """
+
+    num_experts: int
+    places: tuple[int, ...]
+    own: range
+    rows: torch.Tensor | None = None
+    columns: range | None = None
+    stored: tuple[ExpertWeights, ExpertWeights] | None = None
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """The experts that this rank has."""
+        return self.places[self.own.start : self.own.stop]
+
+
+def weights_of(experts: ExpertWeights, chosen: Sequence[int]) -> ExpertWeights:
+    """Return the weights of some experts, read where they are still stored."""
+    bias = None if experts.bias is None else experts.bias[list(chosen)]
+    return ExpertWeights(tuple(whole(experts.forms[expert]) for expert in chosen), bias)
+
+
+class PlacedExperts(SummedExperts):
+    """Gives each token to one of the places that have its expert, by turns.
+
+    Attributes:
+        places: The expert in each place of all ranks; the same on each between two steps.
+    """
+
+    def __init__(self, experts: ReplaceableExperts, ranks: Ranks, share: ExpertShare) -> None:
+        super().__init__(experts, ranks, share.num_experts)
+        assert share.stored is not None
+        self._replaceable = experts
+        self._stored = share.stored
+        self._own = share.own
+        device = experts.tokens_per_expert.device
+        self._places = torch.zeros(share.num_experts, ranks.size, dtype=torch.int32, device=device)
+        self._num_places = torch.ones(share.num_experts, dtype=torch.int64, device=device)
+        self.adopt(share.places, {})
+
+    def prepare(self, places: Sequence[int]) -> Mapping[int, Any]:
+        """Read the experts that are new at this rank; any thread may do so, one at a time.
+
+        Returns:
+            What `adopt` takes.
+
+        Raises:
+            Exception: One cannot be read, or there is no memory for it.
+        """
+        new = [place for place in self._own if places[place] != self.places[place]]
+        return {place - self._own.start: self._prepare(places[place]) for place in new}
+
+    def adopt(self, places: Sequence[int], prepared: Mapping[int, Any]) -> None:
+        """Have other experts in some places from the next step on; all ranks do so between the same two steps."""
+        found: list[list[int]] = [[] for _ in self._num_places]
+        for place, expert in enumerate(places):
+            found[expert].append(place)
+        with torch.inference_mode():
+            for place, expert in prepared.items():
+                self._replaceable.replace(place, expert)
+            size = self._places.shape[1]
+            self._places.copy_(torch.tensor([(own * size)[:size] for own in found], dtype=torch.int32))
+            self._num_places.copy_(torch.tensor([len(own) for own in found]))
+        self.places = tuple(places)
+
+    def restore(self, places: Sequence[int]) -> None:
+        """Read what is new at this rank and have it in its places, one after another, while nothing is computed.
+
+        Raises:
+            Exception: One cannot be read.
+        """
+        for place in self._own:
+            if places[place] != self.places[place]:
+                self._replaceable.replace(place - self._own.start, self._prepare(places[place]))
+        self.adopt(places, {})
+
+    def _prepare(self, expert: int) -> Any:
+        gate_up, down = self._stored
+        return self._replaceable.prepare(weights_of(gate_up, [expert]), weights_of(down, [expert]))
+
+    def _placed(self, ids: torch.Tensor) -> torch.Tensor:
+        chosen = ids.long().clamp(min=0)
+        turns = torch.arange(len(ids), device=ids.device)[:, None] % self._num_places[chosen]
+        return torch.where(ids < 0, ids, self._places[chosen, turns])
