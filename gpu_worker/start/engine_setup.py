@@ -29,7 +29,7 @@ from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
-from gpu_worker.start.host_settings import check_hosts
+from gpu_worker.start.host_settings import check_ranks
 from gpu_worker.start.proposer_setup import build_proposer, check_speculation, with_room_for_proposer
 from gpu_worker.start.tier_setup import build_tiers, check_tiers
 from gpu_worker.text.model_directory import ModelDirectory, read_model_directory
@@ -96,7 +96,7 @@ def build_engine(
         HeadraceError: The settings do not fit the model or the machine.
     """
     check_speculation(config, tokenizer)
-    _check_ranks(config)
+    check_ranks(config)
     check_tiers(config)
     lora_modules(config)
     recipe = find_recipe(config.speculative)
@@ -139,7 +139,7 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
         HeadraceError: The settings do not fit the model or the machine.
     """
     check_speculation(config, tokenizer)
-    _check_ranks(config)
+    check_ranks(config)
     check_tiers(config)
     lora_modules(config)
     if config.simulate is not None:
@@ -215,46 +215,6 @@ def _build_group(
     remote = listen_for_hosts(config)
     group = RankGroup(runner_config, config.log_level, config.log_format, exits_when_stuck=True, remote=remote)
     return build_group_runner(runner_config, group, start_up, constraints)
-
-
-def _check_ranks(config: WorkerConfig) -> None:
-    check_hosts(config)
-    _check_balancing(config)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size, problem = getattr(config, name), None
-        if size == 1:
-            continue
-        if config.simulate is not None:
-            problem = "a simulated engine has no model to divide"
-        elif config.speculative not in ("off", "ngram", "draft"):
-            others = f"ngram and draft go with several ranks yet, not {config.speculative}"
-            problem = f"of the proposers of drafts only {others}"
-        elif name == "pipeline_parallel_size" and config.speculative != "off":
-            problem = f"HEADRACE_SPECULATIVE is {config.speculative}: drafts need a pipeline of one stage"
-        if problem is not None:
-            raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
-
-
-def _check_balancing(config: WorkerConfig) -> None:
-    """Refuse settings with which experts cannot move between ranks."""
-    if config.num_redundant_experts and not config.enable_eplb:
-        problem = f"is {config.num_redundant_experts}, but only --enable-eplb decides which experts are redundant"
-        raise ConfigError("HEADRACE_NUM_REDUNDANT_EXPERTS", problem)
-    if not config.enable_eplb:
-        return
-    problems = {
-        "there is one rank; set --tensor-parallel-size": config.tensor_parallel_size == 1,
-        "experts are divided, not placed; set --enable-expert-parallel": not config.enable_expert_parallel,
-        "only rank 0 counts, and it has the layers of one stage; leave out --pipeline-parallel-size": (
-            config.pipeline_parallel_size > 1
-        ),
-        "adapters stay with the experts that they are beside; leave out --max-loras and --lora-modules": bool(
-            config.max_loras or config.lora_modules
-        ),
-    }
-    for problem, is_so in problems.items():
-        if is_so:
-            raise ConfigError("HEADRACE_ENABLE_EPLB", f"is set, but {problem}")
 
 
 def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner | None) -> Adapting | None:

@@ -1,4 +1,4 @@
-"""The settings of a worker whose ranks are on several hosts: where they come from, and which do not go together."""
+"""The settings of a worker of several ranks, or hosts: where they come from, and which do not go together."""
 
 from __future__ import annotations
 
@@ -35,6 +35,51 @@ def with_launcher(config: WorkerConfig, environ: Mapping[str, str]) -> WorkerCon
     return dataclasses.replace(
         config, nnodes=nnodes, node_rank=rank, master_addr=environ["MASTER_ADDR"], master_port=port
     )
+
+
+def check_ranks(config: WorkerConfig) -> None:
+    """Refuse settings of ranks and hosts that do not go together.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    check_hosts(config)
+    _check_balancing(config)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size, problem = getattr(config, name), None
+        if size == 1:
+            continue
+        if config.simulate is not None:
+            problem = "a simulated engine has no model to divide"
+        elif config.speculative not in ("off", "ngram", "draft"):
+            others = f"ngram and draft go with several ranks yet, not {config.speculative}"
+            problem = f"of the proposers of drafts only {others}"
+        elif name == "pipeline_parallel_size" and config.speculative != "off":
+            problem = f"HEADRACE_SPECULATIVE is {config.speculative}: drafts need a pipeline of one stage"
+        if problem is not None:
+            raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
+
+
+def _check_balancing(config: WorkerConfig) -> None:
+    """Refuse settings with which experts cannot move between ranks."""
+    if config.num_redundant_experts and not config.enable_eplb:
+        problem = f"is {config.num_redundant_experts}, but only --enable-eplb decides which experts are redundant"
+        raise ConfigError("HEADRACE_NUM_REDUNDANT_EXPERTS", problem)
+    if not config.enable_eplb:
+        return
+    problems = {
+        "there is one rank; set --tensor-parallel-size": config.tensor_parallel_size == 1,
+        "experts are divided, not placed; set --enable-expert-parallel": not config.enable_expert_parallel,
+        "only rank 0 counts, and it has the layers of one stage; leave out --pipeline-parallel-size": (
+            config.pipeline_parallel_size > 1
+        ),
+        "adapters stay with the experts that they are beside; leave out --max-loras and --lora-modules": bool(
+            config.max_loras or config.lora_modules
+        ),
+    }
+    for problem, is_so in problems.items():
+        if is_so:
+            raise ConfigError("HEADRACE_ENABLE_EPLB", f"is set, but {problem}")
 
 
 def check_hosts(config: WorkerConfig) -> None:
