@@ -170,6 +170,7 @@ class AttentionStructure(ctypes.Structure):
         ("query_starts", _POINTER),
         ("context_lens", _POINTER),
         ("sinks", _POINTER),
+        ("lse", _POINTER),
         ("query_stride", _INT64),
         ("key_strides", StridesStructure),
         ("value_strides", StridesStructure),
@@ -182,6 +183,8 @@ class AttentionStructure(ctypes.Structure):
         ("block_size", _INT32),
         ("sliding_window", _INT32),
         ("chunk_size", _INT32),
+        ("first", _INT32),
+        ("step", _INT32),
         ("scale", _FLOAT),
         ("soft_cap", _FLOAT),
     )

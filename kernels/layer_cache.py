@@ -13,6 +13,17 @@ _VECTOR_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Which tokens of a sequence a cache has: every `step`th, from `first` on."""
+
+    first: int = 0
+    step: int = 1
+
+
+EVERY_TOKEN = CachedTokens()
+
+
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """What a layer keeps of a token; in a latent cache values are the first `value_dim` numbers of the keys."""
 

@@ -91,7 +91,9 @@ def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> To
     if is_cpu:
         _prepare_host(plan, ranks)
     model = _load(plan, StartUp(), ranks)
-    return _make_runner(plan, model, _allocate(plan, num_blocks), None, ranks, is_asynchronous=None if is_cpu else True)
+    return _make_runner(
+        plan, model, _allocate(plan, num_blocks, ranks), None, ranks, is_asynchronous=None if is_cpu else True
+    )
 
 
 def check_fits(config: RunnerConfig) -> int | None:
@@ -134,9 +136,9 @@ def _load(plan: BuildPlan, start_up: StartUp, ranks: Ranks) -> CausalLM:
     return model
 
 
-def _allocate(plan: BuildPlan, num_blocks: int) -> KVCache:
-    blocks = plan.shares.num_blocks(num_blocks)
-    return allocate_groups(plan.shares.layout, blocks, plan.config.block_size, plan.kv_cache_dtype, plan.device)
+def _allocate(plan: BuildPlan, num_blocks: int, ranks: Ranks) -> KVCache:
+    blocks, where = plan.shares.num_blocks(num_blocks), (plan.kv_cache_dtype, plan.device)
+    return allocate_groups(plan.shares.layout, blocks, plan.config.block_size, *where, ranks.tokens)
 
 
 def _make_runner(
@@ -212,7 +214,7 @@ def _build_host_runner(
     model = _load(plan, start_up, ranks)
     encoder = _load_encoder(plan, images)
     num_blocks = ranks.least(_host_num_blocks(plan, _free_bytes(plan)))
-    cache = _allocate(plan, num_blocks)
+    cache = _allocate(plan, num_blocks, ranks)
     logger.info(
         "KV cache: %d blocks of %d, %s", num_blocks, demand.block_size, shown_bytes(demand.num_bytes(num_blocks))
     )
@@ -239,7 +241,7 @@ def _build_device_runner(
         encoder = _load_encoder(plan, images)
 
     def make_runner(num_blocks: int) -> TorchModelRunner:
-        cache = _allocate(plan, num_blocks)
+        cache = _allocate(plan, num_blocks, ranks)
         return _make_runner(plan, model, cache, constraints, ranks, is_asynchronous=True, encoder=encoder)
 
     least = -(-min(demand.max_model_len, config.max_num_batched_tokens) // config.block_size)

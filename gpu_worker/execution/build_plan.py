@@ -101,6 +101,7 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
         HeadraceError: The model cannot be read.
         ConfigError: A setting cannot be used.
     """
+    _check_context(config)
     device = torch.device(config.device)
     model_config = read_model_config(config.model)
     own = _of_stage(_of_one_rank(model_config, config), config, stage)
@@ -108,7 +109,8 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     layout = own.cache_layout.within(max_model_len)
-    may_be_fused = config.pipeline_parallel_size == 1 and not config.enable_expert_parallel
+    is_divided_by_features = not config.enable_expert_parallel and config.decode_context_parallel_size == 1
+    may_be_fused = config.pipeline_parallel_size == 1 and is_divided_by_features
     is_in_one_call = may_be_fused and is_fused(model_config, dtype, device, config.tensor_parallel_size)
     if config.keeps_all_tokens or is_in_one_call:
         layout = layout.flat()
@@ -120,6 +122,7 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
         kv_cache_dtype,
         slot_bytes(layout, config.max_draft_tokens),
         config.state_checkpoint_ratio,
+        config.decode_context_parallel_size,
     )
     demand = shares.demand
     weights = weights_bytes(
@@ -136,6 +139,14 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
     return BuildPlan(
         config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights, vision, seeing
     )
+
+
+def _check_context(config: RunnerConfig) -> None:
+    count = config.decode_context_parallel_size
+    for name in ("tensor_parallel_size", "block_size"):
+        if (number := getattr(config, name)) % count:
+            problem = f"is {count}, which does not divide HEADRACE_{name.upper()} ({number})"
+            raise ConfigError("HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE", problem)
 
 
 def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:
@@ -191,7 +202,10 @@ def _layers_of(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
 
 
 def _divided(model: ModelConfig, config: RunnerConfig, size: int) -> tuple[LayerTraits, ...]:
-    division = Division(0, size, config.enable_expert_parallel, config.moved_experts)
+    count = config.decode_context_parallel_size
+    if size % count:
+        raise IndivisibleError(f"{size} ranks are no multiple of {count}")
+    division = Division(0, size, config.enable_expert_parallel, config.moved_experts, count)
     return tuple(divided_layer(layer, division) for layer in model.layers)
 
 

@@ -295,7 +295,8 @@ class TorchModelRunner:
         windows = [tables.host for tables in self._rows.windows]
         has_axes = self._encoder is not None and self._encoder.has_axes
         evicted = self._rows.evicted if self._rows.has_evicted else None
-        frame = Frame(self._rows.tables, self._cache.block_size, self._states is not None, has_axes, evicted)
+        cache = self._cache
+        frame = Frame(self._rows.tables, cache.block_size, self._states is not None, has_axes, evicted, cache.tokens)
         layout = lay_out(plan, sequences, frame, drafts, windows, knows_tokens=not self.is_asynchronous)
         if self._states is not None:
             copy_states(self._states, sequences, plan.states, upload)

@@ -36,6 +36,7 @@ class RunnerConfig:
         keeps_all_tokens: Layers with a window keep all tokens too, for a draft model, whose plans know no windows.
         cuda_graphs: Steps that a GPU captures: `off`, `decode`, or `all`, which has small steps with prompt tokens too.
         tensor_parallel_size: Ranks that each layer is divided among.
+        decode_context_parallel_size: Of these, so many in a row have the same KV heads, each of some tokens.
         takes_images: A model that sees is served with its vision tower; only by one rank.
         nnodes: Hosts that all ranks are on, as many on each.
         max_loras: Adapters that may be beside the model at once.
@@ -66,6 +67,7 @@ class RunnerConfig:
     cuda_graphs: str = "all"
     keeps_all_tokens: bool = False
     tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
     enable_expert_parallel: bool = False
     enable_eplb: bool = False
     num_redundant_experts: int = 0

@@ -14,12 +14,10 @@ from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory, ReadsLayer
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.media_inputs import attend_bidirectional, rotations_of
-from gpu_worker.layers.ranks import VectorNorm
 from gpu_worker.layers.rotations import GrowthTable, QueryGrowth, gated_rows, head_order, head_rows, rows_by_head
 from kernels.activation import times_sigmoid
 from kernels.layer_cache import CacheShape
 from kernels.linear.rounding import InputRounding, Rows
-from kernels.paged_attention import paged_attention
 from kernels.rope_kv_write import HeadNormWeights, rope_kv_write
 
 # Options that attention in both directions has too.
@@ -242,7 +240,7 @@ class AttentionWeights:
         shape, qkv, output = self.shape, parts.linear(self.qkv), parts.linear(self.output)
         cos_sin = parts.rotations.of(shape.rotary, shape.head_dim, shape.rotary_dim)
         if not shape.sees_later:
-            return Attention(index, self, qkv, output, cos_sin, parts.vector_norm())
+            return Attention(index, self, qkv, output, cos_sin, parts)
         is_plain = all(field.name in _IN_BOTH or getattr(shape, field.name) == field.default for field in fields(shape))
         assert is_plain, "attention in both directions has no such option"
         assert shape.head_norm in (HeadNorm.NONE, HeadNorm.HEADS)
@@ -260,11 +258,11 @@ class Attention:
         qkv: Linear,
         output: Linear,
         cos_sin: torch.Tensor,
-        norm: VectorNorm,
+        parts: LayerParts,
     ) -> None:
         self._index, self._weights, self._shape = index, weights, weights.shape
         self._qkv, self._output = qkv, output
-        self._cos_sin, self._norm = cos_sin, norm
+        self._cos_sin, self._norm, self._attend = cos_sin, parts.vector_norm(), parts.attention()
         growth = weights.shape.query_growth
         self._growth = None if growth is None else GrowthTable(growth, len(cos_sin), cos_sin.device)
         self._scale = weights.shape.head_dim**-0.5 if weights.shape.scale is None else weights.shape.scale
@@ -296,7 +294,7 @@ class Attention:
         )
         query = self._scaled(query, positions)
         limits = self._scale, shape.sliding_window, shape.soft_cap
-        attended = paged_attention(
+        attended = self._attend(
             query,
             cache.keys,
             cache.values,

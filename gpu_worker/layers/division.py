@@ -41,17 +41,25 @@ class Division:
     Attributes:
         has_whole_experts: A rank has some experts, not some features of each.
         num_redundant_experts: As of `Ranks`.
+        context_size: Ranks in a row that have the same key and value heads, each of some tokens.
     """
 
     rank: int
     size: int
     has_whole_experts: bool = False
     num_redundant_experts: int | None = None
+    context_size: int = 1
 
     @classmethod
     def of(cls, ranks: Ranks) -> Division:
         """Return the part of one of these ranks."""
-        return cls(ranks.rank, ranks.size, ranks.has_whole_experts, ranks.num_redundant_experts)
+        redundant = ranks.num_redundant_experts
+        return cls(ranks.rank, ranks.size, ranks.has_whole_experts, redundant, ranks.tokens.step)
+
+    @property
+    def of_keys(self) -> Division:
+        """Which of the key and value heads a rank has, as if ranks that share tokens were one."""
+        return Division(self.rank // self.context_size, self.size // self.context_size)
 
     def count(self, num: int, what: str) -> int:
         """Return how many of these heads or features a rank has.
@@ -98,13 +106,13 @@ class Division:
         count = -(-vocab_size // self.size)
         return torch.arange(self.rank * count, (self.rank + 1) * count).clamp_(max=vocab_size - 1)
 
-    def projection(self, layer: Projection, counts: Sequence[int] | None = None) -> Projection:
-        """Return a rank's part of a linear layer, as it declares."""
+    def projection(self, layer: Projection, rows: torch.Tensor | None = None) -> Projection:
+        """Return a rank's part of a linear layer, as it declares; of one by columns these features, if given."""
         shape = layer.shape
         if shape is None or shape.partition is Partition.REPLICATED:
             return replace(layer, weight=whole(layer.weight))
         if shape.partition is Partition.COLUMN:
-            rows = self.features(shape.divided_parts, counts)
+            rows = self.features(shape.divided_parts) if rows is None else rows
             bias = None if layer.bias is None else layer.bias[rows.to(layer.bias.device)]
             return replace(layer, weight=rows_of(layer.weight, rows), bias=bias, rows=rows)
         weight, inputs = columns_of(layer.weight, self.columns(shape.columns))
@@ -188,7 +196,7 @@ def _(shape: AttentionShape, division: Division) -> AttentionShape:
     return replace(
         shape,
         num_heads=division.count(shape.num_heads, "query heads"),
-        num_kv_heads=division.count_shared(shape.num_kv_heads, "key and value heads"),
+        num_kv_heads=division.of_keys.count_shared(shape.num_kv_heads, "key and value heads"),
     )
 
 
@@ -297,16 +305,20 @@ def _(weights: MixtureWeights, division: Division) -> Mapping[str, Any]:
 @_own.register
 def _(weights: AttentionWeights, division: Division) -> Mapping[str, Any]:
     shape, own = weights.shape, divided_shape(weights.shape, division)
-    counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     assert weights.qkv.shape is not None
+    num_queries, *of_keys = weights.qkv.shape.divided_parts
+    rows = division.features((num_queries,), (shape.num_heads,))
+    if of_keys:
+        keys_and_values = division.of_keys.features(of_keys, (shape.num_kv_heads,) * len(of_keys))
+        rows = torch.cat((rows, keys_and_values + num_queries))
     found = {
         "shape": own,
-        "qkv": division.projection(weights.qkv, counts[: len(weights.qkv.shape.divided_parts)]),
+        "qkv": division.projection(weights.qkv, rows),
         "sinks": None if weights.sinks is None else division.part(weights.sinks),
     }
     norm = weights.head_norm
     if shape.head_norm in (HeadNorm.APART, HeadNorm.WHOLE) and norm is not None:
-        keys = division.features((len(norm.key),), (shape.num_kv_heads,)).to(norm.key.device)
+        keys = division.of_keys.features((len(norm.key),), (shape.num_kv_heads,)).to(norm.key.device)
         found["head_norm"] = type(norm)(division.part(norm.query), norm.key[keys], norm.eps)
     return found
 
@@ -337,10 +349,13 @@ def _(weights: Mamba2Weights, division: Division) -> Mapping[str, Any]:
     features = division.features((sizes.inner_size, groups, groups), (sizes.num_heads, *of_groups))
     features = features.to(weights.conv.device)
     ssd, bias = weights.ssd, weights.conv_bias
+    assert weights.inputs.shape is not None
+    counts = (sizes.num_heads, sizes.num_heads, *of_groups, sizes.num_heads)
+    inputs = division.features(weights.inputs.shape.divided_parts, counts)
     rate, step_bias, skip = map(division.part, (ssd.rate, ssd.step_bias, ssd.skip))
     return {
         "shape": divided_shape(weights.shape, division),
-        "inputs": division.projection(weights.inputs, (sizes.num_heads, sizes.num_heads, *of_groups, sizes.num_heads)),
+        "inputs": division.projection(weights.inputs, inputs),
         "conv": weights.conv[:, features].contiguous(),
         "conv_bias": None if bias is None else bias[features].contiguous(),
         "ssd": replace(ssd, rate=rate, step_bias=step_bias, skip=skip),

@@ -19,10 +19,10 @@ from gpu_worker.layers.cache_layout import KeepsTokens, LayerMemory
 from gpu_worker.layers.layer_source import LayerSource
 from gpu_worker.layers.linear import LayerParts, LinearShape, Partition, Projection
 from gpu_worker.layers.rotations import GrowthTable, QueryGrowth
-from kernels.layer_cache import CacheShape
+from kernels.layer_cache import EVERY_TOKEN, CacheShape
 from kernels.linear.dense import make_head_linear
 from kernels.linear.rounding import InputRounding, Rows, common_rounding
-from kernels.paged_attention import expanded_attention, is_expansion_less, paged_attention
+from kernels.paged_attention import expanded_attention, is_expansion_less
 from kernels.rms_norm import rms_norm, rms_norm_rounded
 from kernels.rope_kv_write import rope_kv_write
 
@@ -168,8 +168,11 @@ class LatentAttention:
         self._eps = weights.eps
         self._query_norm = weights.query_norm
         self._latent_norm = weights.latent_norm
-        # On a CPU a token's result does not depend on how its prompt was cut, so there is one form.
-        self._expansion = (weights.key_up, weights.value_up) if weights.key_up.device.type != "cpu" else None
+        self._attend = parts.attention()
+        # On a CPU a token's result does not depend on how its prompt was cut, so there is one form. Where ranks keep
+        # some tokens each, every rank attends for the heads of others, of whose vectors it makes no keys.
+        has_forms = weights.key_up.device.type != "cpu" and parts.ranks.tokens == EVERY_TOKEN
+        self._expansion = (weights.key_up, weights.value_up) if has_forms else None
         self._key_up = make_head_linear(weights.key_up)
         self._value_up = make_head_linear(weights.value_up)
         self._query_down = None if weights.query_down is None else parts.linear(weights.query_down)
@@ -219,7 +222,7 @@ class LatentAttention:
         heads = latent.new_empty(len(latent), shape.num_heads + 1, shape.key_dim)
         self._key_up(query[..., : shape.plain_dim], heads[:, :-1, : shape.latent_dim])
         heads[:, :-1, shape.latent_dim :] = query[..., shape.plain_dim :]
-        attended = paged_attention(
+        attended = self._attend(
             self._scaled(self._keep(heads, latent, positions, context), positions),
             cache.keys,
             cache.values,

@@ -14,17 +14,20 @@ import torch
 
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
+from gpu_worker.layers.context_attention import Attend, ContextAttention
 from gpu_worker.layers.placed_experts import ExpertShare, PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
 from kernels.activation.experts import ExpertActivation
+from kernels.layer_cache import EVERY_TOKEN
 from kernels.linear import Linear as Product
 from kernels.linear import LinearFactory, RoundsInputs
 from kernels.linear.forms import WeightForm
 from kernels.linear.rounding import InputRounding, RoundedRows, Rows
 from kernels.low_rank import AdapterTable
 from kernels.moe import AdaptableExperts, Experts, ExpertWeights, ReplaceableExperts, make_experts
+from kernels.paged_attention import paged_attention
 
 
 class Partition(Enum):
@@ -256,6 +259,10 @@ class LayerParts:
 
         placed: list[PlacedExperts] = []
         return cls(linears, experts, rotations, ranks, adapters, placed)
+
+    def attention(self) -> Attend:
+        """Make what attends to cached tokens, as `paged_attention` does."""
+        return paged_attention if self.ranks.tokens == EVERY_TOKEN else ContextAttention(self.ranks)
 
     def vector_norm(self) -> VectorNorm:
         """Make the normalisation of all heads of a token as one vector."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from kernels.collectives import Exchange
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 from kernels.low_rank import AdapterRows
 from kernels.moe import Experts
 from kernels.rms_norm import rms_norm
@@ -35,6 +36,13 @@ class Ranks(Protocol):
     @property
     def exchange(self) -> Exchange | None:
         """By what the kernels of a CPU sum within a step; None where they cannot."""
+
+    @property
+    def tokens(self) -> CachedTokens:
+        """Which tokens of each sequence it keeps: `step` ranks in a row, from a multiple of that on, keep all."""
+
+    def swap(self, x: torch.Tensor) -> torch.Tensor:
+        """Give each of the ranks that together keep all tokens its part, `x[i]` to the `i`th, and return theirs."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' tensors, the same bits on each; `x` may be overwritten."""
@@ -86,13 +94,13 @@ class OneStage:
 class Alone(OneStage):
     """A process with the whole model."""
 
-    rank, size, has_whole_experts, exchange = 0, 1, False, None
+    rank, size, has_whole_experts, exchange, tokens = 0, 1, False, None, EVERY_TOKEN
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return it as it is."""
         return x
 
-    gather = share = sum
+    gather = share = swap = sum
 
     def least(self, number: int) -> int:
         """Return it as it is."""

@@ -32,6 +32,7 @@ from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import EncoderTraits, ModelConfig
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackShape
+from kernels.layer_cache import EVERY_TOKEN
 from kernels.linear import LinearFactory
 from kernels.linear.forms import DenseWeight, WeightForm
 from kernels.low_rank import AdapterRows, AdapterTable
@@ -203,7 +204,8 @@ def _decoder(
     shape, library = stack_shape(config, ranks.size), _fusing_library(config, dtype, embedding.device, ranks.size)
     if ranks.num_stages > 1:
         library = None
-    if ranks.size > 1 and (ranks.exchange is None or ranks.has_whole_experts or _gathers_inputs(config, source)):
+    is_divided_by_features = not ranks.has_whole_experts and ranks.tokens == EVERY_TOKEN
+    if ranks.size > 1 and (ranks.exchange is None or not is_divided_by_features or _gathers_inputs(config, source)):
         library = None
     if library is not None:
         assert final_norm is not None, "fused kernels normalise the stream at the end"

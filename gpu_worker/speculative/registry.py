@@ -216,6 +216,7 @@ class DraftModelRecipe(Recipe):
             keeps_all_tokens=True,
             # Of several ranks the first one makes the drafts, with all of the smaller model.
             tensor_parallel_size=1,
+            decode_context_parallel_size=1,
             enable_expert_parallel=False,
             enable_eplb=False,
             num_redundant_experts=0,

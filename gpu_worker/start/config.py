@@ -74,6 +74,14 @@ class WorkerConfig(NatsFiles):
         minimum=1,
         maximum=62,
     )
+    decode_context_parallel_size: int = setting(
+        1,
+        "Ranks among those of --tensor-parallel-size that share the tokens of each sequence: each keeps the keys and "
+        "values of some tokens, for the heads of all. Where there are fewer key and value heads than ranks, the KV "
+        "cache holds as many times more tokens. Not run on GPUs yet.",
+        minimum=1,
+        maximum=62,
+    )
     enable_expert_parallel: bool = setting(
         False, "With several ranks: each has some of a model's experts, not some features of each expert."
     )

@@ -276,6 +276,7 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
         state_checkpoint_ratio=config.state_checkpoint_ratio if config.enable_prefix_caching else 0.0,
         cuda_graphs=config.cuda_graphs,
         tensor_parallel_size=config.tensor_parallel_size,
+        decode_context_parallel_size=config.decode_context_parallel_size,
         enable_expert_parallel=config.enable_expert_parallel,
         enable_eplb=config.enable_eplb,
         num_redundant_experts=config.num_redundant_experts,

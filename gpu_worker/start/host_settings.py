@@ -45,7 +45,7 @@ def check_ranks(config: WorkerConfig) -> None:
     """
     check_hosts(config)
     _check_balancing(config)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
             continue

@@ -293,6 +293,7 @@ struct Walk {
         step.query_starts,
         step.context_lens,
         nullptr,
+        nullptr,
         int64_t{heads.num_heads + 2 * heads.num_kv_heads} * heads.head_dim,
         stack.key_strides,
         stack.value_strides,
@@ -305,6 +306,8 @@ struct Walk {
         step.block_size,
         layer.sliding_window,
         0,
+        0,
+        1,
         stack.scale,
         0.0f,
     };

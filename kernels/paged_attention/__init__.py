@@ -2,5 +2,6 @@
 
 from kernels.paged_attention.dispatch import paged_attention
 from kernels.paged_attention.expanded import expanded_attention, is_expansion_less
+from kernels.paged_attention.partial import Partial, merge_partials
 
-__all__ = ["expanded_attention", "is_expansion_less", "paged_attention"]
+__all__ = ["Partial", "expanded_attention", "is_expansion_less", "merge_partials", "paged_attention"]

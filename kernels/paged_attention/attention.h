@@ -17,10 +17,12 @@ struct AttentionArguments {
   const int32_t* query_starts;
   const int32_t* context_lens;
   const float* sinks;  // Of each head a logit without a value; null where there are none.
+  float* lse;  // Logs of the sums of exponentials, `[num_tokens, num_heads]`; where asked for, the result is of floats.
   int64_t query_stride;  // Elements from one query token to the next.
   CacheStrides key_strides, value_strides;
   int32_t num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, value_dim, block_size;
   int32_t sliding_window, chunk_size;  // 0 is unlimited.
+  int32_t first, step;                 // The cache has every step-th token of a sequence, from the first on.
   float scale, soft_cap;               // A cap of 0 is none.
 };
 

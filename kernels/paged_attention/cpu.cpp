@@ -65,14 +65,19 @@ inline Place place_of(int row, const Item& item, int group) {
   return {item.first_token + within / group, (item.kv_head + row / rows_per_head) * group + within % group};
 }
 
-// Which keys a row sees.
+// How many of the first tokens of a sequence are in the cache.
+inline int num_cached(const AttentionArguments& a, int num_tokens) {
+  return a.step == 1 ? num_tokens : (num_tokens - a.first + a.step - 1) / a.step;
+}
+
+// Which keys a row sees, by their places in the cache.
 template <typename Word>
 void begin_row(const AttentionArguments& a, QueryRows<Word>& rows, int row, int position) {
   int first = 0;
   if (a.sliding_window) first = std::max(first, position - a.sliding_window + 1);
   if (a.chunk_size) first = std::max(first, position - position % a.chunk_size);
-  rows.first_position[row] = first;
-  rows.last_position[row] = position;
+  rows.first_position[row] = num_cached(a, first);
+  rows.last_position[row] = num_cached(a, position + 1) - 1;
 }
 
 template <typename Query, typename Word>
@@ -104,13 +109,17 @@ void end_rows(const AttentionArguments& a, const Division& division, const Item&
   for (int row = 0; row < rows.count; ++row) {
     const auto [token, head] = place_of(row, item, division.group);
     const int64_t result_row = int64_t{a.query_starts[item.sequence] + token} * a.num_heads + head;
-    Query* target = static_cast<Query*>(a.result) + result_row * a.value_dim;
     const float sum = horizontal_sum(rows.sum[row]);
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;  // Zeros for a row that saw no token.
     const float* output = rows.output + row * rows.value_width;
     alignas(64) float scaled[kMaxValueDim];
     for (int i = 0; i < a.value_dim; ++i) scaled[i] = output[i] * factor;
-    narrow(scaled, target, a.value_dim);
+    if (a.lse) {
+      a.lse[result_row] = sum == 0.0f ? -INFINITY : rows.maximum[row] + std::log(sum);
+      std::memcpy(static_cast<float*>(a.result) + result_row * a.value_dim, scaled, a.value_dim * sizeof(float));
+    } else {
+      narrow(scaled, static_cast<Query*>(a.result) + result_row * a.value_dim, a.value_dim);
+    }
   }
 }
 
@@ -292,6 +301,7 @@ EXPORT_SIGNATURE(paged_attention)
 
 EXPORT_STRUCTURE(AttentionArguments, FIELD(query), FIELD(result), FIELD(key_cache), FIELD(value_cache),
                  FIELD(kv_scales), FIELD(block_tables), FIELD(query_starts), FIELD(context_lens),
-                 FIELD(sinks), FIELD(query_stride), FIELD(key_strides), FIELD(value_strides), FIELD(num_seqs),
-                 FIELD(max_blocks), FIELD(num_heads), FIELD(num_kv_heads), FIELD(head_dim), FIELD(value_dim),
-                 FIELD(block_size), FIELD(sliding_window), FIELD(chunk_size), FIELD(scale), FIELD(soft_cap))
+                 FIELD(sinks), FIELD(lse), FIELD(query_stride), FIELD(key_strides), FIELD(value_strides),
+                 FIELD(num_seqs), FIELD(max_blocks), FIELD(num_heads), FIELD(num_kv_heads), FIELD(head_dim),
+                 FIELD(value_dim), FIELD(block_size), FIELD(sliding_window), FIELD(chunk_size), FIELD(first),
+                 FIELD(step), FIELD(scale), FIELD(soft_cap))

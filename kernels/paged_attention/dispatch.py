@@ -9,7 +9,8 @@ import torch
 from kernels.cpu_library import CACHE_DTYPE_NUMBERS, DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.cpu_structures import AttentionStructure, address_of, strides_of
 from kernels.gpu_config import gpu_of, is_triton_installed
-from kernels.layer_cache import can_transpose
+from kernels.layer_cache import EVERY_TOKEN, can_transpose
+from kernels.paged_attention.partial import Partial
 from kernels.paged_attention.reference import paged_attention_reference
 
 MAX_HEAD_DIM = 576
@@ -48,6 +49,7 @@ def paged_attention_cpu(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     chunk_size: int | None = None,
+    partial: Partial | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises; integer tensors are contiguous."""
     num_tokens, num_heads, head_dim = query.shape
@@ -57,14 +59,15 @@ def paged_attention_cpu(
     if head_stride != head_dim or element_stride != 1:
         query = query.contiguous()
         token_stride = num_heads * head_dim
-    result = torch.empty(num_tokens, num_heads, value_dim, dtype=query.dtype)
+    result = torch.empty(num_tokens, num_heads, value_dim, dtype=query.dtype if partial is None else torch.float32)
+    tokens, lse = (EVERY_TOKEN, None) if partial is None else (partial.tokens, partial.lse)
     arguments = AttentionStructure(
         *(query.data_ptr(), result.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), address_of(kv_scales)),
         *(block_tables.data_ptr(), query_starts.data_ptr(), context_lens.data_ptr()),
-        address_of(sinks),
+        *(address_of(sinks), address_of(lse)),
         *(token_stride, strides_of(key_cache), strides_of(value_cache)),
         *(num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, value_dim, block_size),
-        *(sliding_window or 0, chunk_size or 0, scale, soft_cap or 0.0),
+        *(sliding_window or 0, chunk_size or 0, tokens.first, tokens.step, scale, soft_cap or 0.0),
     )
     dtypes = DTYPE_NUMBERS[query.dtype], CACHE_DTYPE_NUMBERS[key_cache.dtype]
     library.paged_attention(ctypes.byref(arguments), *dtypes, torch.get_num_threads())
@@ -86,6 +89,7 @@ def paged_attention(
     kv_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     chunk_size: int | None = None,
+    partial: Partial | None = None,
 ) -> torch.Tensor:
     """Attend from each query token to its sequence's cached tokens, causally.
 
@@ -111,6 +115,8 @@ def paged_attention(
             Source: Xiao et al., arXiv 2309.17453, section 3.3, as gpt-oss has it.
         chunk_size: A query sees only the tokens of its own chunk, where chunks of this many tokens follow one another
             from the sequence's start; None is unlimited.
+        partial: Where the cache has some tokens only, and others are attended to elsewhere: a block is then one of so
+            many cached tokens, while `context_lens` counts all. The result is float32. Without sinks.
 
     Shapes:
         query: `[num_tokens, num_heads, head_dim]`
@@ -129,12 +135,13 @@ def paged_attention(
 
         if triton_attention.can_run(query, value_cache):
             tensors = (query, key_cache, value_cache, block_tables, query_starts, context_lens, kv_scales)
-            batch = triton_attention.PagedAttentionBatch(*tensors, sinks)
+            batch = triton_attention.PagedAttentionBatch(*tensors, sinks, partial)
             options = (scale, sliding_window, soft_cap, gpu_of(query.device))
             return triton_attention.paged_attention_triton(batch, max_query_len, *options, chunk_size=chunk_size)
     if can_run(query, key_cache, value_cache) and (library := cpu_library()) is not None:
         arguments = (query, key_cache, value_cache, block_tables, query_starts, context_lens)
-        return paged_attention_cpu(library, *arguments, scale, sliding_window, kv_scales, soft_cap, sinks, chunk_size)
+        variant = (kv_scales, soft_cap, sinks, chunk_size, partial)
+        return paged_attention_cpu(library, *arguments, scale, sliding_window, *variant)
     return paged_attention_reference(
         query,
         key_cache,
@@ -150,4 +157,5 @@ def paged_attention(
         kv_scales,
         sinks,
         chunk_size,
+        partial,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
+from kernels.paged_attention.partial import Partial
 from kernels.quantized_kv import dequantize_heads
 
 
@@ -22,25 +24,32 @@ def paged_attention_reference(
     kv_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     chunk_size: int | None = None,
+    partial: Partial | None = None,
 ) -> torch.Tensor:
     """Compute what `kernels.paged_attention.paged_attention` promises, one sequence at a time, in fp32.
 
     An empty context, which padding rows of a batch have, yields zeros.
     """
-    result = torch.zeros(*query.shape[:2], value_cache.shape[3], dtype=query.dtype, device=query.device)
+    tokens, dtype = (EVERY_TOKEN, query.dtype) if partial is None else (partial.tokens, torch.float32)
+    result = torch.zeros(*query.shape[:2], value_cache.shape[3], dtype=dtype, device=query.device)
+    if partial is not None:
+        partial.lse.fill_(float("-inf"))
     starts, lengths = query_starts.tolist(), context_lens.tolist()
     block_size = key_cache.shape[1]
     for sequence, context_len in enumerate(lengths):
         rows = slice(starts[sequence], starts[sequence + 1])
-        blocks = block_tables[sequence, : -(-context_len // block_size)].long()
+        num_cached = len(range(tokens.first, context_len, tokens.step))
+        blocks = block_tables[sequence, : -(-num_cached // block_size)].long()
         keys, values = key_cache[blocks], value_cache[blocks]
         if kv_scales is not None:
             key_scales, value_scales = kv_scales[blocks].transpose(1, 2).unbind(-1)
             keys, values = dequantize_heads(keys, key_scales), dequantize_heads(values, value_scales)
-        keys, values = (cached.flatten(0, 1)[:context_len] for cached in (keys, values))
-        if context_len > 0 and starts[sequence] < starts[sequence + 1]:
-            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, chunk_size, query.device)
-            result[rows] = attend(query[rows], keys, values, hidden, scale, soft_cap, sinks)
+        keys, values = (cached.flatten(0, 1)[:num_cached] for cached in (keys, values))
+        if num_cached > 0 and starts[sequence] < starts[sequence + 1]:
+            hidden = _hidden(rows.stop - rows.start, context_len, sliding_window, chunk_size, tokens, query.device)
+            result[rows], lse = _attend(query[rows], keys, values, hidden, scale, soft_cap, sinks)
+            if partial is not None:
+                partial.lse[rows] = lse
     return result
 
 
@@ -49,10 +58,11 @@ def _hidden(
     context_len: int,
     sliding_window: int | None,
     chunk_size: int | None,
+    tokens: CachedTokens,
     device: torch.device,
 ) -> torch.Tensor:
     slots = torch.arange(context_len - num_queries, context_len, device=device)[:, None]
-    distance = slots - torch.arange(context_len, device=device)
+    distance = slots - torch.arange(tokens.first, context_len, tokens.step, device=device)
     hidden = distance < 0
     if sliding_window is not None:
         hidden |= distance >= sliding_window
@@ -71,6 +81,19 @@ def attend(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend from the last `len(query)` tokens of a sequence to those of its `len(keys)` tokens that are not hidden."""
+    return _attend(query, keys, values, hidden, scale, soft_cap, sinks)[0].to(query.dtype)
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do the same in float32, and return the logs of the sums of exponentials too."""
     num_queries, _, head_dim = query.shape
     context_len, num_kv_heads, _ = keys.shape
     # [kv_head, group * num_queries, head_dim]: the query heads that share a KV head are one matrix.
@@ -82,7 +105,8 @@ def attend(
     if sinks is not None:
         columns = sinks.float().view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, columns), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., :context_len]
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None])[..., :context_len]
     attended = weights.flatten(1, 2) @ values.float().transpose(0, 1)
     heads = attended.view(num_kv_heads, -1, num_queries, values.shape[2])
-    return heads.permute(2, 0, 1, 3).flatten(1, 2).to(query.dtype)
+    return heads.permute(2, 0, 1, 3).flatten(1, 2), lse.flatten(0, 1).T

@@ -10,6 +10,8 @@ import triton
 
 from kernels.dependent_launch import dependent_launch
 from kernels.gpu_config import Gpu, GpuGeneration
+from kernels.layer_cache import EVERY_TOKEN
+from kernels.paged_attention.partial import Partial
 from kernels.paged_attention.triton_chunk import chunk_attention_kernel, reduce_chunk_splits_kernel
 from kernels.paged_attention.triton_config import (
     LATENT_CHUNK,
@@ -51,6 +53,7 @@ class PagedAttentionBatch:
     context_lens: torch.Tensor
     kv_scales: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    partial: Partial | None = None
 
     @property
     def is_latent(self) -> bool:
@@ -129,7 +132,8 @@ def paged_attention_triton(
     chunk = chunk or _chunk_config(batch, padded_head_dim, chunk_size, gpu)
     shape = _shape_of(batch, sliding_window, soft_cap, chunk_size)
     score_scale = scale / soft_cap if soft_cap else scale * math.log2(math.e)
-    result = torch.empty(*query.shape[:2], batch.value_cache.shape[3], dtype=query.dtype, device=query.device)
+    dtype = query.dtype if batch.partial is None else torch.float32
+    result = torch.empty(*query.shape[:2], batch.value_cache.shape[3], dtype=dtype, device=query.device)
     group = batch.group
     # Few lengths to compile for: a kernel must not be compiled while requests wait.
     rounded_query_len = triton.next_power_of_2(max_query_len)
@@ -171,6 +175,7 @@ def _shape_of(
     keys, values = batch.key_cache, batch.value_cache
     assert keys.stride(3) == values.stride(3) == 1, "the numbers of a head must lie side by side"
     rest = keys.shape[3] - batch.block_d
+    tokens = EVERY_TOKEN if batch.partial is None else batch.partial.tokens
     return AttentionShape(
         group=batch.group,
         num_kv_heads=batch.num_kv_heads,
@@ -193,6 +198,8 @@ def _shape_of(
         block_d=batch.block_d,
         block_v=batch.block_v,
         block_r=_padded(rest) if rest > 0 else 0,
+        first=tokens.first,
+        step=tokens.step,
     )
 
 
@@ -223,8 +230,9 @@ def _launch_split(
     }
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
+    lse = None if batch.partial is None else batch.partial.lse
     split_attention_kernel[(num_kv_heads, num_seqs + (num_shares if max_splits > 1 else 0))](
-        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         batch.sinks,
         score_scale,
         batch.query.stride(0),
@@ -239,7 +247,7 @@ def _launch_split(
     )
     if max_splits > 1:
         reduce_splits_kernel[(num_seqs, num_heads * max_query_len)](
-            *(result, partial, partial_lse, *lengths, num_seqs, num_shares),
+            *(result, lse, partial, partial_lse, *lengths, num_seqs, num_shares),
             num_warps=4 if batch.block_v < _MAX_BLOCK_D else 8,
             **constants,
             **dependent_launch(result.device),
@@ -282,9 +290,10 @@ def _launch_chunk(
     }
     caches = (batch.key_cache, batch.value_cache, batch.scale_pairs)
     lengths = (batch.query_starts, batch.context_lens)
+    lse = None if batch.partial is None else batch.partial.lse
     # Blocks on the first axis: the others end at 65,535.
     chunk_attention_kernel[(num_blocks, num_kv_heads, num_splits)](
-        *(result, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
+        *(result, lse, partial, partial_lse, batch.query, *caches, batch.block_tables, *lengths),
         batch.sinks,
         score_scale,
         batch.query.stride(0),
@@ -297,7 +306,7 @@ def _launch_chunk(
     )
     if num_splits > 1:
         reduce_chunk_splits_kernel[(num_blocks, num_kv_heads * block_m)](
-            *(result, partial, partial_lse, *lengths, num_seqs, num_splits),
+            *(result, lse, partial, partial_lse, *lengths, num_seqs, num_splits),
             BLOCK_S=MAX_CHUNK_SPLITS,
             num_warps=4,
             **constants,

@@ -22,6 +22,8 @@ from kernels.paged_attention.triton_tiles import (
     first_visible,
     load_query,
     log_sum,
+    num_cached,
+    store_lse,
     store_rows,
 )
 
@@ -66,9 +68,9 @@ def block_tiles(
     SHAPE: tl.constexpr,
 ):
     """Return the first tile that a block's rows see, the end of their tiles, and how many each split takes."""
-    first_tile = first_visible(first_position, SHAPE.sliding_window, SHAPE.chunk) // BLOCK_N
-    last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
-    end_tile = last_position // BLOCK_N + 1
+    first_tile = num_cached(first_visible(first_position, SHAPE.sliding_window, SHAPE.chunk), SHAPE) // BLOCK_N
+    end_position = tl.minimum(first_position + BLOCK_TOKENS, context_len)
+    end_tile = tl.cdiv(num_cached(end_position, SHAPE), BLOCK_N)
     tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_TILES)
     return first_tile, end_tile, tiles_per_split
 
@@ -76,6 +78,7 @@ def block_tiles(
 @triton.jit(do_not_specialize=["num_seqs", "num_splits"])
 def chunk_attention_kernel(
     result_ptr,
+    lse_ptr,
     partial_ptr,
     partial_lse_ptr,
     query_ptr,
@@ -140,7 +143,7 @@ def chunk_attention_kernel(
     if scales_ptr is not None:
         scales_ptr += kv_head // SHAPE.num_parts * SHAPE.block_size
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    head = CachedHead(key_ptr, value_ptr, scales_ptr, table_ptr, context_len)
+    head = CachedHead(key_ptr, value_ptr, scales_ptr, table_ptr, num_cached(context_len, SHAPE))
     BLOCK_V: tl.constexpr = SHAPE.block_v
     accumulator = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     row_max, row_sum = begin_rows(sinks_ptr, heads, is_row, split)
@@ -150,12 +153,14 @@ def chunk_attention_kernel(
     full_tile = first_tile
     if SHAPE.sliding_window + SHAPE.chunk > 0:
         last_position = tl.minimum(first_position + BLOCK_TOKENS, context_len) - 1
-        full_tile = tl.cdiv(first_visible(last_position, SHAPE.sliding_window, SHAPE.chunk), BLOCK_N)
+        last_seen = first_visible(last_position, SHAPE.sliding_window, SHAPE.chunk)
+        full_tile = tl.cdiv(num_cached(last_seen, SHAPE), BLOCK_N)
         full_tile = tl.minimum(tl.maximum(full_tile, first_tile), end_tile)
         accumulator, row_max, row_sum = attend_tiles(
             rows, accumulator, row_max, row_sum, head, first_tile, full_tile, score_scale, True, BLOCK_N, SHAPE
         )
-    diagonal_tile = tl.minimum(tl.maximum((first_position + 1) // BLOCK_N, full_tile), end_tile)
+    diagonal_tile = num_cached(first_position + 1, SHAPE) // BLOCK_N
+    diagonal_tile = tl.minimum(tl.maximum(diagonal_tile, full_tile), end_tile)
     accumulator, row_max, row_sum = attend_tiles(
         rows, accumulator, row_max, row_sum, head, full_tile, diagonal_tile, score_scale, False, BLOCK_N, SHAPE
     )
@@ -167,6 +172,7 @@ def chunk_attention_kernel(
     if is_whole:
         result_rows = token_rows * SHAPE.num_kv_heads * SHAPE.group + heads
         store_rows(result_ptr, result_rows, is_row, accumulator, SHAPE.value_dim)
+        store_lse(lse_ptr, result_rows, is_row, log_sum(row_max, row_sum))
     else:
         block = query_block.to(tl.int64) * SHAPE.num_kv_heads + kv_head
         partial_rows = (block * num_splits + split) * BLOCK_M + local_rows
@@ -177,6 +183,7 @@ def chunk_attention_kernel(
 @triton.jit(do_not_specialize=["num_seqs", "num_splits"])
 def reduce_chunk_splits_kernel(
     result_ptr,
+    lse_ptr,
     partial_ptr,
     partial_lse_ptr,
     query_starts_ptr,
@@ -206,9 +213,10 @@ def reduce_chunk_splits_kernel(
         return
     first_split = (query_block.to(tl.int64) * SHAPE.num_kv_heads + kv_head) * num_splits * BLOCK_M + row
     num_written = tl.cdiv(end_tile - first_tile, tiles_per_split)
-    combined = combine_splits(partial_ptr, partial_lse_ptr, first_split, BLOCK_M, num_written, BLOCK_S, SHAPE)
+    combined, lse = combine_splits(partial_ptr, partial_lse_ptr, first_split, BLOCK_M, num_written, BLOCK_S, SHAPE)
     head = kv_head * SHAPE.group + row % SHAPE.group
     result_row = (first_row + token).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head
     dims = tl.arange(0, SHAPE.block_v)
     combined = combined.to(result_ptr.dtype.element_ty)
     tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)
+    store_lse(lse_ptr, result_row, row < BLOCK_M, lse)

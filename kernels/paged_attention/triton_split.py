@@ -22,6 +22,8 @@ from kernels.paged_attention.triton_tiles import (
     first_visible,
     load_query,
     log_sum,
+    num_cached,
+    store_lse,
     store_rows,
 )
 
@@ -54,8 +56,9 @@ def divide_sequences(
     query_lens = tl.load(query_starts_ptr + sequences + 1, mask=is_sequence, other=0) - first_rows
     context_lens = tl.load(context_lens_ptr + sequences, mask=is_sequence, other=0)
     is_attended = (query_lens > 0) & (query_lens <= MAX_QUERY_LEN)
-    first_tiles = first_visible(context_lens - query_lens, SHAPE.sliding_window, SHAPE.chunk) // BLOCK_N
-    tiles = tl.where(is_attended, tl.cdiv(context_lens, BLOCK_N) - first_tiles, 0)
+    first_seen = first_visible(context_lens - query_lens, SHAPE.sliding_window, SHAPE.chunk)
+    first_tiles = num_cached(first_seen, SHAPE) // BLOCK_N
+    tiles = tl.where(is_attended, tl.cdiv(num_cached(context_lens, SHAPE), BLOCK_N) - first_tiles, 0)
     share = tl.maximum(tl.cdiv(tl.sum(tiles, 0), num_shares), MIN_TILES)
     tiles_per_split = tl.maximum(tl.cdiv(tiles, MAX_SPLITS), share)
     # An empty context has a split, which writes zeros.
@@ -77,6 +80,7 @@ def as_operand(query, key_ptr):
 @triton.jit(do_not_specialize=["num_seqs", "num_shares"])
 def split_attention_kernel(
     result_ptr,
+    lse_ptr,
     partial_ptr,
     partial_lse_ptr,
     query_ptr,
@@ -132,10 +136,10 @@ def split_attention_kernel(
     first_row = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - first_row
     context_len = tl.load(context_lens_ptr + sequence)
-    first_tile = (
-        first_visible(context_len - query_len, SHAPE.sliding_window, SHAPE.chunk) // BLOCK_N + split * own_tiles
-    )
-    end_tile = tl.minimum(first_tile + own_tiles, tl.cdiv(context_len, BLOCK_N))
+    num_tokens = num_cached(context_len, SHAPE)
+    first_seen = first_visible(context_len - query_len, SHAPE.sliding_window, SHAPE.chunk)
+    first_tile = num_cached(first_seen, SHAPE) // BLOCK_N + split * own_tiles
+    end_tile = tl.minimum(first_tile + own_tiles, tl.cdiv(num_tokens, BLOCK_N))
 
     local_rows = tl.arange(0, BLOCK_M)
     tokens = local_rows // SHAPE.group
@@ -154,7 +158,7 @@ def split_attention_kernel(
     if scales_ptr is not None:
         scales_ptr += kv_head // SHAPE.num_parts * SHAPE.block_size
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
-    head = CachedHead(key_ptr, value_ptr, scales_ptr, table_ptr, context_len)
+    head = CachedHead(key_ptr, value_ptr, scales_ptr, table_ptr, num_tokens)
     BLOCK_V: tl.constexpr = SHAPE.block_v
     accumulator = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     row_max, row_sum = begin_rows(sinks_ptr, heads, is_row, split)
@@ -165,6 +169,7 @@ def split_attention_kernel(
     if is_whole:
         result_rows = (first_row + tokens).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + heads
         store_rows(result_ptr, result_rows, is_row, accumulator, SHAPE.value_dim)
+        store_lse(lse_ptr, result_rows, is_row, log_sum(row_max, row_sum))
     else:
         ROWS: tl.constexpr = SHAPE.group * MAX_QUERY_LEN
         partial_rows = (tl.program_id(1).to(tl.int64) * SHAPE.num_kv_heads + kv_head) * ROWS + local_rows
@@ -175,6 +180,7 @@ def split_attention_kernel(
 @triton.jit(do_not_specialize=["num_seqs", "num_shares"])
 def reduce_splits_kernel(
     result_ptr,
+    lse_ptr,
     partial_ptr,
     partial_lse_ptr,
     query_starts_ptr,
@@ -215,9 +221,10 @@ def reduce_splits_kernel(
     first_item = tl.sum(tl.where(sequences < sequence, splits, 0), 0)
     stride = SHAPE.num_kv_heads * ROWS
     first_split = first_item.to(tl.int64) * stride + kv_head * ROWS + row
-    combined = combine_splits(partial_ptr, partial_lse_ptr, first_split, stride, num_splits, MAX_SPLITS, SHAPE)
+    combined, lse = combine_splits(partial_ptr, partial_lse_ptr, first_split, stride, num_splits, MAX_SPLITS, SHAPE)
     dims = tl.arange(0, SHAPE.block_v)
     head = kv_head * SHAPE.group + row % SHAPE.group
     result_row = (first_row + row // SHAPE.group).to(tl.int64) * SHAPE.num_kv_heads * SHAPE.group + head
     combined = combined.to(result_ptr.dtype.element_ty)
     tl.store(result_ptr + result_row * SHAPE.value_dim + dims, combined, mask=dims < SHAPE.value_dim)
+    store_lse(lse_ptr, result_row, row < ROWS, lse)

@@ -42,6 +42,7 @@ class AttentionShape:
         block_d: Power of two, as the next two.
         block_v: Of values.
         block_r: Of what of a key is behind `block_d`; 0 is nothing.
+        first, step: The cache has every `step`th token of a sequence, from `first` on.
     """
 
     group: int
@@ -64,6 +65,8 @@ class AttentionShape:
     block_d: int
     block_v: int
     block_r: int
+    first: int
+    step: int
 
 
 class QueryRows(NamedTuple):
@@ -88,7 +91,7 @@ class CachedHead(NamedTuple):
         value_ptr: The value cache, likewise.
         scales_ptr: Pairs of scales, each read as one int32, likewise; None where the cache is not in eight bits.
         table_ptr: The sequence's row of the block table.
-        context_len: Tokens in the cache; beyond them nothing is read.
+        context_len: Tokens of the sequence in the cache; beyond them nothing is read.
     """
 
     key_ptr: Any
@@ -99,19 +102,31 @@ class CachedHead(NamedTuple):
 
 
 @triton.jit
-def load_scales(head, blocks, positions, MASKED: tl.constexpr, SHAPE: tl.constexpr):
-    """Return the scales of the keys and of the values at `positions`, fp32."""
+def load_scales(head, blocks, places, MASKED: tl.constexpr, SHAPE: tl.constexpr):
+    """Return the scales of the keys and of the values at `places`, fp32."""
     scales_per_block: tl.constexpr = SHAPE.num_kv_heads // SHAPE.num_parts * SHAPE.block_size
-    pairs_ptr = head.scales_ptr + blocks.to(tl.int64) * scales_per_block + positions % SHAPE.block_size
-    pairs = tl.load(pairs_ptr, mask=positions < head.context_len, other=0) if MASKED else tl.load(pairs_ptr)
+    pairs_ptr = head.scales_ptr + blocks.to(tl.int64) * scales_per_block + places % SHAPE.block_size
+    pairs = tl.load(pairs_ptr, mask=places < head.context_len, other=0) if MASKED else tl.load(pairs_ptr)
     key_scales = pairs.to(tl.int16).to(tl.float16, bitcast=True)
     value_scales = (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True)
     return key_scales.to(tl.float32), value_scales.to(tl.float32)
 
 
 @triton.jit
-def is_seen(rows, positions, SHAPE: tl.constexpr):
-    """Return which positions `QueryRows` see, `[BLOCK_M, BLOCK_N]`."""
+def num_cached(num_tokens, SHAPE: tl.constexpr):
+    """Return how many of the first tokens of a sequence are in the cache."""
+    count = num_tokens
+    if SHAPE.step > 1:
+        count = (num_tokens - SHAPE.first + SHAPE.step - 1) // SHAPE.step
+    return count
+
+
+@triton.jit
+def is_seen(rows, places, SHAPE: tl.constexpr):
+    """Return which tokens, by their places in the cache, `QueryRows` see; `[BLOCK_M, BLOCK_N]`."""
+    positions = places
+    if SHAPE.step > 1:
+        positions = places * SHAPE.step + SHAPE.first
     seen = positions[None, :] <= rows.positions[:, None]
     if SHAPE.sliding_window > 0:
         seen = seen & (positions[None, :] > rows.positions[:, None] - SHAPE.sliding_window)
@@ -205,24 +220,24 @@ def attend_tiles(
     dims = tl.arange(0, SHAPE.block_d)
     value_dims = tl.arange(0, SHAPE.block_v)
     for tile in tl.range(first_tile, end_tile):
-        positions = tile * BLOCK_N + offsets
+        places = tile * BLOCK_N + offsets
         if MASKED:
             # A tile may reach beyond the context, where table and cache hold anything.
-            is_cached = positions < head.context_len
-            blocks = tl.load(head.table_ptr + positions // SHAPE.block_size, mask=is_cached, other=0)
+            is_cached = places < head.context_len
+            blocks = tl.load(head.table_ptr + places // SHAPE.block_size, mask=is_cached, other=0)
         else:
             is_cached = None
-            blocks = tl.load(head.table_ptr + positions // SHAPE.block_size)
-        key_offsets = blocks.to(tl.int64) * SHAPE.key_block + positions % SHAPE.block_size * SHAPE.key_token
+            blocks = tl.load(head.table_ptr + places // SHAPE.block_size)
+        key_offsets = blocks.to(tl.int64) * SHAPE.key_block + places % SHAPE.block_size * SHAPE.key_token
         key = load_heads(head.key_ptr, key_offsets, dims, is_cached, SHAPE.key_dim, SHAPE.block_d)
         if SHAPE.is_latent:
             value = key
         else:
-            value_offsets = blocks.to(tl.int64) * SHAPE.value_block + positions % SHAPE.block_size * SHAPE.value_token
+            value_offsets = blocks.to(tl.int64) * SHAPE.value_block + places % SHAPE.block_size * SHAPE.value_token
             value = load_heads(head.value_ptr, value_offsets, value_dims, is_cached, SHAPE.value_dim, SHAPE.block_v)
         score_scales = score_scale
         if head.scales_ptr is not None:
-            key_scales, value_scales = load_scales(head, blocks, positions, MASKED, SHAPE)
+            key_scales, value_scales = load_scales(head, blocks, places, MASKED, SHAPE)
             score_scales = (key_scales * score_scale)[None, :]
 
         scores = tl.dot(rows.query, tl.trans(key.to(dtype)), input_precision=SHAPE.precision)
@@ -238,7 +253,7 @@ def attend_tiles(
             capped = (1.0 - decay) / (1.0 + decay) * (SHAPE.soft_cap * 1.4426950408889634)
             scores = tl.where(scores < 0, -capped, capped)
         if MASKED:
-            scores = tl.where(is_seen(rows, positions, SHAPE), scores, float("-inf"))
+            scores = tl.where(is_seen(rows, places, SHAPE), scores, float("-inf"))
 
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         # A row that has seen nothing yet: exp2(-inf - 0) is the zero it needs, exp2(-inf - -inf) would be NaN.
@@ -260,6 +275,13 @@ def finish_rows(accumulator, row_sum, scales_ptr):
     if scales_ptr is not None:
         accumulator *= 1.0 / WEIGHT_UNITS
     return accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+
+
+@triton.jit
+def store_lse(lse_ptr, target_rows, is_row, lse):
+    """Store logs of sums of exponentials, in units of log2, as natural ones; None stores nothing."""
+    if lse_ptr is not None:
+        tl.store(lse_ptr + target_rows, lse * 0.6931471805599453, mask=is_row)
 
 
 @triton.jit
@@ -287,7 +309,7 @@ def combine_splits(
     BLOCK_S: tl.constexpr,
     SHAPE: tl.constexpr,
 ):
-    """Return a row's result `[block_v]`: those of its splits, weighted by their sums of exponentials.
+    """Return a row's result `[block_v]`, those of its splits weighted by their sums of exponentials, and `log_sum`.
 
     Args:
         partial_ptr: Results of splits, fp32, as many elements a row as a value has.
@@ -308,4 +330,4 @@ def combine_splits(
     top = tl.max(lse, 0)
     weights = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weights, 0)
-    return tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    return tl.sum(partial * weights[:, None], 0) / tl.where(total > 0, total, 1.0), log_sum(top, total)

@@ -1,4 +1,4 @@
-"""A worker whose layers are on two stages answers as one process does, also behind the death of a stage."""
+"""A worker of two stages, or of ranks that share tokens, answers as one process does, also behind a rank's death."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ def texts(system: System) -> list[str]:
     return [choice.text for answer in answers for choice in answer.choices]
 
 
-def test_stages_answer_as_one_process(tmp_path: Path) -> None:
+SHARING = ("--tensor-parallel-size", "2", "--decode-context-parallel-size", "2")
+
+
+@pytest.mark.parametrize("options", [("--pipeline-parallel-size", "2"), SHARING])
+def test_two_ranks_answer_as_one_process(options: tuple[str, ...], tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with running_system(tmp_path / "one", "--num-threads", "1") as one:
         expected = texts(one)
-    with running_system(tmp_path / "two", "--num-threads", "1", "--pipeline-parallel-size", "2") as two:
+    with running_system(tmp_path / "two", "--num-threads", "1", *options) as two:
         assert texts(two) == expected
         (worker,) = two.info["pids"]["worker"]
         (stage,) = [pid for pid in children_of(worker) if b"ranks.member" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -288,7 +288,7 @@ def test_sequences_are_divided_by_their_share_of_all_tokens(
     division = torch.zeros(2, size, dtype=torch.int32, device=device)
     starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
     lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
-    shape = SimpleNamespace(sliding_window=0, chunk=0)
+    shape = SimpleNamespace(sliding_window=0, chunk=0, step=1)
     write_division[(1,)](division, starts, lens, num_seqs, 66, size, shape)
     splits, tiles_per_split = (row[:num_seqs].tolist() for row in division)
     tiles = [-(-length // 64) for length in context_lens]

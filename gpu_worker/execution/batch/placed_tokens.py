@@ -11,6 +11,7 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.media import MediaSpan
 from gpu_worker.core.plan import UNKNOWN_TOKEN, StepPlan
 from gpu_worker.execution.batch.transfers import Int32s, Int64s
+from kernels.layer_cache import CachedTokens
 
 
 def text_positions(spans: Values[MediaSpan], places: Int64s) -> Int64s:
@@ -135,11 +136,13 @@ class Placed:
             positions[part] = text_positions(self.sequences[place].media, places)
         return positions
 
-    def slots(self, tables: Int32s, block_size: int) -> Int64s:
-        """Return where the tokens go, in the blocks of one group of layers."""
+    def slots(self, tables: Int32s, block_size: int, kept: CachedTokens) -> Int64s:
+        """Return where the tokens that the cache has go, in the blocks of one group of layers; -1 for the others."""
         blocks = self.places // block_size
         # A block's number times its size, and the offset in it, which is `places - blocks * block_size`.
         slots: Int64s = (tables[self.token_rows, blocks] - blocks) * block_size + self.places
+        if kept.step > 1:
+            return np.where(slots % kept.step == kept.first, slots // kept.step, -1)
         return slots
 
     def state_slots(self) -> list[int]:

@@ -27,6 +27,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.layers.attention_context import AttentionContext, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows, StateSaves
 
@@ -40,7 +41,7 @@ class StepArrays(Struct, Generic[Array], frozen=True, gc=False):
         token_ids: `[num_tokens]`, `UNKNOWN_TOKEN` where only the device has it, as the last one of its row.
         token_rows: `[num_tokens]`, the row of each token's sequence.
         positions: `[num_tokens]`, in the sequence.
-        slots: `[num_tokens]`, `block * block_size + offset` where each token's KV goes.
+        slots: `[num_tokens]`, where each token's KV goes, -1 where another rank keeps it.
         query_starts: `[num_seqs + 1]`, first token of each sequence, then the number of tokens.
         context_lens: `[num_seqs]`, tokens of each sequence that have KV after the step.
         num_kept: `[num_seqs]`, tokens of each sequence that are not drafts; None where there are no drafts.
@@ -80,6 +81,7 @@ class Frame(Struct, frozen=True, gc=False):
         has_states: There are recurrent layers.
         has_axes: Positions have several axes, so that those behind an image are not places.
         evicted: Of each row, tokens that are not in the cache any more; None where no row has any.
+        kept: Which tokens are in the cache at all.
     """
 
     tables: Int32s
@@ -87,6 +89,11 @@ class Frame(Struct, frozen=True, gc=False):
     has_states: bool = False
     has_axes: bool = False
     evicted: Int64s | None = None
+    kept: CachedTokens = EVERY_TOKEN
+
+    def slots(self, step: Placed, tables: Int32s) -> Int64s:
+        """Return where tokens go, by the tables of one group of layers."""
+        return step.slots(tables, self.block_size, self.kept)
 
 
 class Field(Struct, frozen=True):
@@ -113,7 +120,7 @@ class Field(Struct, frozen=True):
         return np.zeros(int(self.size == "ends"), dtype=self.dtype)
 
 
-_SLOTS = Field("slots", np.int64, "tokens", -1, lambda step, frame: step.slots(frame.tables, frame.block_size))
+_SLOTS = Field("slots", np.int64, "tokens", -1, lambda step, frame: frame.slots(step, frame.tables))
 FIELDS = (
     Field("token_ids", np.int64, "tokens", 0, lambda step, _: step.token_ids()),
     Field("token_rows", np.int64, "tokens", "spare_row", lambda step, _: step.token_rows),
@@ -170,7 +177,7 @@ def lay_out(
     for field in _ALWAYS if drafts is None and not frame.has_states else FIELDS:
         source = field.source(placed, frame)
         arrays.append(np.array(source, dtype=field.dtype) if isinstance(source, list) else source)
-    windows = tuple([placed.slots(tables, frame.block_size) for tables in window_tables]) if window_tables else ()
+    windows = tuple([frame.slots(placed, tables) for tables in window_tables]) if window_tables else ()
     longest, max_context_len = placed.max_query_len, placed.max_context_len
     return _make(*arrays, window_slots=windows, max_query_len=longest, max_context_len=max_context_len)
 

@@ -32,6 +32,7 @@ class GroupShares:
     Attributes:
         slot_bytes: Of a state of the recurrent layers.
         checkpoint_ratio: Bytes of checkpoints of states for each byte of blocks.
+        context_size: Ranks that each have as many tokens of a block.
     """
 
     layout: CacheLayout
@@ -41,6 +42,7 @@ class GroupShares:
     dtype: torch.dtype
     slot_bytes: int = 0
     checkpoint_ratio: float = 0.0
+    context_size: int = 1
 
     def num_blocks(self, num_whole: int) -> list[int]:
         """Return the blocks of each group beside `num_whole` blocks that keep all tokens."""
@@ -53,15 +55,19 @@ class GroupShares:
     @property
     def demand(self) -> CacheDemand:
         """What a block that keeps all tokens takes with its share of all others, checkpoints of states included."""
-        _, *others = group_block_bytes(self.layout, self.block_size, self.dtype)
+        _, *others = self._block_bytes
         fixed = sum(size * self._fixed(window) for size, window in zip(others, self._windows, strict=True))
         size = self._tokens_bytes + -((-self._checkpoints_a_block * self.slot_bytes) // 1)
         return CacheDemand(int(size), self.block_size, self.max_model_len, fixed)
 
     @property
+    def _block_bytes(self) -> list[int]:
+        return group_block_bytes(self.layout, self.block_size // self.context_size, self.dtype)
+
+    @property
     def _tokens_bytes(self) -> int:
         """Bytes of a block that keeps all tokens, with its share of blocks of windows."""
-        whole, *others = group_block_bytes(self.layout, self.block_size, self.dtype)
+        whole, *others = self._block_bytes
         shares = sum(
             (size * self._share(window) for size, window in zip(others, self._windows, strict=True)), Fraction()
         )

@@ -13,7 +13,14 @@ from gpu_worker.execution.memory.budget import CacheDemand
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.models.config import ModelConfig
-from kernels.layer_cache import CacheShape, LayerCache, StackedCaches, allocate_caches
+from kernels.layer_cache import (
+    EVERY_TOKEN,
+    CachedTokens,
+    CacheShape,
+    LayerCache,
+    StackedCaches,
+    allocate_caches,
+)
 from shared.errors import ConfigError
 
 _NOTHING = CacheShape(1, 0, 0)
@@ -35,6 +42,7 @@ class KVCache:
         layers: In order; a layer that reads another's has the same, one that keeps no tokens has one of no bytes.
         groups: Those of the layout, in its order.
         layout: What the layers keep.
+        block_size: Tokens of sequences that a block stands for; it has room for the `tokens` among them.
     """
 
     layers: Sequence[LayerCache]
@@ -42,6 +50,7 @@ class KVCache:
     layout: CacheLayout
     block_size: int
     device: torch.device
+    tokens: CachedTokens = EVERY_TOKEN
 
     @property
     def num_blocks(self) -> int:
@@ -65,24 +74,30 @@ def allocate_kv_cache(
 
 
 def allocate_groups(
-    layout: CacheLayout, num_blocks: Sequence[int], block_size: int, dtype: torch.dtype, device: torch.device
+    layout: CacheLayout,
+    num_blocks: Sequence[int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    tokens: CachedTokens = EVERY_TOKEN,
 ) -> KVCache:
     """Allocate blocks of each group for keys and values of type `dtype`. Their contents are undefined."""
-    nothing = allocate_caches(1, 1, block_size, _NOTHING, dtype, device).layers()[0]
+    room = block_size // tokens.step
+    nothing = allocate_caches(1, 1, room, _NOTHING, dtype, device).layers()[0]
     layers, groups = [nothing] * len(layout.layers), []
     for group, count in zip(layout.groups, num_blocks, strict=True):
         stacks = []
         by_shape = sorted(group.layers, key=lambda layer: _sort_key(layout.shape_of(layer)))
         for shape, alike in groupby(by_shape, key=layout.shape_of):
             members = list(alike)
-            stacks.append(allocate_caches(len(members), count, block_size, shape, dtype, device))
+            stacks.append(allocate_caches(len(members), count, room, shape, dtype, device))
             for layer, cache in zip(members, stacks[-1].layers(), strict=True):
                 layers[layer] = cache
         groups.append(GroupCache(count, tuple(stacks)))
     for layer, memory in enumerate(layout.layers):
         if isinstance(memory, ReadsLayer):
             layers[layer] = layers[memory.layer]
-    return KVCache(layers, tuple(groups), layout, block_size, device)
+    return KVCache(layers, tuple(groups), layout, block_size, device, tokens)
 
 
 def _sort_key(shape: CacheShape) -> tuple[int, int, int, bool]:

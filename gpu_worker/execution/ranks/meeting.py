@@ -25,6 +25,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.collectives import Exchange
 from kernels.cpu_library import cpu_library
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 
 # Reading the weights of a large model may take so long; death and standstill are noticed by others, and sooner.
 _TIMEOUT = timedelta(minutes=60)
@@ -54,13 +55,14 @@ class GroupRanks(Ranks, Protocol):
 def group_ranks(rank: int, board: Board, config: RunnerConfig, *, is_shared: bool, interface: str = "") -> GroupRanks:
     """Return a rank that has not met the others yet."""
     size, has_whole_experts = config.tensor_parallel_size, config.enable_expert_parallel
-    redundant = config.moved_experts
+    redundant, context_size = config.moved_experts, config.decode_context_parallel_size
+    tokens = CachedTokens(rank % context_size, context_size)
     if not is_shared:
         device, num_stages = torch.device(device_of(config, rank)), config.pipeline_parallel_size
-        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface, redundant)
+        return ProcessGroupRanks(rank, size, device, has_whole_experts, num_stages, interface, redundant, tokens)
     library = cpu_library()
     assert library is not None, "rank 0 has the kernels, and so have all others of its host"
-    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts, redundant)
+    return SharedMemoryRanks(rank, size, board.exchange(rank, library), has_whole_experts, redundant, tokens)
 
 
 def device_of(config: RunnerConfig, rank: int) -> str:
@@ -78,7 +80,9 @@ class SharedMemoryRanks(OneStage):
         exchange: Exchange,
         has_whole_experts: bool = False,
         num_redundant_experts: int | None = None,
+        tokens: CachedTokens = EVERY_TOKEN,
     ) -> None:
+        self.tokens = tokens
         self.rank = self.number = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
@@ -102,6 +106,11 @@ class SharedMemoryRanks(OneStage):
         """Do what `Ranks` promises."""
         return self.exchange.gather(x)
 
+    def swap(self, x: torch.Tensor) -> torch.Tensor:
+        """Do what `Ranks` promises."""
+        first, step = self.rank - self.tokens.first, self.tokens.step
+        return self.gather(x.reshape(1, -1)).view(self.size, *x.shape)[first : first + step, self.tokens.first]
+
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
         return x.copy_(self.gather(x.view(1, -1))[0, : x.numel()].view_as(x))
@@ -123,12 +132,15 @@ class ProcessGroupRanks:
         num_stages: int = 1,
         interface: str = "",
         num_redundant_experts: int | None = None,
+        tokens: CachedTokens = EVERY_TOKEN,
     ) -> None:
+        self.tokens = tokens
         self.stage, self.rank = divmod(number, size)
         self.num_stages = num_stages
         self.size = size
         self.number = number
         self._group: dist.ProcessGroup | None = None
+        self._context: dist.ProcessGroup | None = None
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self.has_whole_experts = has_whole_experts
         self.num_redundant_experts = num_redundant_experts
@@ -154,10 +166,8 @@ class ProcessGroupRanks:
             timeout=_TIMEOUT,
         )
         self._sent.clear()
-        if self.num_stages > 1:
-            # All processes make the groups of all stages.
-            stages = [range(first, first + self.size) for first in range(0, self.size * self.num_stages, self.size)]
-            self._group = [dist.new_group(list(stage), timeout=_TIMEOUT) for stage in stages][self.stage]
+        self._group = self._group_of(self.size)
+        self._context = None if self.tokens.step == 1 else self._group_of(self.tokens.step)
         self._sockets = [] if is_on_gpu else sorted(_open_sockets() - before)
 
     def abort(self) -> None:
@@ -190,6 +200,14 @@ class ProcessGroupRanks:
         dist.all_gather(parts, x.contiguous(), group=self._group)
         return torch.cat(parts, dim=1)
 
+    def swap(self, x: torch.Tensor) -> torch.Tensor:
+        """Do what `Ranks` promises."""
+        x = x.contiguous()
+        result = torch.empty_like(x)
+        # As bytes, since gloo does not know all types.
+        dist.all_to_all_single(result.view(torch.uint8), x.view(torch.uint8), group=self._context)
+        return result
+
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Do what `Ranks` promises."""
         if self.stage > 0 and self.rank == 0:
@@ -216,6 +234,18 @@ class ProcessGroupRanks:
         least = torch.tensor([number])
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least)
+
+    def _group_of(self, count: int) -> dist.ProcessGroup | None:
+        """Return the group of so many processes in a row that this one is in; None is that of all."""
+        num_all = self.size * self.num_stages
+        if count == num_all:
+            return None
+        # All processes make all groups.
+        firsts = range(0, num_all, count)
+        groups: list[dist.ProcessGroup] = [
+            dist.new_group(list(range(first, first + count)), timeout=_TIMEOUT) for first in firsts
+        ]
+        return groups[self.number // count]
 
     def _send(self, x: torch.Tensor, to: int, tag: int) -> None:
         """Send without waiting; what is sent is kept until it has arrived."""

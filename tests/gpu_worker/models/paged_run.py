@@ -8,7 +8,7 @@ from gpu_worker.execution.memory.state_pool import allocate_states
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import ReadsLayer
 from gpu_worker.models.decoder import CausalLM
-from kernels.layer_cache import CacheShape, LayerCache, allocate_caches
+from kernels.layer_cache import EVERY_TOKEN, CachedTokens, CacheShape, LayerCache, allocate_caches
 from kernels.state_rows import StateRows
 
 
@@ -24,18 +24,24 @@ class PagedRun:
     """Sequences under computation; `step()` computes the next tokens of some of them in one batch."""
 
     def __init__(
-        self, model: CausalLM, sequences: list[torch.Tensor], block_size: int = 4, max_draft_tokens: int = 0
+        self,
+        model: CausalLM,
+        sequences: list[torch.Tensor],
+        block_size: int = 4,
+        max_draft_tokens: int = 0,
+        kept: CachedTokens = EVERY_TOKEN,
     ) -> None:
         config = model.config
         num_blocks = sum(-(-len(sequence) // block_size) for sequence in sequences) + 3
         self.model = model
         self.sequences = sequences
         self.block_size = block_size
+        self.kept = kept
         layout = config.cache_layout
         plain = CacheShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        tokens = map(layout.tokens_of, range(len(layout.layers)))
-        kept = [plain if memory is None else memory.shape for memory in tokens]
-        self.caches = [poisoned_cache(num_blocks, block_size, shape, model.dtype) for shape in kept]
+        memories = map(layout.tokens_of, range(len(layout.layers)))
+        shapes, room = [plain if memory is None else memory.shape for memory in memories], block_size // kept.step
+        self.caches = [poisoned_cache(num_blocks, room, shape, model.dtype) for shape in shapes]
         for layer, memory in enumerate(layout.layers):
             if isinstance(memory, ReadsLayer):
                 self.caches[layer] = self.caches[memory.layer]
@@ -64,6 +70,8 @@ class PagedRun:
             table[where // self.block_size] * self.block_size + where % self.block_size
             for table, where in zip(tables, positions.values(), strict=True)
         ]
+        if self.kept.step > 1:
+            slots = [torch.where(own % self.kept.step == self.kept.first, own // self.kept.step, -1) for own in slots]
         counts = [len(where) for where in positions.values()]
         starts = torch.tensor([0, *counts]).cumsum(0).int()
         context_lens = torch.tensor([self.computed[s] for s in positions], dtype=torch.int32)

@@ -123,10 +123,9 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attend(
         query: Any, keys: Any, values: Any, tables: Any, starts: Any, lens: Any, most: int, _: int, scale: float,
-        window: Any, soft_cap: Any, scales: Any, sinks: Any, chunk_size: Any,
+        window: Any, soft_cap: Any, scales: Any, sinks: Any, chunk_size: Any, partial: Any,
     ) -> torch.Tensor:  # fmt: skip
-        assert sinks is None
-        assert chunk_size is None
+        assert (sinks, chunk_size, partial) == (None, None, None)
         batch = attention.PagedAttentionBatch(query, keys, values, tables, starts, lens, scales)
         return attention.paged_attention_triton(batch, most, scale, window, soft_cap, GPU).zero_()
 

@@ -38,6 +38,7 @@ SETTINGS: dict[str, Any] = {
     "state_checkpoint_ratio": 0.3,
     "cuda_graphs": "decode",
     "tensor_parallel_size": 2,
+    "decode_context_parallel_size": 2,
     "enable_expert_parallel": True,
     "enable_eplb": True,
     "num_redundant_experts": 5,
@@ -95,8 +96,8 @@ def test_states_get_no_memory_for_checkpoints_without_a_prefix_cache() -> None:
     ],
 )
 def test_sizes_of_a_simulated_engine_are_the_workers(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
-    lone = {"simulate": 0.01, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1}
-    lone |= {"enable_eplb": False, "num_redundant_experts": 0}
+    counts = ("tensor_parallel_size", "decode_context_parallel_size", "pipeline_parallel_size", "nnodes")
+    lone = {"simulate": 0.01, "enable_eplb": False, "num_redundant_experts": 0, **dict.fromkeys(counts, 1)}
     config = WorkerConfig(model=DEMO_MODEL, **{**settings, **lone})
     directory = read_model_directory(DEMO_MODEL)
     scheduler = build_engine(config, directory, ModelTokenizer(directory)).scheduler

@@ -9,13 +9,14 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
-from gpu_worker.layers.ranks import Ranks
-from gpu_worker.models.decoder import is_fused
+from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.models.decoder import CausalLM, is_fused
 from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from tests.gpu_worker.execution.ranks.thread_ranks import on_ranks, sharing_memory
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Case] = {
     **mixture_cases.CASES,
     **composed_cases.CASES,
 }
+LATENT = f"family-{next(iter(latent_cases.CASES))}"
 MODELS: dict[str, Callable[[Path], object]] = {
     **{f"variant-{name}": lambda path, name=name: save_variant(name, path) for name in VARIANTS},
     **{f"family-{name}": lambda path, case=case: save_case(case, path) for name, case in FAMILIES.items()},
@@ -46,45 +48,45 @@ MODELS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def logits(directory: Path, ranks: Ranks | None = None) -> torch.Tensor:
-    """Score a prompt in chunks and then token by token."""
-    if ranks is None:
-        model = load_model(directory, torch.float32, CPU)
-    else:
-        model = load_model(directory, torch.float32, CPU, ranks=ranks)
-        division = Division.of(ranks)
-        layers = tuple(divided_layer(layer, division) for layer in model.config.layers)
+def load(directory: Path, ranks: Ranks = ALONE) -> CausalLM:
+    """Load a rank's part of a model, whose configuration is that of the part."""
+    model = load_model(directory, torch.float32, CPU, ranks=ranks)
+    if ranks.size > 1:
+        layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
         model.config = replace(model.config, layers=layers)
-    run = PagedRun(model, [TOKENS])
+    return model
+
+
+def logits(directory: Path, ranks: Ranks = ALONE) -> torch.Tensor:
+    """Score a prompt in chunks and then token by token."""
+    run = PagedRun(load(directory, ranks), [TOKENS], kept=ranks.tokens)
     return torch.cat([run.step({0: count})[0] for count in (13, 14, 1, 1, 1)])
 
 
-def assert_divisible(directory: Path, size: int, *, has_whole_experts: bool = False) -> None:
-    whole, first, others = both(directory, size, has_whole_experts=has_whole_experts)
+def assert_divisible(directory: Path, size: int, **division: Any) -> None:
+    whole, first, others = both(directory, size, **division)
     assert whole.std() > 0.05
     side_by_side = torch.cat([first, *others], dim=1)[:, : whole.shape[1]]
     torch.testing.assert_close(side_by_side, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
 
 
-def both(
-    directory: Path, size: int, *, has_whole_experts: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+def both(directory: Path, size: int, **division: Any) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return what the whole model scores, what rank 0 of a divided one does of its tokens, and what the others do."""
-    first, *others = on_ranks(size, lambda ranks: logits(directory, ranks), has_whole_experts=has_whole_experts)
+    first, *others = on_ranks(size, lambda ranks: logits(directory, ranks), **division)
     return logits(directory), first, others
 
 
-def check(name: str, size: int, directory: Path, *, has_whole_experts: bool = False) -> None:
+def check(name: str, size: int, directory: Path, **division: Any) -> None:
     MODELS[name](directory)
     config = read_model_config(directory)
     if config.is_bidirectional:
         pytest.skip("attends in both directions, which is refused")
     try:
         for layer in config.layers:
-            divided_layer(layer, Division(0, size, has_whole_experts))
+            divided_layer(layer, Division(0, size, **division))
     except IndivisibleError as error:
         pytest.skip(str(error))
-    assert_divisible(directory, size, has_whole_experts=has_whole_experts)
+    assert_divisible(directory, size, **division)
 
 
 DEFAULT = ("variant-llama", "variant-llama-mqa-biases", "recurrent-qwen3_5_moe", "recurrent-lfm2")
@@ -101,6 +103,39 @@ def test_every_family_scores_as_one(name: str, size: int, tmp_path: Path) -> Non
     check(name, size, tmp_path)
 
 
+SHARING = ("variant-llama", "variant-mistral-window", "family-gpt-oss", LATENT, "recurrent-qwen3_5_moe")
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_ranks_that_share_the_tokens_of_sequences_score_as_one(name: str, tmp_path: Path) -> None:
+    check(name, 2, tmp_path, context_size=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [*itertools.product(MODELS, ((2, 2), (4, 2), (4, 4)))])
+def test_every_family_whose_ranks_share_tokens_scores_as_one(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    check(name, size[0], tmp_path, context_size=size[1])
+
+
+def test_prompt_of_ranks_that_share_tokens_may_be_cut_anywhere(tmp_path: Path) -> None:
+    MODELS["variant-mistral-window"](tmp_path)
+
+    def scores(ranks: Ranks) -> torch.Tensor:
+        model, found = load(tmp_path, ranks), []
+        for cut in range(1, 14):
+            run = PagedRun(model, [TOKENS[:14], TOKENS[10:20]], kept=ranks.tokens)
+            first = run.step({0: cut})[0]
+            # Beside the beginning of another prompt, whose tokens come one by one then.
+            second = run.step({0: 14 - cut, 1: cut % 9 + 1})
+            last = run.step({1: 1})
+            found.append(torch.cat((first, second[0], second[1], last[1])))
+        return torch.cat(found)
+
+    whole, parts = scores(ALONE), on_ranks(2, scores, context_size=2)
+    side_by_side = torch.cat(parts, dim=1)[:, : whole.shape[1]]
+    torch.testing.assert_close(side_by_side, whole, atol=1e-4 * float(whole.abs().max()), rtol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if "mo" in name or "mix" in name or "deepseek" in name])
 def test_mixtures_whose_ranks_have_some_experts_score_as_one(name: str, tmp_path: Path) -> None:
@@ -111,10 +146,7 @@ def test_counts_of_experts_are_those_of_all_ranks(tmp_path: Path) -> None:
     MODELS["recurrent-qwen3_5_moe"](tmp_path)
 
     def counts(ranks: Ranks) -> list[list[int]]:
-        model = load_model(tmp_path, torch.float32, CPU, ranks=ranks)
-        model.config = replace(
-            model.config, layers=tuple(divided_layer(e, Division.of(ranks)) for e in model.config.layers)
-        )
+        model = load(tmp_path, ranks)
         PagedRun(model, [TOKENS]).step({0: len(TOKENS)})
         loads = model.expert_loads()
         assert loads is not None

@@ -44,7 +44,7 @@ def sequences(count: int = 12) -> list[Sequence]:
     return list(mixed_sequences(count))
 
 
-def assert_same(found: Outcome, expected: Outcome) -> None:
+def assert_same(found: Outcome, expected: Outcome, tolerance: float = 1e-4) -> None:
     assert found.tokens == expected.tokens
     assert found.errors == expected.errors == {}
     for name in ("logprobs", "prompt_logprobs"):
@@ -53,16 +53,16 @@ def assert_same(found: Outcome, expected: Outcome) -> None:
         for sequence, entries in theirs.items():
             for one, other in zip(ours[sequence], entries, strict=True):
                 assert one.token_id == other.token_id
-                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+                assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
                 assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
-def check(directory: Path, size: int, proposer: Proposer | None = None) -> None:
+def check(directory: Path, size: int, proposer: Proposer | None = None, **settings: Any) -> None:
     """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts."""
     ways: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32}, {"proposer": proposer or NgramProposer(100_000)})
     with started(directory, 1) as (alone, _):
         expected = [alone.answer(sequences(), **way) for way in ways]
-    with started(directory, size) as (run, group):
+    with started(directory, size, **settings) as (run, group):
         for way, outcome in zip(ways, expected, strict=True):
             assert_same(run.answer(sequences(), **way), outcome)
         assert group is not None

@@ -65,12 +65,14 @@ def ways(*, has_drafts: bool = True) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("context_size", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
+def test_two_ranks_give_the_tokens_of_one(name: str, context_size: int, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
     with started(tmp_path, 1, dtype="float32", max_model_len=256) as (alone, _):
         expected = [alone.answer(sequences(18), **way) for way in ways()]
-    with started(tmp_path, 2, dtype="float32", max_model_len=256) as (run, _):
+    context = {"decode_context_parallel_size": context_size}
+    with started(tmp_path, 2, dtype="float32", max_model_len=256, **context) as (run, _):
         for way, outcome in zip(ways(), expected, strict=True):
             assert_same(run.answer(sequences(18), **way), outcome)
     assert expected[1].num_preemptions > 0

@@ -26,9 +26,10 @@ def answers(directory: Path, size: int, **settings: Any) -> list[Outcome]:
         return [run.answer(sequences(), **way) for way in WAYS]
 
 
-def check(directory: Path, size: int, num_stages: int) -> None:
+def check(directory: Path, size: int, num_stages: int, **settings: Any) -> None:
     expected = answers(directory, 1)
-    for found, one in zip(answers(directory, size, pipeline_parallel_size=num_stages), expected, strict=True):
+    found_ones = answers(directory, size, pipeline_parallel_size=num_stages, **settings)
+    for found, one in zip(found_ones, expected, strict=True):
         assert_same(found, one)
     assert expected[1].num_preemptions > 0
 
@@ -39,10 +40,11 @@ def test_two_stages_give_the_tokens_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("context_size", [1, 2])
 @pytest.mark.parametrize("name", ["windows", "latent", "gptq", "gguf", "one-kv-head"])
-def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(name: str, tmp_path: Path) -> None:
+def test_two_stages_of_two_ranks_give_the_tokens_of_one_process(name: str, context_size: int, tmp_path: Path) -> None:
     MODELS[name](tmp_path)
-    check(tmp_path, 2, 2)
+    check(tmp_path, 2, 2, decode_context_parallel_size=context_size)
 
 
 @pytest.mark.slow

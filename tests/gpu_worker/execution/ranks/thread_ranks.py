@@ -13,6 +13,7 @@ from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.meeting import SharedMemoryRanks
 from gpu_worker.layers.ranks import OneStage, Ranks
 from kernels.cpu_library import cpu_library
+from kernels.layer_cache import CachedTokens
 
 T = TypeVar("T")
 
@@ -28,7 +29,8 @@ class ThreadRanks(OneStage):
 
     exchange = None
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting, has_whole_experts: bool) -> None:
+    def __init__(self, rank: int, size: int, meeting: _Meeting, has_whole_experts: bool, context_size: int = 1) -> None:
+        self.tokens = CachedTokens(rank % context_size, context_size)
         self.rank = rank
         self.size = size
         self.has_whole_experts = has_whole_experts
@@ -39,6 +41,12 @@ class ThreadRanks(OneStage):
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return self._met(x, lambda tensors: torch.cat(tensors, dim=1))
+
+    def swap(self, x: torch.Tensor) -> torch.Tensor:
+        first, step = self.rank - self.tokens.first, self.tokens.step
+        return self._met(
+            x, lambda parts: torch.stack([part[self.tokens.first] for part in parts[first : first + step]])
+        )
 
     def share(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(self._met(x, lambda tensors: tensors[0].clone()))
@@ -66,12 +74,14 @@ def sharing_memory(size: int) -> Callable[[ThreadRanks], Ranks]:
     return lambda ranks: SharedMemoryRanks(ranks.rank, size, board.exchange(ranks.rank, library), False)
 
 
-def on_ranks(size: int, work: Callable[[ThreadRanks], T], *, has_whole_experts: bool = False) -> list[T]:
+def on_ranks(
+    size: int, work: Callable[[ThreadRanks], T], *, has_whole_experts: bool = False, context_size: int = 1
+) -> list[T]:
     """Let each rank do the same in a thread of its own, and return what each returned."""
     meeting = _Meeting(size)
 
     def run(rank: int) -> T:
-        ranks = ThreadRanks(rank, size, meeting, has_whole_experts)
+        ranks = ThreadRanks(rank, size, meeting, has_whole_experts, context_size)
         try:
             with torch.inference_mode():
                 return work(ranks)

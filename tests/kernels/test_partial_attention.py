@@ -1,0 +1,115 @@
+"""Attention to every second or third token, merged, is attention to all: every variant, every implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.cpu_library import cpu_library
+from kernels.gpu_config import is_triton_installed
+from kernels.layer_cache import CachedTokens
+from kernels.paged_attention import Partial, merge_partials
+from kernels.paged_attention.dispatch import paged_attention_cpu
+from kernels.paged_attention.reference import paged_attention_reference
+from tests.kernels.attention_variants import OPTIONS, QUERIES, Options, batch_of, run_reference
+from tests.kernels.paged_batch import PagedBatch, PagedSequence, Shape, make_batch, make_sequence
+from tests.kernels.poisoned_memory import poisoned_memory
+from tests.kernels.tolerances import assert_close
+
+FORMS = {
+    "same": Shape(4, 2, 24, 5),
+    "transposed keys": Shape(4, 2, 24, 16),
+    "values of another size": Shape(6, 2, 24, 4, value_dim=16),
+    "latent": Shape(4, 1, 72, 4, value_dim=64, is_latent=True),
+    "int8": Shape(4, 2, 32, 4, torch.float32, torch.int8),
+    "float16": Shape(2, 1, 24, 8, torch.float16),
+}
+Attend = Callable[[PagedBatch, Options, Partial], torch.Tensor]
+
+
+def reference(batch: PagedBatch, options: Options, partial: Partial) -> torch.Tensor:
+    limits = (options.sliding_window, options.soft_cap)
+    return paged_attention_reference(
+        *batch.arguments(), *limits, batch.kv_scales, None, options.chunk_size, partial=partial
+    )
+
+
+def compiled(batch: PagedBatch, options: Options, partial: Partial) -> torch.Tensor:
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    variant = (batch.kv_scales, options.soft_cap, None, options.chunk_size, partial)
+    return paged_attention_cpu(library, *batch.arguments()[:6], batch.scale, options.sliding_window, *variant)
+
+
+def triton(batch: PagedBatch, options: Options, partial: Partial, device: torch.device) -> torch.Tensor:
+    from tests.kernels.test_attention_variants_triton import CHUNK, SPLIT, SPLITS, PagedAttentionBatch
+    from tests.kernels.test_attention_variants_triton import paged_attention_triton as attend
+
+    tensors = (*batch.arguments()[:6], batch.kv_scales, None)
+    on_device = [None if tensor is None else tensor.to(device) for tensor in tensors]
+    moved = PagedAttentionBatch(*on_device, replace(partial, lse=partial.lse.to(device)))
+    if batch.key_cache.data_ptr() == batch.value_cache.data_ptr():
+        moved = replace(moved, value_cache=moved.key_cache[..., : batch.value_cache.shape[3]])
+    limits = (options.sliding_window, options.soft_cap)
+    result = attend(moved, batch.max_query_len, batch.scale, *limits, SPLITS, SPLIT, CHUNK, options.chunk_size)
+    partial.lse.copy_(moved.partial.lse)
+    return result.cpu()
+
+
+def part_of(shape: Shape, queries: str, tokens: CachedTokens) -> PagedBatch:
+    """Make a cache of some tokens of the sequences that `batch_of` has."""
+    lengths, query_lens = QUERIES[queries]
+    whole = [make_sequence(length, shape, seed=length) for length in lengths]
+    kept = [
+        PagedSequence(each.query, *(heads[tokens.first :: tokens.step] for heads in (each.key, each.value)))
+        for each in whole
+    ]
+    lens = torch.tensor(lengths, dtype=torch.int32)
+    return replace(make_batch(kept, query_lens, shape), context_lens=lens, max_context_len=max(lengths))
+
+
+def check(attend: Attend, shape: Shape, options: Options, queries: str, step: int) -> None:
+    values, lse = [], []
+    for first in range(step):
+        batch = part_of(shape, queries, CachedTokens(first, step))
+        partial = Partial(CachedTokens(first, step), torch.full(batch.query.shape[:2], float("nan")))
+        with poisoned_memory():
+            values.append(attend(batch, options, partial))
+        lse.append(partial.lse)
+    assert values[0].dtype is torch.float32
+    merged = merge_partials(torch.stack(values), torch.stack(lse), options.sinks(shape.num_heads))
+    assert_close(merged.to(shape.dtype), run_reference(batch_of(shape, queries), options))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("attend", [reference, compiled])
+def test_parts_come_to_attention_to_all_tokens(attend: Attend, shape: Shape, options: Options) -> None:
+    for queries, step in (("decodes", 2), ("mixed", 2), ("mixed", 3)):
+        check(attend, shape, options, queries, step)
+
+
+FAST = {("same", "all", "decodes"), ("latent", "plain", "decodes"), ("float16", "window", "mixed")}
+
+
+def mostly_slow() -> list[Any]:
+    """Every form with every variant; only some are tested by default, as the interpreter takes long."""
+    return [
+        pytest.param(shape, options, queries, id=f"{form}-{name}-{queries}", marks=marks)
+        for form, shape in FORMS.items()
+        for name, options in OPTIONS.items()
+        for queries in ("decodes", "mixed")
+        for marks in [[] if (form, name, queries) in FAST else pytest.mark.slow]
+    ]
+
+
+@pytest.mark.skipif(not is_triton_installed(), reason="Triton does not support this platform")
+@pytest.mark.parametrize(("shape", "options", "queries"), mostly_slow())
+def test_parts_of_a_gpu_come_to_attention_to_all_tokens(
+    shape: Shape, options: Options, queries: str, device: torch.device
+) -> None:
+    check(lambda batch, options, partial: triton(batch, options, partial, device), shape, options, queries, 2)
