@@ -37,6 +37,7 @@ class Constraint:
     Attributes:
         secret: It is not shown, and can be given in a file.
         synonyms: What other servers call some of the choices.
+        is_never_empty: An option without a value, as of a variable that is not set, is refused and not ignored.
     """
 
     help: str
@@ -46,6 +47,7 @@ class Constraint:
     secret: bool = False
     alias: str | None = None
     synonyms: Mapping[str, str] | None = None
+    is_never_empty: bool = False
 
 
 def setting(
@@ -58,12 +60,13 @@ def setting(
     secret: bool = False,
     alias: str | None = None,
     synonyms: Mapping[str, str] | None = None,
+    is_never_empty: bool = False,
 ) -> Any:
     """Declare a setting as a dataclass field; `alias` is a second name of its option.
 
     A callable default is called once per resolution.
     """
-    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret, alias, synonyms)}
+    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret, alias, synonyms, is_never_empty)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -100,6 +103,8 @@ def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[s
             raw = environ.get(variable)
         if not raw and constraint.secret and (file := environ.get(file_variable(variable))):
             raw = _read_secret(file_variable(variable), Path(file))
+        if constraint.is_never_empty and values.get(item.name) == "":
+            raise ConfigError(variable, "is empty: give a value, or leave it out")
         if raw is None or raw == "":
             continue
         if isinstance(raw, str) and constraint.synonyms:

@@ -338,7 +338,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     """The outcome of a batch request, stored once in the results stream as JSON.
 
     `vector` (in base64), `error_param` and `error_code` are those of `Finish`, `chat_format` is that of `Heartbeat`.
-    `total_logprob` adds up the logs of its tokens' probabilities, if asked for; `device_s` is of the last attempt.
+    `total_logprob` adds up its tokens' log probabilities. `device_s` and `receipt` are those of the last attempt.
     """
 
     id: str
@@ -364,6 +364,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     total_logprob: float | None = None
     device_s: float = 0.0
     evicted_tokens: int = 0
+    receipt: Receipt | None = None
 
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)

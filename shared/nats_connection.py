@@ -19,7 +19,7 @@ from nats.errors import Error as NatsError
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
 from shared.nats_client import NatsClient, TlsClient
-from shared.nats_failures import ConnectionErrors, ErrorCallback, failure_message, is_refusal, place_of
+from shared.nats_failures import ConnectionErrors, ErrorCallback, failure_message, is_refusal, wrong_login
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
 from shared.nats_url import check_url, login_in
 
@@ -75,6 +75,7 @@ async def connect(
     role: Role,
     name: str,
     scope: str | None = None,
+    speaks_on: str | None = None,
     user: str | None = None,
     password: str | None = None,
     files: NatsFiles = _NO_FILES,
@@ -91,6 +92,7 @@ async def connect(
         role: Whose account this is; sets the inbox prefix.
         name: Shown in the server's monitoring.
         scope: The part of the role that this is, as one token of a subject: a worker's model.
+        speaks_on: A subject that this login must be allowed to publish to; an empty message is sent there.
         user: Account user, unless the URL has one.
         password: Its password.
         files: Credentials, which win over user and password, and certificates.
@@ -134,7 +136,8 @@ async def connect(
                 **_OPTIONS,
             )
             await _cancellable(connecting)
-            await _check_inbox(client, url, role, scope, errors)
+            if lacks := await _lacking(client, errors, speaks_on):
+                raise WrongRoleError(wrong_login(url, role, lacks, identity.get("user")))
     except (TimeoutError, OSError, NatsError):
         await close(client)
         kind = NatsRefusedError if any(map(is_refusal, errors.failures)) else DependencyError
@@ -193,24 +196,23 @@ def _coroutine_function(callback: AsyncCallback | None) -> AsyncCallback | None:
     return call
 
 
-async def _check_inbox(client: Client, url: str, role: Role, scope: str | None, errors: ConnectionErrors) -> None:
-    """Check that this login may listen to the inboxes of its role, where the answers to its requests arrive.
+async def _lacking(client: Client, errors: ConnectionErrors, speaks_on: str | None) -> str | None:
+    """Return what this login may not do of what its role must; None if it may.
 
-    Raises:
-        WrongRoleError: It may not: it would wait for every answer for ever.
+    Without the inboxes of its role, where the answers to its requests arrive, it would wait for every answer for ever.
     """
     errors.is_checking = True
-    subscription = await client.subscribe(client.new_inbox())
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    if speaks_on is not None:
+        await client.publish(speaks_on, b"")
     # NATS answers in order: a refusal comes before the answer to this.
     await client.flush()
     errors.is_checking = False
-    if errors.lacks_permission():
-        raise WrongRoleError(
-            f"NATS at {place_of(url)} lets this login in, but not do what the role {role} does (it may not listen to "
-            f"{inbox_prefix(role, scope)}.>): log in as the user `{role}` of ops/nats/headrace.conf, or one with the "
-            "same permissions; check HEADRACE_NATS_USER and HEADRACE_NATS_URL."
-        )
+    if errors.lacks_permission("subscription"):
+        return f"listen to {inbox.rpartition('.')[0]}.>"
     await subscription.unsubscribe()
+    return f"publish to {speaks_on}" if errors.lacks_permission("publish") else None
 
 
 async def _check_version(client: Client) -> None:

@@ -6,11 +6,13 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from nats.aio.client import Client
 from nats.errors import AuthorizationError
 
 from shared.nats_client import ClearTextError
+from shared.subjects import served_by
 
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 
@@ -50,9 +52,9 @@ class ConnectionErrors:
         if self._on_error is not None:
             await self._on_error(error)
 
-    def lacks_permission(self) -> bool:
+    def lacks_permission(self, what: Literal["publish", "subscription"]) -> bool:
         """Return whether the server has refused something that this login may not do."""
-        return any("permissions violation" in str(failure).lower() for failure in self.failures)
+        return any(f"permissions violation for {what}" in str(failure).lower() for failure in self.failures)
 
 
 def is_refusal(error: Exception) -> bool:
@@ -92,6 +94,28 @@ def failure_message(url: str, failures: list[Exception], timeout_s: float) -> st
             return f"NATS at {place} ends the TLS handshake ({failure.reason}): check HEADRACE_NATS_CERT_FILE."
     reason = f" ({_reason(failures[-1])})" if failures else ""
     return f"NATS at {place} did not answer within {timeout_s:g} s{reason}: start it, or check HEADRACE_NATS_URL."
+
+
+def wrong_login(url: str, role: str, lacks: str, user: str | None) -> str:
+    """Return what to do about a login that may not do something that its role must."""
+    told = f"NATS at {place_of(url)} lets this login in, but not do what the role {role} does (it may not {lacks})"
+    served = served_by(user) if role == "worker" else None
+    if served is None:
+        same = ", or one with the same permissions"
+        if role == "worker":
+            same = ", or with a login of `headrace worker-login` for this model and worker"
+        return (
+            f"{told}: log in as the user `{role}` of ops/nats/headrace.conf{same}; check HEADRACE_NATS_USER and "
+            "HEADRACE_NATS_URL."
+        )
+    model, worker = served
+    if lacks.startswith("listen"):
+        return (
+            f"{told}: this login is for the model {model!r}: start with --served-model-name {model}, or make one for "
+            "the model that is served (`headrace worker-login`)."
+        )
+    start = "make one with `headrace worker-login`" if worker is None else f"start with --worker-id {worker}"
+    return f"{told}: this login is for the worker {worker!r}: {start}."
 
 
 def place_of(url: str) -> str:

@@ -40,6 +40,7 @@ PROGRESS_STREAM = "HR_PROGRESS"
 RESPONSES_STREAM = "HR_RESPONSES"
 BATCHES_STREAM = "HR_BATCHES"
 USAGE_STREAM = "HR_USAGE"
+HOURS_STREAM = "HR_HOURS"
 ENDS_STREAM = "HR_ENDS"
 MEDIA_STREAM = "HR_MEDIA"
 ADAPTERS_STREAM = "HR_ADAPTERS"
@@ -76,6 +77,7 @@ class StreamLimits:
     progress_max_age_s: float = 86400.0
     responses_max_bytes: int = 1 << 30
     usage_max_bytes: int = 64 << 20
+    hours_max_age_s: float = 8 * 86400.0
     responses_max_age_s: float = 7 * 86400.0
     batches_max_bytes: int = 128 << 20
     batches_max_age_s: float = 30 * 86400.0
@@ -169,15 +171,9 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
 def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
     return [
         # Each message is a change, which NATS adds to the total of its subject.
-        _record_config(
-            USAGE_STREAM,
-            ["hr.usage.*.*.*.*"],
-            max_bytes=limits.usage_max_bytes,
-            # NATS lets no stream of counters refuse new messages when it is full: few large ones must not fill it.
-            max_msg_size=_USAGE_MESSAGE_BYTES,
-            duplicate_window=600.0,
-            allow_msg_counter=True,
-            allow_atomic=True,
+        _counters_config(USAGE_STREAM, "hr.usage.*.*.*.*", max_bytes=limits.usage_max_bytes),
+        _counters_config(
+            HOURS_STREAM, "hr.hours.*.*.*.*", max_bytes=limits.usage_max_bytes, max_age=limits.hours_max_age_s
         ),
         # The gateways, which write it, bound what each tenant keeps (`gateway.responses.log`).
         _record_config(
@@ -199,6 +195,15 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
             discard=DiscardPolicy.NEW
         ),
     ]
+
+
+def _counters_config(name: str, subjects: str, **limits: Any) -> StreamConfig:
+    """Return the configuration of counters.
+
+    NATS lets no stream of counters refuse new messages when it is full: few large ones must not fill it.
+    """
+    counters: dict[str, Any] = {"allow_msg_counter": True, "allow_atomic": True, "duplicate_window": 600.0}
+    return _record_config(name, [subjects], max_msg_size=_USAGE_MESSAGE_BYTES, **counters, **limits)
 
 
 def _record_config(name: str, subjects: list[str], *, max_msgs_per_subject: int = 1, **limits: Any) -> StreamConfig:

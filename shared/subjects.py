@@ -9,6 +9,7 @@ hr.result.<tenant>.<request>        batch results (stream `HR_RESULTS`)
 hr.stored.<tenant>.<request>        each result once, as it is stored; its publisher sees it as `hr.result...`
 hr.end.<tenant>.<request>           when and how a batch job ended (stream `HR_ENDS`)
 hr.usage.<tenant>.<model>.<lane>.<measure>  what a tenant has had in all (counters, stream `HR_USAGE`)
+hr.hours.<tenant>.<model>.<lane>.<measure>-<hour>  the same in one hour (counters, stream `HR_HOURS`)
 hr.kept.<tenant>                    what a tenant's stored results amount to (the same stream)
 hr.progress.<tenant>.<request>      what a running batch request has so far (stream `HR_PROGRESS`)
 hr.response.<tenant>.<response>.<n> a piece of what is kept of a response (stream `HR_RESPONSES`)
@@ -79,6 +80,22 @@ def encode_name(name: str) -> str:
     if _PLAIN_NAME.fullmatch(name):
         return name
     return "".join(map(_ENCODED.__getitem__, check_name(name)))
+
+
+def worker_user(model: str, worker: str | None) -> str:
+    """Return the NATS user of a model's workers, or of one of them; encoded names have no dot."""
+    return f"worker-{encode_name(model)}" + ("" if worker is None else f".{encode_name(worker)}")
+
+
+def served_by(user: str | None) -> tuple[str, str | None] | None:
+    """Return the model and worker that a user of `worker_user` is for; None if it is another user."""
+    if user is None or not user.startswith("worker-"):
+        return None
+    model, _, worker = user.removeprefix("worker-").partition(".")
+    try:
+        return decode_name(model), decode_name(worker) if worker else None
+    except InvalidNameError:
+        return None
 
 
 def check_setting(variable: str, name: str) -> None:
@@ -243,6 +260,11 @@ def ends_filter(tenant: str) -> str:
 def usage_subject(tenant: str, model: str, lane: Lane, measure: str) -> str:
     """Subject of one total of what a tenant has had of a model."""
     return f"hr.usage.{encode_name(tenant)}.{encode_name(model)}.{lane}.{measure}"
+
+
+def hour_subject(tenant: str, model: str, lane: Lane, measure: str) -> str:
+    """Subject of what a tenant has had of a model in one hour, which `measure` ends with."""
+    return f"hr.hours.{encode_name(tenant)}.{encode_name(model)}.{lane}.{measure}"
 
 
 def answers_subject(day: str, process: str) -> str:

@@ -2,7 +2,7 @@
 
 The stream `HR_USAGE` is one of counters: a message names a change, NATS adds it to the total of its subject. So totals
 outlive every process. Gateways count answers over HTTP, workers jobs of the batch lane. A process that is killed loses
-what it has counted in the last `FLUSH_S`.
+what it has counted in the last `FLUSH_S`. `HR_HOURS` is another one, of single hours, which forgets them after a week.
 
 The changes of one model are published together with a change of the sender's own counter, its receipt, and NATS takes
 all of them or none. So a process that got no acknowledgement asks its receipt whether they were taken, however long
@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, get_args
@@ -31,8 +30,8 @@ from shared.log_limit import LogLimit
 from shared.messages import Lane
 from shared.nats_connection import SEND_ERRORS
 from shared.receipt import Receipt
-from shared.streams import USAGE_STREAM
-from shared.subjects import decode_name, encode_name, usage_subject
+from shared.streams import HOURS_STREAM, USAGE_STREAM
+from shared.subjects import decode_name, encode_name, hour_subject, usage_subject
 
 FLUSH_S = 5.0
 # After NATS refused a change: the stream may be missing.
@@ -43,11 +42,14 @@ _MAX_CHANGES = 500
 _RECEIPT_KEPT_S = 30 * 86400.0
 _RECEIPT_USED_S = 86400.0
 Measure = Literal["requests", "prompt_tokens", "cached_tokens", "completion_tokens", "device_us", "energy_mj"]
-"""`device_us` are microseconds of devices, `energy_mj` their millijoules. Each measure has a counter for all time, and
-one for each day of UTC, which `headrace setup` deletes after `DAYS_KEPT`."""
+"""`device_us` are microseconds of devices, `energy_mj` their millijoules. Each measure has a counter for all time, one
+for each day of UTC, which `headrace setup` deletes after `DAYS_KEPT`, and one for each hour."""
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 DAYS_KEPT = 400
-_DAY_S = 86400
+_DAY_S, _HOUR_S = 86400, 3600
+# Of hours that NATS does not take: what is beyond is in the totals all the same.
+_MAX_WAITING = 4096
+_HOUR_DIGITS = len("2026112923")
 _RECEIPTS = "receipts"
 
 _REFUSALS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError)
@@ -59,13 +61,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Account:
-    """What was counted of one model.
+    """What was counted of one model, for one stream.
 
     Attributes:
-        model: Its name.
-        lane: Of what is counted.
         receipt: Subject of a counter that this process alone changes, by 1 with each publication.
-        rows: By tenant and day, what was counted since it was last sent.
         counted: By subject, what has not been sent.
         sending: By subject, what was sent and is not known to be taken.
         is_doubtful: Whether NATS may have taken `sending`.
@@ -73,24 +72,20 @@ class _Account:
         taken_at: Monotonic seconds of the last one.
     """
 
-    model: str
-    lane: Lane
     receipt: str
-    rows: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     counted: Counter[str] = field(default_factory=Counter)
     sending: dict[str, int] = field(default_factory=dict)
     is_doubtful: bool = False
     num_taken: int = 0
     taken_at: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_outlived(self) -> bool:
+        """Whether its receipt may soon be deleted."""
+        return not (self.sending or self.counted) and time.monotonic() - self.taken_at > _RECEIPT_USED_S
+
     def prepare(self) -> None:
         """Choose what is sent next; what is being sent stays so until NATS has taken it."""
-        rows, self.rows = self.rows, {}
-        for (tenant, day), counts in rows.items():
-            for measure, count in zip(MEASURES, counts, strict=True):
-                if count:
-                    self.counted[usage_subject(tenant, self.model, self.lane, measure)] += count
-                    self.counted[usage_subject(tenant, self.model, self.lane, f"{measure}-{day}")] += count
         if not self.sending:
             self.sending = dict(list(self.counted.items())[:_MAX_CHANGES])
             for subject in self.sending:
@@ -117,12 +112,15 @@ class UsageLedger:
     """Counts in memory, and sends what has been counted. The counts are written by the event loop's thread alone."""
 
     def __init__(self, lane: Lane, clock: Callable[[], float] = time.time) -> None:
-        """Count answers of a lane; nothing is sent before `flush`. Days are those of `clock`, in Unix seconds."""
+        """Count answers of a lane; nothing is sent before `flush`. Hours are those of `clock`, in Unix seconds."""
         self._clock = clock
-        self._day, self._day_began = "", -math.inf
         self._lane: Lane = lane
-        self._accounts: dict[str, _Account] = {}
-        self._paused_until = 0.0
+        # By tenant and model, what was counted of this hour since it was last sent, in the order of `MEASURES`.
+        self._rows: dict[tuple[str, str], list[int]] = {}
+        self._hour_began = 0.0
+        # By model, for the stream of totals and for that of hours.
+        self._accounts: tuple[dict[str, _Account], dict[str, _Account]] = ({}, {})
+        self._paused_until = [0.0, 0.0]
         self._is_flushing = asyncio.Lock()
         self._log_limit = LogLimit(_log)
 
@@ -142,26 +140,38 @@ class UsageLedger:
             counts[5] += round(receipt.energy_j * 1e3)
 
     def _counts(self, tenant: str, model: str) -> list[int]:
-        """Return what is counted of a tenant and model today, in the order of `MEASURES`. Once a request or twice."""
+        """Return what is counted of a tenant and model in this hour. Once a request or twice."""
         now = self._clock()
-        if not 0.0 <= now - self._day_began < _DAY_S:
-            self._day, self._day_began = day_of(now), now // _DAY_S * _DAY_S
-        rows, key = self._account(model).rows, (tenant, self._day)
-        counts = rows.get(key)
-        if counts is None:
-            counts = rows[key] = [0] * len(MEASURES)
+        if not 0.0 <= now - self._hour_began < _HOUR_S:
+            self._post()
+            self._hour_began = now // _HOUR_S * _HOUR_S
+        key = (tenant, model)
+        if (counts := self._rows.get(key)) is None:
+            counts = self._rows[key] = [0] * len(MEASURES)
         return counts
 
-    def _account(self, model: str) -> _Account:
-        account = self._accounts.get(model)
-        if account is None or self._is_outlived(account):
-            receipt = usage_subject(secrets.token_hex(8), model, self._lane, _RECEIPTS)
-            account = self._accounts[model] = _Account(model, self._lane, receipt)
-        return account
+    def _post(self) -> None:
+        """Write what was counted into the accounts."""
+        rows, self._rows = self._rows, {}
+        day, hour = day_of(self._hour_began), hour_of(self._hour_began)
+        for (tenant, model), counts in rows.items():
+            totals, hours = self._account(0, model).counted, self._account(1, model).counted
+            for measure, count in zip(MEASURES, counts, strict=True):
+                if count:
+                    totals[usage_subject(tenant, model, self._lane, measure)] += count
+                    totals[usage_subject(tenant, model, self._lane, f"{measure}-{day}")] += count
+                    hours[hour_subject(tenant, model, self._lane, f"{measure}-{hour}")] += count
+        for account in self._accounts[1].values():
+            for subject in list(account.counted)[:-_MAX_WAITING]:
+                del account.counted[subject]
 
-    def _is_outlived(self, account: _Account) -> bool:
-        is_idle = not (account.sending or account.counted or account.rows)
-        return is_idle and time.monotonic() - account.taken_at > _RECEIPT_USED_S
+    def _account(self, place: int, model: str) -> _Account:
+        account = self._accounts[place].get(model)
+        if account is None or account.is_outlived:
+            subject = hour_subject if place else usage_subject
+            account = _Account(subject(secrets.token_hex(8), model, self._lane, _RECEIPTS))
+            self._accounts[place][model] = account
+        return account
 
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
         """Send what has been counted; what NATS does not take is sent again, and counts once.
@@ -170,23 +180,28 @@ class UsageLedger:
             js: Where to send.
             is_last: The process ends: try whatever NATS said before.
         """
-        if time.monotonic() < self._paused_until and not is_last:
-            return
         async with self._is_flushing:
-            try:
-                for account in list(self._accounts.values()):
-                    await self._send(js, account)
-            except _REFUSALS as error:
-                self._paused_until = time.monotonic() + _PAUSE_S
-                told = "usage of tenants is not kept (%r): run `headrace setup`, and check NATS's permissions"
-                self._log_limit.warning("usage", told, error)
-            except SEND_ERRORS as error:
-                # NATS does not answer a change that it does not permit either.
-                told = "usage of tenants is not kept yet (%r), it is sent again; or NATS's permissions are missing"
-                self._log_limit.warning("unanswered", told, error)
+            self._post()
+            for place, accounts in enumerate(self._accounts):
+                if is_last or time.monotonic() >= self._paused_until[place]:
+                    await self._send_all(js, place, list(accounts.values()))
+
+    async def _send_all(self, js: JetStreamContext, place: int, accounts: list[_Account]) -> None:
+        what = ("usage of tenants", "usage of tenants by the hour")[place]
+        try:
+            for account in accounts:
+                await self._send(js, account)
+        except _REFUSALS as error:
+            self._paused_until[place] = time.monotonic() + _PAUSE_S
+            told = "%s is not kept (%r): run `headrace setup`, and check NATS's permissions"
+            self._log_limit.warning(what, told, what, error)
+        except SEND_ERRORS as error:
+            # NATS does not answer a change that it does not permit either.
+            told = "%s is not kept yet (%r), it is sent again; or NATS's permissions are missing"
+            self._log_limit.warning(f"unanswered {what}", told, what, error)
 
     async def _send(self, js: JetStreamContext, account: _Account) -> None:
-        while account.sending or account.counted or account.rows:
+        while account.sending or account.counted:
             account.prepare()
             if not (account.is_doubtful and await _was_taken(js, account)):
                 account.is_doubtful = True
@@ -235,8 +250,18 @@ def day_of(unix_s: float) -> str:
     return time.strftime("%Y%m%d", time.gmtime(unix_s))
 
 
+def hour_of(unix_s: float) -> str:
+    """Return the hour of a time in UTC, as counters are named by it: 2026112923."""
+    return time.strftime("%Y%m%d%H", time.gmtime(unix_s))
+
+
 async def read_usage(
-    js: JetStreamContext, most: int | None = None, *, tenant: str | None = None, day: str | None = None
+    js: JetStreamContext,
+    most: int | None = None,
+    *,
+    tenant: str | None = None,
+    period: str | None = None,
+    measures: Sequence[Measure] = MEASURES,
 ) -> AsyncIterator[UsageTotal]:
     """Yield the totals, of very many those that changed least recently, as many of each measure.
 
@@ -244,14 +269,15 @@ async def read_usage(
         js: Where they are.
         most: As many at most.
         tenant: Whose; None for all.
-        day: Those of one day, see `day_of`; None for those of all time.
+        period: Those of one day or hour, see `day_of` and `hour_of`; None for those of all time.
+        measures: Which; where only a part is asked for, the first is one without which there are no others.
 
     Raises:
         nats.errors.Error: NATS does not answer, or there is no such stream.
     """
-    for measure in MEASURES:
+    for measure in measures:
         num_read = 0
-        async for _, subject, data, _ in _counters(js, measure if day is None else f"{measure}-{day}", tenant):
+        async for _, subject, data, _ in _counters(js, measure if period is None else f"{measure}-{period}", tenant):
             if most is not None and num_read >= most // len(MEASURES):
                 break
             num_read += 1
@@ -261,6 +287,8 @@ async def read_usage(
                 yield UsageTotal(decode_name(owner), decode_name(model), lane, measure, total)
             except (ValueError, KeyError, TypeError, InvalidNameError):
                 continue  # of another version
+        if measures is not MEASURES and measure == measures[0] and not num_read:
+            return
 
 
 async def delete_old_receipts(js: JetStreamContext, now: datetime | None = None) -> None:
@@ -295,10 +323,12 @@ async def _counters(
     js: JetStreamContext, measure: str, tenant: str | None = None
 ) -> AsyncIterator[tuple[int, str, bytes, datetime]]:
     """Yield number, subject, content and time of a measure's counters, those that changed least recently first."""
-    seq, subject = 0, f"hr.usage.{'*' if tenant is None else encode_name(tenant)}.*.*.{measure}"
+    is_hour = measure[-_HOUR_DIGITS:].isdigit()
+    stream, prefix = (HOURS_STREAM, "hr.hours") if is_hour else (USAGE_STREAM, "hr.usage")
+    seq, subject = 0, f"{prefix}.{'*' if tenant is None else encode_name(tenant)}.*.*.{measure}"
     while True:
         try:
-            message = await js.get_msg(USAGE_STREAM, seq=seq + 1, subject=subject, next=True)
+            message = await js.get_msg(stream, seq=seq + 1, subject=subject, next=True)
         except NotFoundError as error:
             if error.err_code == _NO_MORE:
                 return

@@ -153,8 +153,9 @@ def _differences(arms: BothArms, rules: Rules, level: float) -> Iterator[tuple[s
     ):
         p = mann_whitney(*pair, ratio)
         if p is not None and p < level:
-            middle = [each.quantile(0.5) or 0.0 for each in pair]
-            told = f"the canary's {words} is {middle[1]:.3g} in the median, and the other arm's {middle[0]:.3g}"
+            scale, unit = (1.0, "") if name == "logprob" else (1e3, " ms")
+            others, own = (f"{scale * (each.quantile(0.5) or 0.0):.3g}{unit}" for each in pair)
+            told = f"the canary's {words} is {own} in the median, and the other arm's {others}"
             yield name, f"{told} (allowed: {ratio:.2f} times as much; Mann-Whitney p = {p:.1e})"
 
 

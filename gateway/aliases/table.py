@@ -111,9 +111,11 @@ def set_alias(
     is_new = table.find(name, tenant) is None and table.find(name, None) is None
     if is_hidden(name) or (is_new and is_served(name)):
         raise _refusal("name", f"{name[:_SHOWN]!r} is a served model or adapter: an alias must not hide it.")
+    if is_new and re.search(r"\s", name):
+        raise _refusal("name", "'name' must not contain white space.")
     if name == model or any(name in each.targets for each in table.aliases):
         raise _refusal("name", f"{name[:_SHOWN]!r} is what an alias stands for: aliases of aliases are not resolved.")
-    _check_target(table, name, model, is_served)
+    _check_target(table, model, is_served)
     others = tuple(each for each in table.aliases if (each.name, each.tenant) != (name, tenant))
     if len(others) >= MAX_ALIASES:
         raise _refusal("name", f"There are {MAX_ALIASES} aliases, and no more are kept: remove one first.")
@@ -149,7 +151,7 @@ def start_canary(
         raise _refusal("alias", f"{MAX_RUNNING} canaries run, and no more may at once: promote one or roll it back.")
     if model == alias.model:
         raise _refusal("model", f"The alias {name!r} stands for {model[:_SHOWN]!r} already.")
-    _check_target(table, name, model, is_served)
+    _check_target(table, model, is_served)
     canary = Canary(
         id=secrets.token_hex(8), model=model, baseline=alias.model, percent=percent, started=now, rules=rules
     )
@@ -204,7 +206,7 @@ def _check_names(**names: str | None) -> None:
             raise _refusal(field, f"'{field}' {error.problem}.") from None
 
 
-def _check_target(table: AliasTable, name: str, model: str, is_served: IsServed) -> None:
+def _check_target(table: AliasTable, model: str, is_served: IsServed) -> None:
     if any(each.name == model for each in table.aliases):
         raise _refusal("model", f"{model[:_SHOWN]!r} is an alias itself: name the model that it stands for.")
     if not is_served(model):

@@ -7,6 +7,7 @@ returns when all gateways have told that they have read it: every request that c
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -130,6 +131,8 @@ class AdapterOrders:
         """
         body = decode_typed(LoadBody, content)
         _check_name(body.lora_name, body.tenant)
+        if re.search(r"\s", body.lora_name):
+            raise ApiError(400, "lora_name: a name has no white space.", param="lora_name")
         workers = self._workers(body.base_model_name)
         if any(body.lora_name == beat.model for beat in self._fleet.workers()):
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the name of a model.", param="lora_name")
@@ -149,7 +152,8 @@ class AdapterOrders:
         _check_name(body.lora_name, body.tenant)
         if not await self._put(body.lora_name, body.tenant, body.base_model_name or "-", None):
             whose = "" if body.tenant is None else f" of the tenant {body.tenant!r}"
-            raise ApiError(400, f"lora_name: there is no adapter {body.lora_name!r}{whose}.", param="lora_name")
+            message = f"lora_name: there is no adapter {body.lora_name!r}{whose}."
+            raise ApiError(404, message, param="lora_name", code="adapter_not_found")
         return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
     def _workers(self, model: str | None) -> list[Heartbeat]:
@@ -162,10 +166,10 @@ class AdapterOrders:
             raise ApiError(404, "base_model_name: no worker serves this model.", param="base_model_name")
         if any(ADAPTER_STORE not in beat.features for beat in found):
             message = (
-                "Not all workers of the model have places for adapters and a shared store: start them with "
-                "HEADRACE_MAX_LORAS and HEADRACE_ADAPTERS."
+                "Not all workers of the model have places for adapters and a shared store: start them with --max-loras "
+                "and --adapters."
             )
-            raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
+            raise ApiError(400, message, code="no_adapter_places")
         return sorted(found, key=lambda beat: beat.draining)
 
     async def _stored(self, body: LoadBody, known: AdapterContent | None = None) -> AdapterContent:
@@ -173,8 +177,9 @@ class AdapterOrders:
         if (body.lora_path is None) == (body.lora_content is None):
             raise ApiError(400, "Give one of lora_path and lora_content.", param="lora_path")
         if self._store is None:
-            message = "The gateway has no store of adapters: start it with HEADRACE_ADAPTERS."
-            raise ApiError(503, message, code="no_adapter_store", retry_after_s=UNKNOWN_RETRY_S)
+            raise ApiError(
+                400, "The gateway has no store of adapters: start it with --adapters.", code="no_adapter_store"
+            )
         try:
             if known is not None and await self._store.num_bytes(known.digest) is not None:
                 return known

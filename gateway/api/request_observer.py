@@ -7,11 +7,11 @@ they cost is a comparison with None. What a timeline keeps of a request's parame
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -24,7 +24,7 @@ from gateway.generation import Generation, Prompt
 from shared.conversation import ChatOptions
 from shared.request_log import RequestLog, is_slow
 from shared.sampling import Sampling
-from shared.timeline import Timeline
+from shared.timeline import SequenceLife, Timeline
 from shared.tracing import AttributeValue, Tracing, traceparent
 
 if TYPE_CHECKING:
@@ -44,6 +44,19 @@ _SINGLE = tuple(
 _LISTS = ("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids")
 _singles, _lists = attrgetter(*_SINGLE), attrgetter(*_LISTS)
 _PLAIN_SINGLES = _singles(_PLAIN)
+# What a record lets go of when its request has ended.
+_SMALL: dict[str, Any] = {
+    "prompts": (),
+    "prediction": None,
+    "structured_output": None,
+    "looser_grammar": None,
+    "tools": None,
+    "cache_hints": None,
+    "kv_budget": None,
+    "reading": None,
+}
+_FIELDS = Generation.__struct_fields__
+_WITHOUT: dict[str, Any] = {name: getattr(_PLAIN, name) for name in (*_LISTS, "grammar", "stop")}
 # Options of a chat template, by the parameters that they come from.
 _CHAT = {"tools": "tools", "variables": "chat_template_kwargs", "template": "chat_template"}
 
@@ -63,6 +76,10 @@ class RequestRecord:
         source: Whether it was `generated`, came from the `cache`, or was `shared` with an identical request in flight.
         key: Tells it from others with its `x-request-id`.
         span: Its span, when requests are traced; `traceparent` names it to workers.
+        status: Of its answer; 0 while it runs.
+        ended_at: None while it runs.
+        not_kept, stop, prompt: As in `Timeline`, once it has ended.
+        sequences, left_out: Written by the keeper of timelines.
     """
 
     route: str
@@ -80,6 +97,13 @@ class RequestRecord:
     span: Span | None = None
     traceparent: str | None = None
     key: str = field(default_factory=new_key)
+    status: int = 0
+    ended_at: float | None = None
+    not_kept: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    prompt: str | None = None
+    sequences: list[SequenceLife] = field(default_factory=list)
+    left_out: int = 0
 
     def parsed(self, principal: Principal, generation: Generation) -> None:
         """Take note of who asks for what."""
@@ -90,16 +114,36 @@ class RequestRecord:
         """Take note of the error that the client got."""
         self.error_code, self.error_message = error.code, error.message
 
-    def timeline(self, gateway: str, status: int, *, keeps_texts: bool = False) -> Timeline:
+    def end(self, status: int, *, keeps_texts: bool) -> None:
+        """Keep what a timeline needs, without what may be large: prompts, grammars, lists.
+
+        Args:
+            status: Of its answer.
+            keeps_texts: With the end of its prompt, and its stop strings.
+        """
+        self.status, self.ended_at = status, time.monotonic()
+        self.span = None
+        if (generation := self.generation) is None:
+            return
+        has_texts = keeps_texts and len(generation.prompts) > 0
+        self.not_kept = _not_kept(generation, keeps_texts=has_texts)
+        if has_texts:
+            self.stop, self.prompt = generation.sampling.stop, _excerpt(generation.prompts[0])
+        sampling = generation.sampling
+        if self.not_kept or sampling.grammar is not None or sampling.stop:
+            sampling = structs.replace(sampling, **_WITHOUT)
+        if type(generation) is not Generation:
+            # Of an endpoint that has more of its own, such as all items of a conversation.
+            generation = Generation(**{name: getattr(generation, name) for name in _FIELDS})
+        self.generation = structs.replace(generation, sampling=sampling, **_SMALL)
+
+    def timeline(self, gateway: str) -> Timeline:
         """Return the timeline of the request without its sequences, which the dispatcher knows.
 
         Args:
             gateway: Name of this process.
-            status: Of its answer; 0 while it runs.
-            keeps_texts: With the end of its prompt, and its stop strings.
         """
         began_at, usage, generation, now = self.began_at, self.usage, self.generation, time.monotonic()
-        has_texts = keeps_texts and generation is not None and len(generation.prompts) > 0
         return Timeline(
             id=self.request_id,
             gateway=gateway,
@@ -107,17 +151,17 @@ class RequestRecord:
             route=self.route,
             model="" if generation is None else generation.model,
             tenant=self.tenant or "",
-            status=status,
-            outcome=self.outcome if status else "running",
+            status=self.status,
+            outcome=self.outcome if self.status else "running",
             error=_error(self),
             source=self.source,
             asked={} if generation is None else _asked_parameters(generation),
-            stop=generation.sampling.stop if generation is not None and has_texts else (),
-            not_kept=() if generation is None else _not_kept(generation, keeps_texts=has_texts),
-            prompt=_excerpt(generation.prompts[0]) if generation is not None and has_texts else None,
+            stop=self.stop,
+            not_kept=self.not_kept,
+            prompt=self.prompt,
             admitted_s=None if self.dispatched_at is None else self.dispatched_at - began_at,
             first_token_s=None if self.first_token_at is None else self.first_token_at - began_at,
-            ended_s=now - began_at,
+            ended_s=(now if self.ended_at is None else self.ended_at) - began_at,
             prompt_tokens=0 if usage is None else usage.prompt_tokens,
             cached_tokens=0 if usage is None else usage.cached_tokens,
             completion_tokens=0 if usage is None else usage.completion_tokens,
@@ -152,22 +196,18 @@ class RequestObserver:
     def parsed(self, record: RequestRecord) -> None:
         """Take note that it is known who asks for what."""
         if self._timelines is not None:
-            told = partial(record.timeline, self._timelines.gateway, 0)
-            self._timelines.request_began(record.key, record.request_id, record.began_at, told)
+            self._timelines.request_began(record.key, record)
 
     def end(self, record: RequestRecord, status: int) -> None:
         """Tell of a request that has ended with an HTTP status; 499 where its client left."""
-        if self._timelines is not None:
-            self._keep(self._timelines, record, status)
         ttft_s, total_s = _since(record, record.first_token_at), time.monotonic() - record.began_at
         is_problem = status >= 400 or record.error_code is not None or is_slow(ttft_s, total_s)
         self._log.write("request", partial(self._fields, record, status), "problem" if is_problem else "request")
         if self._tracing is not None and record.span is not None:
             self._end_span(self._tracing, record, record.span, status)
-
-    def _keep(self, timelines: TimelineKeeper, record: RequestRecord, status: int) -> None:
-        timeline = record.timeline(timelines.gateway, status, keeps_texts=timelines.shows_prompts)
-        timelines.request_ended(record.key, timeline)
+        if self._timelines is not None:
+            record.end(status, keeps_texts=self._timelines.shows_prompts)
+            self._timelines.request_ended(record.key, record)
 
     def _fields(self, record: RequestRecord, status: int) -> dict[str, object]:
         generation, usage, now = record.generation, record.usage, time.monotonic()
@@ -304,16 +344,15 @@ def _newest(prompt: Prompt) -> str | None:
     return str(prompt.messages[-1].content) if prompt.messages else prompt.text
 
 
-def _not_kept_of_prompt(prompt: Prompt, *, is_only: bool) -> Iterator[str]:
+def _not_kept_of_prompt(prompt: Prompt, *, is_only: bool) -> list[str]:
     text, messages = _newest(prompt), prompt.messages
     is_whole = is_only and text is not None and len(text) <= MAX_PROMPT_CHARACTERS and not prompt.images
     if messages:
         is_whole = is_whole and len(messages) == 1 and messages[0].role == "user"
-    if not is_whole:
-        yield "messages" if messages else "prompt"
+    found = [] if is_whole else ["messages" if messages else "prompt"]
     if prompt.suffix:
-        yield "suffix"
+        found.append("suffix")
     if prompt.chat is not None and prompt.chat != _PLAIN_CHAT:
-        for name, value in structs.asdict(prompt.chat).items():
-            if value != getattr(_PLAIN_CHAT, name):
-                yield _CHAT.get(name, name)
+        given = structs.asdict(prompt.chat).items()
+        found += [_CHAT.get(name, name) for name, value in given if value != getattr(_PLAIN_CHAT, name)]
+    return found

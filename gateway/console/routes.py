@@ -20,13 +20,14 @@ from gateway.api.query import check_query, whole_number
 from gateway.api.schemas.checks import invalid_value
 from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView
-from gateway.console.records import dead_letters_view, tenants_view
+from gateway.console.records import dead_letters_view, nats_away, tenants_view
 from gateway.errors import ApiError
 from gateway.telemetry.drift_watch import DriftWatch
 from gateway.timelines.exchange import TimelineExchange
+from gateway.timelines.jobs import JobTimelines
 from gateway.timelines.view import view_of
 from shared.nats_connection import SEND_ERRORS
-from shared.timeline import MAX_LISTED, Order
+from shared.timeline import MAX_LISTED, Order, Timeline
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
@@ -139,14 +140,21 @@ class ConsoleRoutes:
     async def _request(self, request: Request) -> Response:
         check_query(request, frozenset(), allow_unknown=False)
         request_id: str = request.path_params["id"]
-        found = await self._services.exchange.find(request_id[:256])
+        found = await self._services.exchange.find(request_id[:256]) or await self._jobs_of(request_id[:256])
         if not found:
             message = (
                 f"No gateway keeps a request {request_id[:64]!r}: it ended more than 15 minutes ago, is older than the "
-                "last --keep-requests ones, or came to a gateway that has ended since."
+                "last --keep-requests ones, or came to a gateway that has ended since. If it is a batch job, no worker "
+                "has begun it."
             )
             raise ApiError(404, message, code="request_not_found")
         return _json({"requests": [view_of(each, self._services.device_hour_cost) for each in found]})
+
+    async def _jobs_of(self, job_id: str) -> list[Timeline]:
+        try:
+            return await JobTimelines(self._services.js).find(job_id)
+        except SEND_ERRORS as error:
+            raise nats_away("batch jobs") from error
 
     async def _tenants(self, request: Request) -> Response:
         check_query(request, frozenset(), allow_unknown=False)

@@ -1,4 +1,6 @@
-"""Keeps the timelines of requests that have ended lately, encoded, and knows those that run.
+"""Keeps what timelines of requests are made of, of those that have ended lately and those that run.
+
+A timeline is made when somebody looks: of thousands of requests few are looked at.
 
 It hears of a request twice: from the observer of requests, when it comes and when its answer has ended, and from the
 dispatcher, of each of its sequences. The two may come in either order: the stream of a client that left goes on, and an
@@ -13,9 +15,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from gateway.config import PROBE_KEY_ID
 from gateway.dispatch.inflight import Flight, key_of
@@ -32,29 +35,53 @@ MAX_DEVICE_WATTS = 2000.0
 LATE_S = 30.0
 """For how long a cancelled sequence's worker may still tell what it took."""
 _MAX_LATE = 4096
+_LOOK_S = 60.0
+# Parts of a prompt and preemptions of a request that is not worth encoding.
+_SHORT = 8
 # Between two clocks that run at different speeds, and frames under way.
 _SLACK_S = 1.0
 
 
-@dataclass(slots=True)
-class _Entry:
-    """What is known of a request that runs: its timeline so far, when it is asked for, and its ended sequences."""
+class SeenRequest(Protocol):
+    """A request as its observer knows it; the keeper writes the last three attributes alone.
 
-    id: str
+    Attributes:
+        request_id: Its `x-request-id`.
+        began_at, ended_at: By the keeper's clock; `ended_at` is None while it runs.
+        tenant: None if it was refused before its tenant was known.
+        sequences: Those that have ended.
+        left_out: Sequences beyond the bound.
+    """
+
+    request_id: str
     began_at: float
-    told: Callable[[], Timeline]
+    ended_at: float | None
+    tenant: str | None
+    sequences: list[SequenceLife]
+    left_out: int
+
+    def timeline(self, gateway: str) -> Timeline:
+        """Return its timeline so far, without its sequences."""
+
+
+@dataclass(slots=True)
+class _Packed:
+    """A long request: its timeline is encoded."""
+
+    request_id: str
+    began_at: float
+    ended_at: float | None
+    tenant: str | None
+    content: bytes
     sequences: list[SequenceLife] = field(default_factory=list)
     left_out: int = 0
 
+    def timeline(self, gateway: str) -> Timeline:
+        return _decode(self.content)
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A request that ended at `ended`, in Unix seconds, and its encoded timeline."""
 
-    id: str
-    tenant: str
-    ended: float
-    content: bytes
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Timeline).decode
 
 
 @dataclass(slots=True)
@@ -94,15 +121,14 @@ class TimelineKeeper:
         self.gateway = gateway
         self.shows_prompts = shows_prompts
         self._max_kept = max_kept
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Timeline).decode
+        self._slack = max(0, max_kept - 100) // 8
         self._usage = usage
         self._clock = clock
-        self._running: dict[str, _Entry] = {}
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._of_tenant: dict[str, OrderedDict[str, None]] = {}
-        self._by_count: dict[int, dict[str, None]] = {}
-        self._most = 0
+        self._running: dict[str, SeenRequest] = {}
+        # In the order in which they ended.
+        self._kept: dict[str, SeenRequest] = {}
+        self._num_of: dict[str, int] = {}
+        self._next_look_at = 0.0
         self._late: OrderedDict[str, _Late] = OrderedDict()
         self._flights: Callable[[], Iterable[Flight]] = tuple
         self._num_devices: Callable[[str], int] = lambda worker: 1
@@ -111,49 +137,35 @@ class TimelineKeeper:
         """Attach the current attempts of these flights to running requests. `num_devices` counts a worker's."""
         self._flights, self._num_devices = flights, num_devices
 
-    def request_began(self, key: str, request_id: str, began_at: float, told: Callable[[], Timeline]) -> None:
-        """Take note of a request.
-
-        Args:
-            key: The ids of its sequences begin with it; no other request has it.
-            request_id: Its `x-request-id`.
-            began_at: When it came.
-            told: Returns its timeline so far, without its sequences.
-        """
+    def request_began(self, key: str, request: SeenRequest) -> None:
+        """Take note of a request; the ids of its sequences begin with `key`, which no other request has."""
         if self._max_kept:
-            self._running[key] = _Entry(request_id, began_at, told)
+            self._running[key] = request
 
-    def request_ended(self, key: str, timeline: Timeline) -> None:
-        """Keep a request, with the sequences that have ended."""
+    def request_ended(self, key: str, request: SeenRequest) -> None:
+        """Keep a request, which is small, with its sequences; `request_began` need not have been called."""
         if not self._max_kept:
             return
-        entry = self._running.pop(key, None)
-        if entry is not None and entry.sequences:
-            # The list is new and not shared.
-            timeline.sequences.extend(entry.sequences)
-            timeline = replace(timeline, left_out=entry.left_out) if entry.left_out else timeline
-        self._keep(key, timeline)
+        self._running.pop(key, None)
+        tenant = request.tenant or ""
+        self._num_of[tenant] = self._num_of.get(tenant, 0) + 1
+        self._kept[key] = request
+        if request.sequences:
+            self._pack(key, request)
+        if len(self._kept) > self._max_kept + self._slack or self._clock() > self._next_look_at:
+            self._make_room()
 
     def sequence_ended(self, flight: Flight, end: str, finish: Finish | None) -> None:
         """Take note of a sequence that has ended."""
         key, now = key_of(flight.id), self._clock()
         if finish is None and flight.worker is not None and flight.epoch not in flight.log.receipts:
             self._expect(flight, key, now)
-        if not self._max_kept:
-            return
-        reason = end if finish is None else finish.reason
-        entry = self._running.get(key)
-        if entry is not None:
-            _add(entry, _life(flight, reason, now, entry.began_at))
-            return
-        kept = self._kept.get(key)
-        if kept is None:
-            return  # its answer was given elsewhere, or long ago
-        timeline = self._decode(kept.content)
-        began_at = now - (time.time() - timeline.began)
-        entry = _Entry(kept.id, began_at, lambda: timeline, timeline.sequences, timeline.left_out)
-        _add(entry, _life(flight, reason, now, began_at))
-        self._keep(key, replace(timeline, sequences=entry.sequences, left_out=entry.left_out))
+        # One that is neither: its answer was given elsewhere, or long ago.
+        request = self._running.get(key) or self._kept.get(key)
+        if request is not None:
+            _add(request, _life(flight, end if finish is None else finish.reason, now, request.began_at))
+            if request.ended_at is not None:
+                self._pack(key, request)
 
     def receipt_came(self, worker: str, delta: Delta, flight: Flight | None) -> None:
         """Count what an attempt took of its worker, once, whenever it comes.
@@ -169,7 +181,9 @@ class TimelineKeeper:
             return
         if flight is not None:
             log, request = flight.log, flight.request
-            holder, claimed_at = _holder(flight, delta.epoch)
+            holder, claimed_at = flight.worker, log.claimed_at
+            if delta.epoch != flight.epoch:
+                holder, claimed_at = _holder(flight, delta.epoch)
             if delta.epoch in log.receipts or holder != worker:
                 return
             receipt = _bounded(receipt, claimed_at, now, self._num_devices(worker))
@@ -187,82 +201,84 @@ class TimelineKeeper:
 
     def find(self, request_id: str) -> list[Timeline]:
         """Return the requests of an id, the latest first; running requests are shown with their events so far."""
-        running = [self._so_far(key, entry) for key, entry in self._running.items() if entry.id == request_id]
-        self._drop_old()
-        kept = [each.content for each in self._kept.values() if each.id == request_id]
-        return [*reversed(running), *map(self._decode, reversed(kept))]
+        running = [self._so_far(key, each) for key, each in self._running.items() if each.request_id == request_id]
+        self._make_room()
+        kept = [self._timeline(each) for each in self._kept.values() if each.request_id == request_id]
+        return [*reversed(running), *reversed(kept)]
 
     def summaries(self, order: Order, limit: int) -> list[Summary]:
         """Return the first of the requests that are kept, by an order; `failed` are those that were not answered."""
-        self._drop_old()
-        found = [_summary(self._decode(each.content)) for each in self._kept.values()]
+        self._make_room()
+        found = [_summary(self._timeline(each)) for each in self._kept.values()]
         if order == "failed":
             found = [each for each in found if each.status >= 400 or each.outcome != "completed"]
         return sorted(found, key=sort_key(order), reverse=True)[:limit]
 
-    def _so_far(self, key: str, entry: _Entry) -> Timeline:
-        now, timeline = self._clock(), entry.told()
-        shown = _Entry(entry.id, entry.began_at, entry.told, list(entry.sequences), entry.left_out)
-        for flight in self._flights():
-            if key_of(flight.id) == key:
-                _add(shown, _life(flight, "", now, entry.began_at))
-        return replace(timeline, sequences=shown.sequences, left_out=shown.left_out)
+    def _so_far(self, key: str, request: SeenRequest) -> Timeline:
+        now, shown = self._clock(), self._timeline(request)
+        lives = [_life(flight, "", now, request.began_at) for flight in self._flights() if key_of(flight.id) == key]
+        sequences, num = [*shown.sequences, *lives], len(shown.sequences) + len(lives)
+        left_out = shown.left_out + max(0, num - MAX_SEQUENCES)
+        return structs.replace(shown, sequences=sequences[:MAX_SEQUENCES], left_out=left_out)
 
-    def _keep(self, key: str, timeline: Timeline) -> None:
-        content = self._encode(timeline)
+    def _timeline(self, request: SeenRequest) -> Timeline:
+        timeline = request.timeline(self.gateway)
+        sequences, left_out = [*timeline.sequences, *request.sequences], timeline.left_out + request.left_out
+        return structs.replace(timeline, sequences=sequences, left_out=left_out)
+
+    def _pack(self, key: str, request: SeenRequest) -> None:
+        """Encode what is kept of a request with many attempts or steps, and leave out what is too long."""
+        if not _is_short(request.sequences):
+            self._encode(key, request, self._timeline(request))
+
+    def _encode(self, key: str, request: SeenRequest, timeline: Timeline) -> None:
+        content = _encode(timeline)
         if len(content) > MAX_TIMELINE_BYTES:
-            timeline = replace(timeline, sequences=[], left_out=len(timeline.sequences) + timeline.left_out)
-            content = self._encode(timeline)
-        tenant = timeline.tenant
-        self._kept[key] = _Kept(timeline.id, tenant, timeline.began + timeline.ended_s, content)
-        self._kept.move_to_end(key)
-        own = self._of_tenant.setdefault(tenant, OrderedDict())
-        num_before = len(own)
-        own[key] = None
-        own.move_to_end(key)
-        self._recount(tenant, num_before)
-        self._make_room(tenant)
-        self._drop_old()
+            timeline = structs.replace(timeline, sequences=[], left_out=len(timeline.sequences) + timeline.left_out)
+            content = _encode(timeline)
+        self._kept[key] = _Packed(request.request_id, request.began_at, request.ended_at, request.tenant, content)
 
-    def _make_room(self, tenant: str) -> None:
-        """Evict one request if there are too many; `tenant` is "" for requests without one."""
-        without = self._of_tenant.get("", ())
-        if not tenant:
-            if len(without) > min(MAX_WITHOUT_TENANT, self._max_kept):
-                self._drop(next(iter(without)))
-        elif len(self._kept) - len(without) > self._max_kept:
-            largest = next(iter(self._by_count[self._most]))
-            self._drop(next(iter(self._of_tenant[largest])))
+    def _make_room(self) -> None:
+        """Let go of what ended long ago, and of the oldest requests of the tenants with the most if there are too many.
 
-    def _drop(self, key: str) -> None:
-        tenant = self._kept.pop(key).tenant
-        own = self._of_tenant[tenant]
-        del own[key]
-        self._recount(tenant, len(own) + 1)
-        if not own:
-            del self._of_tenant[tenant]
+        Requests without a tenant have a room of their own. As a rule an eighth of all go at once, so that what each
+        tenant has is seldom looked at.
+        """
+        now = self._clock()
+        self._next_look_at = now + _LOOK_S
+        gone = []
+        for key, request in self._kept.items():
+            if request.ended_at is None or request.ended_at >= now - KEPT_S:
+                break
+            gone.append(key)
+        self._drop(gone)
+        excess = self._excess()
+        num_gone, gone = sum(excess.values()), []
+        for key, request in self._kept.items():
+            if len(gone) == num_gone:
+                break
+            if excess.get(tenant := request.tenant or ""):
+                excess[tenant] -= 1
+                gone.append(key)
+        self._drop(gone)
 
-    def _recount(self, tenant: str, num_before: int) -> None:
-        """Note that a tenant has one more or one less: who has most is known without looking at all tenants."""
-        num = len(self._of_tenant[tenant])
-        if not tenant or num == num_before:
-            return
-        if num_before:
-            alike = self._by_count[num_before]
-            del alike[tenant]
-            if not alike:
-                del self._by_count[num_before]
-        if num:
-            self._by_count.setdefault(num, {})[tenant] = None
-        self._most = max(self._most, num)
-        if self._most not in self._by_count:
-            self._most -= 1
+    def _excess(self) -> dict[str, int]:
+        """Return how many requests each tenant loses: those with the most have equal numbers left."""
+        num_without, room = self._num_of.get("", 0), self._max_kept
+        excess = {"": max(0, num_without - min(MAX_WITHOUT_TENANT, room))}
+        tenants = sorted((num, tenant) for tenant, num in self._num_of.items() if tenant)
+        for place, (num, tenant) in enumerate(tenants):
+            left = min(num, room // (len(tenants) - place))
+            excess[tenant] = num - left
+            room -= left
+        return excess
 
-    def _drop_old(self) -> None:
-        """Let go of requests that ended long ago; they are kept in the order in which they ended."""
-        oldest = time.time() - KEPT_S
-        while self._kept and self._kept[key := next(iter(self._kept))].ended < oldest:
-            self._drop(key)
+    def _drop(self, keys: list[str]) -> None:
+        for key in keys:
+            tenant = self._kept.pop(key).tenant or ""
+            self._num_of[tenant] -= 1
+            if not self._num_of[tenant]:
+                del self._num_of[tenant]
 
     def _expect(self, flight: Flight, key: str, now: float) -> None:
         assert flight.worker is not None
@@ -274,14 +290,17 @@ class TimelineKeeper:
         )
 
     def _complete(self, late: _Late, flight_id: str, receipt: Receipt) -> None:
-        entry, kept = self._running.get(late.key), self._kept.get(late.key)
-        timeline = None if kept is None else self._decode(kept.content)
-        lives = entry.sequences if entry is not None else [] if timeline is None else timeline.sequences
-        for life in lives:
+        request = self._running.get(late.key) or self._kept.get(late.key)
+        if request is None:
+            return
+        timeline = self._timeline(request)
+        for life in timeline.sequences:
             if life.id == flight_id and life.attempts:
-                life.attempts[-1] = replace(life.attempts[-1], receipt=receipt)
-        if entry is None and timeline is not None:
-            self._keep(late.key, timeline)
+                life.attempts[-1] = structs.replace(life.attempts[-1], receipt=receipt)
+        if isinstance(request, _Packed):
+            self._encode(late.key, request, timeline)
+        elif request.ended_at is not None:
+            self._pack(late.key, request)
 
 
 def sort_key(order: Order) -> Callable[[Summary], float]:
@@ -291,11 +310,19 @@ def sort_key(order: Order) -> Callable[[Summary], float]:
     return lambda each: each.began + each.ended_s
 
 
-def _add(entry: _Entry, life: SequenceLife) -> None:
-    if len(entry.sequences) < MAX_SEQUENCES:
-        entry.sequences.append(life)
+def _add(request: SeenRequest, life: SequenceLife) -> None:
+    if len(request.sequences) < MAX_SEQUENCES:
+        request.sequences.append(life)
     else:
-        entry.left_out += 1
+        request.left_out += 1
+
+
+def _is_short(lives: list[SequenceLife]) -> bool:
+    """Return whether sequences take less memory than their encoding could: nearly all requests have one attempt."""
+    if len(lives) > 1 or len(lives[0].attempts) > 1:
+        return False
+    receipt = lives[0].attempts[0].receipt
+    return receipt is None or len(receipt.prefills) + len(receipt.preempted_s) <= _SHORT
 
 
 def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:
@@ -304,8 +331,6 @@ def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife
 
 
 def _holder(flight: Flight, epoch: int) -> tuple[str | None, float | None]:
-    if epoch == flight.epoch:
-        return flight.worker, flight.log.claimed_at
     found = (each for each in flight.log.ended if each.epoch == epoch)
     return next(((each.worker, each.claimed_s) for each in found), (None, None))
 
@@ -344,7 +369,7 @@ def _bounded(receipt: Receipt, claimed_at: float | None, now: float, most_device
         return receipt
     part = device_s / receipt.device_s if receipt.device_s else 1.0
     energy_j = receipt.energy_j
-    return replace(
+    return structs.replace(
         receipt,
         num_devices=devices,
         device_s=device_s,

@@ -27,6 +27,7 @@ _WHY = {
     "nats_restart": "NATS was restarted or reconnected",
     "cancelled": "its worker stopped it",
     "early": "its worker's clock is wrong",
+    "delivered_again": "the one before did not end it",
 }
 
 
@@ -86,7 +87,8 @@ class TimelineView(Struct, frozen=True, kw_only=True):
 def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
     """Return what to show of a request; its device time is priced if an hour has a cost."""
     rows = [Row("request", list(_request_bars(timeline)))]
-    events = [Event(0.0, f"the request came to {timeline.gateway}"), *_request_events(timeline)]
+    came = f"the request came to {timeline.gateway}" if timeline.gateway else "the job was published"
+    events = [Event(0.0, came)]
     first = _first_to_answer(timeline)
     for number, life in enumerate(timeline.sequences):
         name = f"sequence {number} " if len(timeline.sequences) > 1 else ""
@@ -95,7 +97,8 @@ def view_of(timeline: Timeline, device_hour_cost: float | None) -> TimelineView:
             base_s = _began_s(attempt, timeline.first_token_s if attempt is first else None)
             rows.append(Row(label, list(_attempt_bars(attempt, base_s)), is_retry=attempt.epoch > 0))
             events += _attempt_events(name, attempt, base_s)
-    events.sort(key=lambda event: event.at_s)
+    # Of what happened at once, the request's own end comes last.
+    events = sorted([*events, *_request_events(timeline)], key=lambda event: event.at_s)
     receipt = _receipt(timeline, device_hour_cost)
     return TimelineView(timeline=_named(timeline), rows=rows, events=events, receipt=receipt, curl=_curl(timeline))
 
@@ -113,7 +116,8 @@ def _named(timeline: Timeline) -> dict[str, Any]:
 
 def _request_bars(timeline: Timeline) -> Iterator[Bar]:
     admitted_s = timeline.ended_s if timeline.admitted_s is None else timeline.admitted_s
-    yield Bar("gateway", 0.0, admitted_s, "admission: key, body, limits, load")
+    if timeline.gateway:
+        yield Bar("gateway", 0.0, admitted_s, "admission: key, body, limits, load")
     if timeline.admitted_s is None:
         return
     first_s = timeline.ended_s if timeline.first_token_s is None else timeline.first_token_s
@@ -123,7 +127,7 @@ def _request_bars(timeline: Timeline) -> Iterator[Bar]:
 
 
 def _request_events(timeline: Timeline) -> Iterator[Event]:
-    if timeline.admitted_s is not None:
+    if timeline.admitted_s is not None and timeline.gateway:
         is_cached = timeline.source == "cache"
         told = "answered from the response cache" if is_cached else "admitted, and given to the queue"
         yield Event(timeline.admitted_s, told)
@@ -131,7 +135,8 @@ def _request_events(timeline: Timeline) -> Iterator[Event]:
         yield Event(timeline.first_token_s, "first token")
     if timeline.outcome != "running":
         told = f": {timeline.error}" if timeline.error else ""
-        yield Event(timeline.ended_s, f"{timeline.outcome} with status {timeline.status}{told}")
+        status = f" with status {timeline.status}" if timeline.status else ""
+        yield Event(timeline.ended_s, f"{timeline.outcome}{status}{told}")
 
 
 def _began_s(attempt: Attempt, first_token_s: float | None = None) -> float:

@@ -57,7 +57,7 @@ class CompletionsUsage(Struct, forbid_unknown_fields=True):
 
 
 class UsageBucket(Struct, forbid_unknown_fields=True):
-    """One day of UTC, in Unix seconds."""
+    """One day or hour of UTC, in Unix seconds."""
 
     object: Literal["bucket"]
     start_time: int
@@ -76,5 +76,5 @@ class UsagePage(Struct, forbid_unknown_fields=True):
 
 OPERATIONS = (
     Operation("get", "/v1/usage", "Show what the key's tenant has used.", TenantUsage),
-    Operation("get", "/v1/organization/usage/completions", "The same by days, in OpenAI's form.", UsagePage),
+    Operation("get", "/v1/organization/usage/completions", "The same by days or hours, in OpenAI's form.", UsagePage),
 )

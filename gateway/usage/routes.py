@@ -1,6 +1,7 @@
 """`/v1/usage` and OpenAI's `/v1/organization/usage/completions`: what the tenant of a key has used, as NATS counts it.
 
-A key reads its own tenant's usage and no other. Days are those of UTC; they are kept for 400 days, totals for good.
+A key reads its own tenant's usage and no other. Days are those of UTC; they are kept for 400 days, hours for a week,
+totals for good.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from nats.errors import Error as NatsError
@@ -21,15 +24,34 @@ from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value, missing_parameter
 from gateway.errors import ApiError
 from gateway.usage.answers import CompletionsUsage, ModelUsage, TenantUsage, UsageBucket, UsagePage
-from shared.usage_ledger import DAYS_KEPT, UsageTotal, day_of, read_usage
+from shared.usage_ledger import DAYS_KEPT, MEASURES, Measure, day_of, hour_of, read_usage
 
 MAX_DAYS = 31
 DAY_S = 86400
+HOURS_KEPT = 168
 _LAST_S = 253_402_300_799
 _GROUPS = ("model", "batch")
 _LISTS = ("models", "models[]", "group_by", "group_by[]")
 _OPENAI = frozenset({"start_time", "end_time", "bucket_width", "limit", "page", "batch", *_LISTS})
 
+_TOLD: tuple[Measure, ...] = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Width:
+    """The width of a bucket: its seconds, buckets of a page at most and by default, buckets kept, and names."""
+
+    seconds: int
+    most: int
+    default: int
+    num_kept: int
+    name_of: Callable[[float], str]
+
+
+_WIDTHS = {
+    "1d": _Width(DAY_S, MAX_DAYS, 7, DAYS_KEPT, day_of),
+    "1h": _Width(3600, HOURS_KEPT, 24, HOURS_KEPT, hour_of),
+}
 Counts = dict[tuple[str, str], dict[str, int]]
 
 
@@ -74,48 +96,52 @@ class UsageRoutes:
         return json_response(TenantUsage("usage", principal.tenant, first, last, data))
 
     async def _completions(self, request: Request, principal: Principal) -> Response:
-        query, groups = request.query_params, self._groups(request)
+        query, (groups, width) = request.query_params, self._asked(request)
         (await self._services.limiter.admit_read(principal)).release(1)
-        start = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0) // DAY_S * DAY_S
-        now = int(time.time())
+        size, now = width.seconds, int(time.time())
+        start = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0) // size * size
         end = min(now, whole_number(query.get("end_time"), "end_time", 0, _LAST_S, now))
-        limit = whole_number(query.get("limit"), "limit", 1, MAX_DAYS, 7)
-        start = max(start, (now // DAY_S - DAYS_KEPT) * DAY_S)
-        page = whole_number(query.get("page"), "page", start, _LAST_S, start) // DAY_S * DAY_S
-        begins = range(page, max(page, end), DAY_S)
+        limit = whole_number(query.get("limit"), "limit", 1, width.most, width.default)
+        start = max(start, (now // size - width.num_kept) * size)
+        page = whole_number(query.get("page"), "page", start, _LAST_S, start) // size * size
+        begins = range(page, max(page, end), size)
         shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
-        counted = await self._read(principal.tenant, [day_of(begin) for begin in shown])
+        counted = await self._read(principal.tenant, [width.name_of(begin) for begin in shown], _TOLD)
         only = _flag(query.get("batch"))
         buckets = [
-            UsageBucket("bucket", begin, begin + DAY_S, _results(counts, groups, models, only_batch=only))
+            UsageBucket("bucket", begin, begin + size, _results(counts, groups, models, only_batch=only))
             for begin, counts in zip(shown, counted, strict=True)
         ]
         has_more = len(begins) > limit
         return json_response(UsagePage("page", buckets, has_more, str(begins[limit]) if has_more else None))
 
-    def _groups(self, request: Request) -> set[str]:
+    def _asked(self, request: Request) -> tuple[set[str], _Width]:
         query = request.query_params
         check_query(request, _OPENAI, allow_unknown=self._services.config.allow_unknown_parameters)
         if query.get("start_time") is None:
             raise missing_parameter("start_time")
-        if query.get("bucket_width", "1d") != "1d":
-            raise invalid_value("bucket_width", "'bucket_width' must be '1d': usage is kept by days.")
+        width = _WIDTHS.get(query.get("bucket_width", "1d"))
+        if width is None:
+            message = "'bucket_width' must be '1d' or '1h': usage is kept by days and hours, and not by minutes."
+            raise invalid_value("bucket_width", message)
         groups = {*query.getlist("group_by"), *query.getlist("group_by[]")}
         if not groups <= {*_GROUPS}:
             raise invalid_value("group_by", f"'group_by' must be of {', '.join(_GROUPS)}, which usage tells apart.")
-        return groups
+        return groups, width
 
-    async def _read(self, tenant: str, days: list[str | None] | list[str]) -> list[Counts]:
+    async def _read(
+        self, tenant: str, periods: Sequence[str | None], measures: Sequence[Measure] = MEASURES
+    ) -> list[Counts]:
         try:
-            return await asyncio.gather(*(self._read_day(tenant, day) for day in days))
+            return await asyncio.gather(*(self._read_period(tenant, period, measures) for period in periods))
         except (NatsError, OSError) as error:
             message = "NATS, which keeps the usage, does not answer."
             raise ApiError(503, message, code="records_unavailable", retry_after_s=5.0) from error
 
-    async def _read_day(self, tenant: str, day: str | None) -> Counts:
+    async def _read_period(self, tenant: str, period: str | None, measures: Sequence[Measure]) -> Counts:
         counts: Counts = defaultdict(dict)
-        async for each in read_usage(self._js, tenant=tenant, day=day):
-            _count(counts, each)
+        async for each in read_usage(self._js, tenant=tenant, period=period, measures=measures):
+            counts[each.model, each.lane][each.measure] = each.total
         return counts
 
     def _model_usage(self, model: str, lane: str, counts: dict[str, int]) -> ModelUsage:
@@ -134,10 +160,6 @@ class UsageRoutes:
             cost=cost,
             cost_per_million_tokens=1e6 * cost / (prompt + completion) if cost and prompt + completion else None,
         )
-
-
-def _count(counts: Counts, each: UsageTotal) -> None:
-    counts[each.model, each.lane][each.measure] = each.total
 
 
 def _date(texts: list[str], name: str) -> datetime | None:

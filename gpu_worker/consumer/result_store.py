@@ -54,6 +54,7 @@ class ResultMaker:
         """Return the result of a request that ends now, with `num_output` tokens."""
         request, sequence = held.request, held.sequence
         num_prompt = 0 if sequence is None else sequence.num_prompt_tokens
+        receipt = self._receipts.receipt(held, num_output)
         output = request.emitted if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
         return BatchResult(
             id=request.id,
@@ -75,7 +76,8 @@ class ResultMaker:
             chat_format=self._chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
             evicted_tokens=0 if sequence is None else sequence.num_evicted_at(num_output),
-            device_s=self._receipts.receipt(held, num_output).device_s,
+            device_s=receipt.device_s,
+            receipt=receipt,
         )
 
 

@@ -103,6 +103,7 @@ async def _connect_once(config: WorkerConfig, identity: Identity) -> None:
         role="worker",
         name="headrace-worker-check",
         scope=encode_name(identity.model),
+        speaks_on=worker_subject(identity.model, identity.worker),
         user=config.nats_user,
         password=config.nats_password,
         files=config,

@@ -13,11 +13,12 @@ import sys
 import msgspec
 
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.engine_setup import check_engine
+from gpu_worker.start.engine_setup import check_engine, lora_modules
 from gpu_worker.start.settings_problem import EXIT_BAD_SETTINGS, SettingsProblem
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ChatSettings, ModelTokenizer
 from gpu_worker.text.vocabulary_check import check_vocabulary
+from shared.adapter_store import CONFIG_NAME
 from shared.config import resolve
 from shared.errors import ConfigError, HeadraceError
 from shared.model_hub import local_model
@@ -38,6 +39,9 @@ def check_settings(config: WorkerConfig) -> None:
         check_setting("HEADRACE_WORKER_ID", config.worker_id)
     if config.draft_model is not None:
         config = dataclasses.replace(config, draft_model=local_model(config.draft_model, "HEADRACE_DRAFT_MODEL"))
+    for adapter in lora_modules(config).values():
+        if not (adapter / CONFIG_NAME).is_file():
+            raise ConfigError("HEADRACE_LORA_MODULES", f"{adapter} is no adapter: it has no {CONFIG_NAME}")
     directory = read_model_directory(model)
     tokenizer = ModelTokenizer(directory, ChatSettings(config.chat_format, config.allow_chat_template))
     check_vocabulary(tokenizer, directory)

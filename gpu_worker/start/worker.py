@@ -53,7 +53,7 @@ from shared.nats_connection import connect
 from shared.objects.open import store_of
 from shared.request_log import RequestLog
 from shared.streams import StreamLimits
-from shared.subjects import check_setting, encode_name
+from shared.subjects import check_setting, encode_name, worker_subject
 from shared.telemetry import configure_logging
 from shared.tracing import make_tracing
 
@@ -239,6 +239,7 @@ async def _connect(config: WorkerConfig, identity: Identity, events: _Connection
         role="worker",
         name=identity.worker,
         scope=encode_name(identity.model),
+        speaks_on=worker_subject(identity.model, identity.worker),
         user=config.nats_user,
         password=config.nats_password,
         files=config,

@@ -18,7 +18,7 @@ from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets
 from kernels.low_rank import LowRank, LowRankPart
-from ops.bench.options import add_list, bench_parser
+from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine, engine_of
 from ops.stack.config import DEMO_MODEL
@@ -112,9 +112,9 @@ def main(arguments: Values[str] | None = None) -> None:
     """Print the table and append its rows to the results."""
     parser = bench_parser("adapters", __doc__)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
-    add_list(parser, "--batch", int, [1, 32], "sequences, and adapters, at once: 1,32")
-    parser.add_argument("--rank", type=int, default=8, help="of all adapters")
-    parser.add_argument("--rounds", type=int, default=15, help="in which each kind has its turn")
+    add_list(parser, "--batch", positive, [1, 32], "sequences, and adapters, at once: 1,32")
+    parser.add_argument("--rank", type=positive, default=8, help="of all adapters")
+    parser.add_argument("--rounds", type=positive, default=15, help="in which each kind has its turn")
     parser.add_argument("--dtype", default="auto", help="what the model computes in")
     options = parser.parse_args(arguments)
     table = ResultTable("adapters")

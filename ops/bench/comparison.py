@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from ops.bench.engine import Load, medians
 from ops.bench.make_model import Shape, Size, make_model
-from ops.bench.options import add_list
+from ops.bench.options import add_list, positive
 from ops.bench.peers.engines import PeerUnavailableError
 from ops.bench.record import ResultTable
 from ops.bench.systems import StartError
@@ -106,11 +106,11 @@ def print_missing(missing: Mapping[str, str], required: Iterable[str]) -> None:
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much is asked of whom."""
-    add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=64, help="decode steps of all sequences together")
-    parser.add_argument("--rounds", type=int, default=3, help="the median over rounds is shown")
-    parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
+    add_list(parser, "--batch", positive, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
+    parser.add_argument("--prompt", type=positive, default=512, help="tokens of a prompt")
+    parser.add_argument("--new", type=positive, default=64, help="decode steps of all sequences together")
+    parser.add_argument("--rounds", type=positive, default=3, help="the median over rounds is shown")
+    parser.add_argument("--num-threads", type=positive, default=len(os.sched_getaffinity(0)), help="of every engine")
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "bench"
     parser.add_argument("--cache", type=Path, default=default_cache, help="where the peers are installed")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from ops.bench.options import add_list, bench_parser
+from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.systems import (
     HOST,
@@ -131,10 +131,10 @@ _COLUMNS = (
 def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("gateway", __doc__)
     parser.add_argument("--isolated", action="store_true", help="Start NATS, a gateway and a worker without an engine.")
-    parser.add_argument("--gateways", type=int, default=1, help="Gateway processes of the whole system.")
-    add_list(parser, "--concurrency", int, [1, 16, 64, 256], "Connections: 1,16,64,256.")
-    parser.add_argument("--tokens", type=int, default=128, help="Tokens per request.")
-    parser.add_argument("--rounds", type=int, default=3, help="Requests per connection.")
+    parser.add_argument("--gateways", type=positive, default=1, help="Gateway processes of the whole system.")
+    add_list(parser, "--concurrency", positive, [1, 16, 64, 256], "Connections: 1,16,64,256.")
+    parser.add_argument("--tokens", type=positive, default=128, help="Tokens per request.")
+    parser.add_argument("--rounds", type=positive, default=3, help="Requests per connection.")
     parser.add_argument("--resumable", action="store_true", help="Streams that survive their gateway.")
     parser.add_argument("--step-ms", type=float, default=10.0, help="Pace of the engine, and of the floor.")
     return parser

@@ -4,7 +4,7 @@ Run as `python -m ops.bench.images`. Preparing counts the processor time of deco
 of resizing it as Qwen 2.5-VL reads it; `transformers` normalises and cuts into patches, too, which here is the model's
 work. Engines serve a small random Qwen 2.5-VL, in one thread. Their times are those that this thread computes, which
 other processes lengthen less: steps in which eight streams decode, alone, beside prompts, and beside images, which
-have as many tokens.
+have as many tokens: `of_prompts` is a step's time as a multiple of one beside prompts, `worst` the longest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.media.decoder import Decoder
 from gpu_worker.models.vision.processor import MediaProcessor
 from gpu_worker.models.vision.registry import read_processor, read_vision
-from ops.bench.options import add_list, bench_parser
+from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine, engine_of
 from shared.media import MediaRef
@@ -52,6 +52,9 @@ ALONE, PROMPTS, IMAGES = "alone", "prompts", "images"
 def save_model(directory: Path) -> None:
     """Write a random model that reads images as Qwen 2.5-VL does."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
     text = {"vocab_size": _VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
@@ -229,10 +232,10 @@ def measure_streams(bench: Bench, rounds: int, table: ResultTable) -> None:
 def main(arguments: Values[str] | None = None) -> None:
     """Print three tables, and append their rows to the results."""
     parser = bench_parser("images", __doc__)
-    add_list(parser, "--images", int, [1, 4, 16], "images of a prompt: 1,4,16")
-    add_list(parser, "--megapixels", int, [1, 12], "of the photos that are prepared: 1,12")
-    parser.add_argument("--files", type=int, default=8, help="photos of each size")
-    parser.add_argument("--rounds", type=int, default=5, help="in which each kind has its turn")
+    add_list(parser, "--images", positive, [1, 4, 16], "images of a prompt: 1,4,16")
+    add_list(parser, "--megapixels", positive, [1, 12], "of the photos that are prepared: 1,12")
+    parser.add_argument("--files", type=positive, default=8, help="photos of each size")
+    parser.add_argument("--rounds", type=positive, default=5, help="in which each kind has its turn")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

@@ -22,7 +22,7 @@ from gpu_worker.execution.memory.kv_cache import bytes_per_block
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine, engine_of
 from ops.chart import Line, line_chart
@@ -211,11 +211,11 @@ def main(arguments: Values[str] | None = None) -> None:
     """Parse the options, and run."""
     parser = bench_parser("long_contexts", __doc__)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
-    parser.add_argument("--length", type=int, default=2000, help="tokens of a text")
-    parser.add_argument("--texts", type=int, default=24, help="texts whose perplexity is measured")
-    parser.add_argument("--recall-length", type=int, default=800, help="tokens of a text that repeats a passage")
-    parser.add_argument("--passages", type=int, default=8, help="passages at each depth")
-    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of the text in flat memory")
+    parser.add_argument("--length", type=positive, default=2000, help="tokens of a text")
+    parser.add_argument("--texts", type=positive, default=24, help="texts whose perplexity is measured")
+    parser.add_argument("--recall-length", type=positive, default=800, help="tokens of a text that repeats a passage")
+    parser.add_argument("--passages", type=positive, default=8, help="passages at each depth")
+    parser.add_argument("--tokens", type=positive, default=100_000, help="tokens of the text in flat memory")
     parser.add_argument("--plots", action="store_true", help="write the plots of the documentation")
     options = parser.parse_args(arguments)
     tokenizer = ModelTokenizer(read_model_directory(options.model))

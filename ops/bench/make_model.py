@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from ops.bench.gpu.shapes import ModelShape
 from ops.bench.gpu.step.random_model import random_model
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 
 SHARD_BYTES = 4 << 30
 _DRAWN = 1 << 22
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = bench_parser("make_model", __doc__)
     parser.add_argument("--shape", choices=[size.value for size in Size], required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence at most")
+    parser.add_argument("--max-len", type=positive, default=2048, help="tokens of a sequence at most")
     options = parser.parse_args(arguments)
     make_model(replace(SHAPES[options.shape], max_len=options.max_len), options.out)
 

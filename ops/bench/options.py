@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -15,9 +17,33 @@ def bench_parser(module: str, description: str | None, epilog: str | None = None
         f"python -m ops.bench.{module}",
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        has_default = not isinstance(action.default, list) and action.default not in (None, False, argparse.SUPPRESS)
+        return f"{action.help or ''} (default: %(default)s)" if has_default else action.help
+
+
+def positive(text: str) -> int:
+    """Read a count of at least 1."""
+    try:
+        if (count := int(text)) >= 1:
+            return count
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+
+
+def writable(text: str) -> Path:
+    """Read the name of a file, which can be written: that is known before anything is measured."""
+    file = Path(text)
+    if not file.parent.is_dir() or file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: give a file in a directory that you may write to")
+    return file
 
 
 def add_list(

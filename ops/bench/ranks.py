@@ -14,7 +14,7 @@ import torch
 from ops.bench.comparison import OURS, add_load_options, add_rows, add_shapes, loads_of, measure_in_turn, model_of
 from ops.bench.engine import EngineBench, Load, Measurement
 from ops.bench.make_model import SHAPES
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable, command_line
 
 _BUDGET, _BLOCK_SIZE = 512, 16
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = bench_parser("ranks", __doc__)
     add_shapes(parser)
     add_load_options(parser)
-    parser.add_argument("--num-ranks", type=int, default=2, help="processes, of one thread each")
+    parser.add_argument("--num-ranks", type=positive, default=2, help="processes, of one thread each")
     parser.add_argument("--dtype", default="float32", help="what both compute in")
     options = parser.parse_args(arguments)
     loads, size = loads_of(options), options.num_ranks

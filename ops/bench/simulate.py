@@ -5,7 +5,7 @@ Then it scores what `headrace simulate` says of loads that nothing was fitted to
 several rates, in bursts, and more than can be served. The engine's clock is its processor time, and fitted and scored
 loads take turns by steps, so other work on the machine changes neither. With `--served` the same profile, with the
 host's time and a request's way measured over HTTP, is scored on the whole system too, by the wall clock: that needs a
-quiet machine.
+quiet machine. A round takes minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from ops.bench.executed import ExecutedEngine, Execution, take_turns
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive, writable
 from ops.bench.record import ResultTable
 from ops.bench.systems import address_of, headrace_up, own_settings
 from ops.load_generator.answer import Reading, read
@@ -282,11 +282,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("simulate", __doc__)
-    parser.add_argument("--profile", type=Path, help="file to write what was fitted, for `headrace simulate`")
+    parser.add_argument("--profile", type=writable, help="file to write what was fitted, for `headrace simulate`")
     parser.add_argument("--served", action="store_true", help="score the whole system too")
-    parser.add_argument("--requests", type=int, default=200, help="of each load that is scored")
-    parser.add_argument("--rounds", type=int, default=1, help="in which each load is served once")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=positive, default=200, help="of each load that is scored")
+    parser.add_argument("--rounds", type=positive, default=1, help="in which each load is served once")
+    parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")
     return parser
 
 

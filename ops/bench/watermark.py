@@ -24,7 +24,7 @@ from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.text.model_directory import read_model_directory
 from gpu_worker.text.tokenizer import ModelTokenizer
 from kernels.sampling import SamplingParameters, sample_tokens
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine, engine_of
 from ops.stack.config import DEMO_MODEL
@@ -256,9 +256,11 @@ def main(arguments: Values[str] | None = None) -> None:
     """Parse the options, and run."""
     parser = bench_parser("watermark", __doc__)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="directory of the model")
-    parser.add_argument("--length", type=int, default=200, help="tokens of a text")
-    parser.add_argument("--texts", type=int, default=256, help="texts with a watermark, and without")
-    parser.add_argument("--pairs", type=int, default=100_000, help="unmarked texts and keys in the false positives")
+    parser.add_argument("--length", type=positive, default=200, help="tokens of a text")
+    parser.add_argument("--texts", type=positive, default=256, help="texts with a watermark, and without")
+    parser.add_argument(
+        "--pairs", type=positive, default=100_000, help="unmarked texts and keys in the false positives"
+    )
     parser.add_argument("--corpus", type=Path, help="directory of texts: count only false positives, of --pairs texts")
     options = parser.parse_args(arguments)
     if options.corpus is not None:

@@ -13,17 +13,13 @@ import click
 import msgspec
 
 from ops.cli.options import SettingsGroup, options, resolve_settings
-from ops.cli.running_system import Endpoint, OperatorAccess, find_operator
+from ops.cli.running_system import Endpoint, OperatorAccess, ServerRefusedError, find_operator
 from ops.text_table import aligned, printable_cell
 from shared.adapter_store import AdapterContent, AdapterStore
 from shared.config import setting
+from shared.errors import HeadraceError
 from shared.objects.open import store_of
 
-_INSTEAD = {
-    "Did you mean 'ls'?": "list show ps status get",
-    "Did you mean 'add'?": "load create put set swap replace update",
-    "Did you mean 'rm'?": "remove delete unload del",
-}
 _HEADS = ("NAME", "TENANT", "MODEL", "RANK", "SIZE", "CONTENT", "IN MEMORY OF")
 
 
@@ -44,7 +40,7 @@ class _Access:
     store: str | None
 
 
-@click.group("adapter", cls=SettingsGroup, params=options(AdapterConfig), instead=_INSTEAD)
+@click.group("adapter", cls=SettingsGroup, params=options(AdapterConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Add, swap and remove adapters (LoRA) while requests run.
@@ -73,6 +69,8 @@ def add(access: _Access, name: str, path: str, tenant: str | None, base: str | N
     if access.store is not None:
         body["lora_content"] = msgspec.to_builtins(asyncio.run(_put(access.store, Path(path))))
     else:
+        if not (os.path.exists(path) or os.path.isabs(path)):
+            raise HeadraceError(f"PATH: {path} does not exist here; name a directory of the gateway's host absolutely")
         # Of this machine, if it is the gateway's too.
         body["lora_path"] = os.path.abspath(path) if os.path.exists(path) else path
     _order(access, "load", body)
@@ -111,7 +109,12 @@ def _order(access: _Access, verb: str, body: dict[str, Any]) -> None:
     payload = json.dumps({name: value for name, value in body.items() if value is not None}).encode()
     path, headers = f"/v1/{verb}_lora_adapter", {"Content-Type": "application/json"}
     # These calls are vLLM's, and answer with a line of text.
-    access.operator.open("POST", path, payload, headers).read()
+    try:
+        access.operator.open("POST", path, payload, headers).read()
+    except ServerRefusedError as error:
+        # Fields of the body, as this command calls them.
+        told = str(error).replace("lora_name: ", "NAME: ").replace("lora_path: ", "PATH: ")
+        raise HeadraceError(told.replace("base_model_name: ", "--base: ")) from None
 
 
 def _adapters(access: _Access) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ops.cli.running_system import tell
 from ops.stack.config import AUDIT_FILE_NAME, DEFAULT_STATE_DIR
 from ops.stack.console import told_of_nats
 from shared.audit import AUDIT_HELP
@@ -60,7 +60,7 @@ async def admin_client(url: str, name: str, access: AdminAccess, timeout_s: floa
     """
     from shared.nats_connection import connect
 
-    with told_of_nats(url, timeout_s, _tell):
+    with told_of_nats(url, timeout_s, tell):
         client = await connect(
             url,
             role="admin",
@@ -91,7 +91,3 @@ async def delete_message(js: JetStreamContext, stream: str, seq: int) -> None:
         with suppress(NotFoundError):
             await js.get_msg(stream, seq=seq)
             raise
-
-
-def _tell(words: str) -> None:
-    print(f"headrace: {words}", file=sys.stderr, flush=True)

@@ -11,14 +11,8 @@ from ops.cli.running_system import OperatorAccess, find_operator
 from ops.text_table import aligned, printable_cell
 from shared.errors import HeadraceError
 
-_INSTEAD = {
-    "Did you mean 'set'?": "add create new make update",
-    "Did you mean 'ls'?": "list show",
-    "Did you mean 'rm'?": "remove delete del drop",
-}
 
-
-@click.group("alias", cls=SettingsGroup, params=options(OperatorAccess), instead=_INSTEAD)
+@click.group("alias", cls=SettingsGroup, params=options(OperatorAccess))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Let a name stand for a served model.
@@ -68,11 +62,10 @@ def remove(access: OperatorAccess, /, name: str, tenant: str | None) -> None:
     click.echo(f"{name} stands for nothing")
 
 
-_INSTEAD_OF_CANARY = {"Did you mean 'ls'?": "list status", "Did you mean 'rollback'?": "stop abort rm cancel undo"}
 _HEADS = ("ARM", "MODEL", "REQUESTS", "ERRORS", "TTFT P50", "P99", "ITL P50", "P99", "LOGPROB")
 
 
-@click.group("canary", cls=SettingsGroup, params=options(OperatorAccess), instead=_INSTEAD_OF_CANARY)
+@click.group("canary", cls=SettingsGroup, params=options(OperatorAccess))
 @click.pass_context
 def canary(ctx: click.Context, /, **values: Any) -> None:
     """Try a model with a share of an alias's requests.

@@ -135,16 +135,7 @@ def _age(seconds: float) -> str:
     return f"{seconds / size:.0f} {unit}"
 
 
-_INSTEAD = {
-    "Did you mean 'cancel'?": "stop delete remove rm del drop abort kill",
-    "Did you mean 'submit'? Single jobs are published by `headrace publish`.": "create add new run publish start",
-    "Did you mean 'watch'?": "status progress follow wait",
-    "Did you mean 'results'?": "result output download get",
-    "Did you mean 'list'?": "ls show",
-}
-
-
-@click.group("batch", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
+@click.group("batch", cls=SettingsGroup, params=options(QueueAccess))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Submit, watch, list and cancel batches; list and cancel jobs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ from nats.errors import StaleConnectionError, UnexpectedEOF
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
+from ops.cli.running_system import shown_names
 from ops.stack.console import told_of_nats
 from shared.audit import servers_in
 from shared.errors import DependencyError
@@ -27,18 +28,11 @@ from shared.subjects import request_subject, result_subject
 
 # After so long without a result the publisher is told: it may not listen to workers, so nothing else would.
 SILENCE_S = 10.0
-_MAX_NAMES = 5
 _CONNECT_TIMEOUT_S = 10.0
 # That there is no connection is told once, by what is called when it is lost: each attempt to connect is an error too.
 _OF_CONNECTIONS = (OSError, UnexpectedEOF, StaleConnectionError)
 # A result that passed by while we were reconnecting is found in the stream.
 _LOOK_EVERY_S = 2.0
-
-
-def _shown(models: Iterable[str]) -> str:
-    """Return the different names, of many the first."""
-    names = sorted(set(models))
-    return ", ".join(repr(name[:64]) for name in names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
 class BatchClient:
@@ -135,9 +129,10 @@ class BatchClient:
         heard_at: float | None = clock()
         while missing:
             if heard_at is not None and clock() > heard_at + SILENCE_S:
+                models = shown_names(sorted(set(missing.values())))
                 self._tell(
                     f"no result for {clock() - heard_at:.0f} s, {len(missing)} of {len(requests)} are missing, of "
-                    f"{_shown(missing.values())}; jobs wait in the queue until a worker serves their model and has "
+                    f"{models}; jobs wait in the queue until a worker serves their model and has "
                     "capacity that people do not want; GET /v1/models of a gateway lists the models that are served"
                 )
                 heard_at = None

@@ -19,7 +19,7 @@ import click
 
 from ops.cli.batch_api import BATCH_ID, ENDED, BatchApi, endpoint_of
 from ops.cli.options import settings_command
-from ops.cli.running_system import ServerRefusedError, find_endpoint
+from ops.cli.running_system import ServerRefusedError, find_endpoint, tell
 from shared.config import setting
 from shared.errors import HeadraceError
 
@@ -73,7 +73,7 @@ def submit(config: SubmitConfig, file: Path, watch: bool) -> int:
     if not watch:
         print_batch(batch)
         return 0
-    _tell(f"submitted as {batch['id']}")
+    tell(f"submitted as {batch['id']}")
     return _watch(api, batch["id"], is_printed=True)
 
 
@@ -105,7 +105,7 @@ def results(config: ApiAccess, batch_id: str, errors: bool, follow: bool) -> int
         return 130
     if not num_bytes:
         what = "errors" if errors else "answers"
-        _tell(f"{batch['status']}: no {what}; `headrace batch watch {batch_id}` shows the progress")
+        tell(f"{batch['status']}: no {what}; `headrace batch watch {batch_id}` shows the progress")
     return 1 if follow and batch["status"] != "completed" else 0
 
 
@@ -130,13 +130,13 @@ def _watch(api: BatchApi, batch_id: str, is_printed: bool = False) -> int:
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         bar.end()
-        _tell(f"the batch goes on; `headrace batch watch {batch_id}` shows it again")
+        tell(f"the batch goes on; `headrace batch watch {batch_id}` shows it again")
         return 130
     bar.end()
     for error in ((batch["errors"] or {}).get("data") or ())[:_MAX_TOLD]:
         place = f"line {error['line']}: " if error["line"] else ""
-        _tell(f"{place}{error['message']} ({error['code']})")
-    _tell(f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer")
+        tell(f"{place}{error['message']} ({error['code']})")
+    tell(f"{batch['status']}: {counts['completed']} of {counts['total']} lines have an answer")
     if is_printed:
         print_batch(batch)
     return 0 if batch["status"] == "completed" and not failed else 1
@@ -152,7 +152,7 @@ def _patiently(api: BatchApi, batch_id: str) -> dict[str, Any]:
             if 0 < error.status < 500 and error.status != 429:
                 raise
             if not is_told:
-                _tell(f"{error}; trying again")
+                tell(f"{error}; trying again")
                 is_told = True
         time.sleep(_AWAY_S)
 
@@ -182,7 +182,7 @@ class _Bar:
         left = f", about {left_s:.0f} s to go" if not is_last and num < total and left_s < most_s else ""
         text = f"{num} of {total} {self._unit} {self._verb}{f', {more}' if more else ''}{left}"
         if not is_terminal:
-            _tell(text)
+            tell(text)
             return
         full = _BAR * num // total if total else 0
         sys.stderr.write(f"\r[{'#' * full}{' ' * (_BAR - full)}] {text}\x1b[K")
@@ -199,10 +199,6 @@ class _Bar:
 def print_batch(batch: dict[str, Any]) -> None:
     """Print a batch without what it does not have."""
     print(json.dumps({name: value for name, value in batch.items() if value is not None}), flush=True)
-
-
-def _tell(text: str) -> None:
-    print(f"headrace: {text}", file=sys.stderr)
 
 
 _ID = click.Argument(["batch_id"], metavar="ID")

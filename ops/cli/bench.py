@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ops.cli.bench_serve import compare_command, serve_command
-from ops.cli.options import SettingsGroup, settings_command
+from ops.cli.options import SettingsGroup, check_writable, settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
@@ -53,8 +53,7 @@ def run(config: BenchEngineConfig) -> int:
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required: the directory of a model")
     batches = _batches(config.batch)
-    if config.json is not None:
-        _check_writable(config.json)
+    check_writable("HEADRACE_JSON", config.json)
     model = existing_model(config.model, "HEADRACE_MODEL")
     click.echo(f"loading {model}", err=True)
     require("worker", "torch", "numpy", "safetensors")
@@ -77,18 +76,6 @@ def run(config: BenchEngineConfig) -> int:
     if config.json is not None:
         config.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return 0
-
-
-def _check_writable(file: Path) -> None:
-    """Find out before minutes are spent on what cannot be written then.
-
-    Raises:
-        ConfigError: It cannot.
-    """
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise ConfigError("HEADRACE_JSON", f"{file} cannot be written: {error.strerror}") from None
 
 
 def _measure(bench: EngineBench, load: Load, config: BenchEngineConfig) -> dict[str, object]:
@@ -139,6 +126,5 @@ def _batches(text: str) -> list[int]:
 command = SettingsGroup(
     "bench",
     commands=[settings_command(BenchEngineConfig, "engine", run), serve_command, compare_command],
-    instead={"The engine alone is measured by `headrace bench engine`.": "latency throughput"},
     help="Measure an engine, or any server of OpenAI's API.",
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.options import SettingsCommand, options, resolve_settings
+from ops.cli.options import SettingsCommand, check_writable, options, resolve_settings
 from ops.cli.parts import require
 from ops.cli.running_system import find_endpoint, only_model
 from ops.cli.simulate import BURSTINESS
@@ -115,8 +115,8 @@ def run_serve(config: BenchServeConfig) -> int:
     from ops.load_generator.run import measure
     from ops.load_generator.summary import as_page, table
 
-    for name, file in (("HEADRACE_JSON", config.json), ("HEADRACE_HTML", config.html)):
-        _check_writable(name, file)
+    check_writable("HEADRACE_JSON", config.json)
+    check_writable("HEADRACE_HTML", config.html)
     load, fields, slo_ms = _load(config), _fields(config), _limits(config.goodput)
     endpoint = find_endpoint(config.url, config.api_key, config.state_dir)
     from ops.load_generator.connection import Address
@@ -249,14 +249,6 @@ def _asked(config: BenchServeConfig) -> dict[str, Any]:
         for field, value in values
         if value != field.default
     }
-
-
-def _check_writable(variable: str, file: Path | None) -> None:
-    try:
-        if file is not None:
-            file.open("a").close()
-    except OSError as error:
-        raise ConfigError(variable, f"{file} cannot be written: {error.strerror}") from None
 
 
 def _raise_file_limit() -> None:

@@ -178,5 +178,4 @@ command = SettingsGroup(
         settings_command(ClearConfig, "clear", clear),
     ],
     help="Look at KV caches in files, or delete them.",
-    instead={"Did you mean 'ls'?": "stats list show info", "Did you mean 'clear'?": "delete rm remove prune purge"},
 )

@@ -21,10 +21,8 @@ from shared.errors import HeadraceError
 if TYPE_CHECKING:
     from ops.cli.dead_letter_box import DeadLetterBox, Selection, StoredLetter
 
-_INSTEAD = {"Did you mean 'drop'?": "delete remove rm del purge clear", "Did you mean 'list'?": "ls"}
 
-
-@click.group("dead", cls=SettingsGroup, params=options(QueueAccess), instead=_INSTEAD)
+@click.group("dead", cls=SettingsGroup, params=options(QueueAccess))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """List, show, retry and drop requests in quarantine.

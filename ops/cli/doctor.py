@@ -101,10 +101,13 @@ def _nowhere(topic: str, variable: str, config: DoctorConfig) -> Finding:
 
 def _nats(config: DoctorConfig, nats_url: str, workers: Sequence[int], *, is_own: bool) -> Iterator[Finding]:
     from ops.doctor.servers import NatsLogin, nats_findings
+    from shared.subjects import served_by
 
     role = cast("Role", config.nats_user if config.nats_user in ROLES else "admin" if is_own else "worker")
     user, password = (None, None) if is_own else (config.nats_user, config.nats_password)
-    yield from asyncio.run(nats_findings(NatsLogin(nats_url, role, user, password, config), workers=workers))
+    model, worker = served_by(user) or (None, None)
+    login = NatsLogin(nats_url, role, user, password, config, model, worker)
+    yield from asyncio.run(nats_findings(login, workers=workers))
 
 
 command = settings_command(DoctorConfig, "doctor", run)

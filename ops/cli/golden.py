@@ -157,9 +157,4 @@ command = SettingsGroup(
         settings_command(CheckConfig, "check", check),
         settings_command(CheckConfig, "drift", drift),
     ],
-    instead={
-        "Did you mean 'check'?": "ls list status show verify",
-        "Did you mean 'drift'?": "compare psi diff",
-        "Did you mean 'record'?": "create make new add",
-    },
 )

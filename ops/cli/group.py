@@ -25,6 +25,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     (_STOP, "stop down kill restart shutdown unload exit quit"),
     (_DOCTOR, "ps status ls list models show info check check-env collect-env env diagnose"),
     ("`headrace quantize` makes a smaller copy of a model.", "create convert export compress"),
+    ("Logs of `headrace up` are in `logs` of its state directory; other parts write them to standard error.", "logs"),
     ("Did you mean `headrace keys`?", "key token api-key apikey"),
     ("Submit a file of OpenAI's Batch API with `headrace batch submit FILE --watch`.", "run-batch"),
     ("Continue a text with `headrace chat TEXT`.", "complete completion generate ask prompt"),

@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from gateway.admission.api_keys import KeyRecord
 
 
-_INSTEAD = {
-    "Did you mean 'create'?": "add new make generate issue",
-    "Did you mean 'update'?": "edit change set rename modify",
-    "Did you mean 'revoke'?": "delete remove rm del drop disable",
-    "Did you mean 'list'?": "ls show get info",
-    "Did you mean 'rotate'?": "renew replace regenerate",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class KeysConfig:
     """Where the keys are, and where is written who changed them."""
@@ -56,7 +47,7 @@ class KeysConfig:
         return self.audit_file or self.file.parent / AUDIT_FILE_NAME
 
 
-@click.group("keys", cls=SettingsGroup, params=options(KeysConfig), instead=_INSTEAD)
+@click.group("keys", cls=SettingsGroup, params=options(KeysConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Make, change, rotate and revoke keys, and limit tenants.

@@ -23,12 +23,6 @@ FindOperator = Callable[[], Endpoint]
 
 _PATH = "/v1/hosted_models"
 _POLL_S = 0.2
-_INSTEAD = {
-    "Did you mean 'ls'?": "list show ps status get",
-    "Did you mean 'load'?": "add create start serve",
-    "Did you mean 'unload'?": "rm remove delete stop del",
-    "Did you mean 'replace'?": "update swap set",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +30,7 @@ class ModelConfig(OperatorAccess):
     """Where the operator's port is."""
 
 
-@click.group("model", cls=SettingsGroup, params=options(ModelConfig), instead=_INSTEAD)
+@click.group("model", cls=SettingsGroup, params=options(ModelConfig))
 @click.pass_context
 def command(ctx: click.Context, /, **values: Any) -> None:
     """Load, replace and unload models while the system runs.

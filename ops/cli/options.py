@@ -8,6 +8,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -15,7 +16,7 @@ import click
 from ops.cli.other_options import explain
 from ops.cli.variables import UnknownVariableError, check_variables
 from shared.config import PREFIX, Constraint, base_type, file_variable, resolve, shown_bound, variable_name
-from shared.errors import HeadraceError
+from shared.errors import ConfigError, HeadraceError
 
 T = TypeVar("T")
 _WIDEST_NAMES = 76
@@ -197,13 +198,24 @@ def _has(command: click.Command, option: str) -> bool:
     return any(option in each.opts for each in command.params)
 
 
+# Names that people type for one another; that which a group has is meant, by the first line that has both.
+_SYNONYMS = tuple(
+    line.split()
+    for line in (
+        "watch status progress follow wait",
+        "results result output download",
+        "rotate renew regenerate",
+        "check verify",
+        "update replace edit change rename modify swap set",
+        "create submit add load set record make new generate issue put publish run start replace update swap",
+        "rm revoke drop cancel unload rollback clear remove delete del purge prune disable stop abort kill undo",
+        "ls list show get info ps status stats",
+    )
+)
+
+
 class SettingsGroup(click.Group):
     """A group of commands that share settings, with the same kind of errors."""
-
-    def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **attributes: Any) -> None:
-        """Take what `click.Group` takes. `instead` has, by advice, the names that are no commands of ours."""
-        super().__init__(*args, **attributes)
-        self._instead = {name: advice for advice, names in (instead or {}).items() for name in names.split()}
 
     def has(self, option: str) -> bool:
         """Whether an option is the group's own, which stands before the command."""
@@ -213,8 +225,11 @@ class SettingsGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; for one that there is not the right one is told."""
-        if (advice := self._instead.get(args[0].lower())) is not None:
-            raise click.UsageError(f"No such command {args[0]!r}. {advice}", ctx)
+        word = args[0].lower()
+        if word not in self.commands:
+            alike = (name for names in _SYNONYMS if word in names for name in names if name in self.commands)
+            if (meant := next(alike, None)) is not None:
+                raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -295,6 +310,19 @@ def checked_name(ctx: click.Context, param: click.Parameter, name: str | None) -
     except InvalidNameError as error:
         raise click.BadParameter(str(error), ctx, param) from None
     return name
+
+
+def check_writable(variable: str, file: Path | None) -> None:
+    """Find out before anything is computed that a file could not be written then.
+
+    Raises:
+        ConfigError: It could not.
+    """
+    try:
+        if file is not None:
+            file.open("a").close()
+    except OSError as error:
+        raise ConfigError(variable, f"{file} cannot be written: {error.strerror}") from None
 
 
 def as_given(text: str) -> str:

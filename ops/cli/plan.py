@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ops.cli.options import settings_command
+from ops.cli.options import check_writable, settings_command
 from ops.cli.parts import require
-from ops.cli.simulate import PlacedModel, check_page
+from ops.cli.simulate import PlacedModel
 from shared.config import setting
 from shared.errors import ConfigError
 
@@ -54,7 +54,7 @@ def run(config: PlanConfig) -> int:
     """
     if config.model is None:
         raise ConfigError("HEADRACE_MODEL", "is required; see headrace plan --help")
-    check_page(config.html)
+    check_writable("HEADRACE_HTML", config.html)
     require("worker", "torch", "numpy", "safetensors", "tokenizers")
     from ops.sizing.devices import find_device
     from ops.sizing.model_size import read_model_size

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ops.cli.options import settings_command
-from ops.cli.running_system import Endpoint, ServerRefusedError, find_nats
+from ops.cli.running_system import Endpoint, ServerRefusedError, find_nats, shown_names, tell
 from ops.stack.config import DEFAULT_STATE_DIR
 from ops.stack.state import ReadyFile, read_ready_file
 from shared.config import setting
@@ -184,9 +184,6 @@ def wrong_file(file: Path | None, place: str, problem: str) -> ConfigError:
     return ConfigError("HEADRACE_FILE", f"{', '.join(filter(None, (shown, place)))}: {problem}")
 
 
-_MAX_NAMES = 10
-
-
 def run(config: PublishConfig, prompt: str | None) -> int:
     """Put batch requests onto the queue.
 
@@ -206,7 +203,7 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     except ConfigError as error:
         if served is None or error.variable != "HEADRACE_MODEL_NAME":
             raise
-        others = f"{len(served)} models are served: {_shown(served)}; name one"
+        others = f"{len(served)} models are served: {shown_names(served)}; name one"
         told = others if served else "no worker is heard whose model it could be"
         raise ConfigError(error.variable, f"{error.problem}, and {told}") from None
     if served is not None:
@@ -214,7 +211,7 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     try:
         return asyncio.run(_publish(config, url, requests))
     except KeyboardInterrupt:
-        _tell("stopped; what is published runs all the same: publish a file whose lines have ids again for its results")
+        tell("stopped; what is published runs all the same: publish a file whose lines have ids again for its results")
         return 130
 
 
@@ -231,10 +228,6 @@ def _served_models(config: PublishConfig, url: str, running: ReadyFile | None) -
         return None
 
 
-def _shown(names: list[str]) -> str:
-    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-
-
 def _check_served(config: PublishConfig, models: set[str], served: list[str]) -> None:
     """Refuse models that are not served if the system serves others; while it serves none, jobs may wait.
 
@@ -242,24 +235,20 @@ def _check_served(config: PublishConfig, models: set[str], served: list[str]) ->
         ConfigError: One of them is not served.
     """
     unserved = sorted(models.difference(served))
-    names = _shown(served)
+    names = shown_names(served)
     if unserved and served and not config.queue_unserved:
         problem = f"no worker serves {unserved[0][:64]!r}; served: {names}; with --queue-unserved its jobs wait for one"
         raise ConfigError("HEADRACE_MODEL_NAME", problem)
     for model in unserved:
-        _tell(
+        tell(
             f"no worker serves {model[:64]!r} now; its jobs wait in the queue until one does; served: {names or 'none'}"
         )
-
-
-def _tell(text: str) -> None:
-    print(f"headrace: {text}", file=sys.stderr)
 
 
 async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> int:
     from ops.cli.batch_client import BatchClient
 
-    async with BatchClient(url, config.nats_user, config.nats_password, config, _tell) as client:
+    async with BatchClient(url, config.nats_user, config.nats_password, config, tell) as client:
         if not config.wait:
             for request in requests:
                 told = {"id": request.id, "tenant": request.tenant, "result": await client.publish(request)}
@@ -273,7 +262,7 @@ async def _publish(config: PublishConfig, url: str, requests: list[Request]) -> 
         if not failures:
             return 0
         counts = ", ".join(f"{number} {failure}" for failure, number in failures.most_common())
-        _tell(f"{failures.total()} of {len(requests)} results are not answers ({counts})")
+        tell(f"{failures.total()} of {len(requests)} results are not answers ({counts})")
         return 1
 
 

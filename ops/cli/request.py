@@ -46,8 +46,9 @@ class RequestConfig(OperatorAccess):
 def run(config: RequestConfig, request_id: str | None) -> int:
     """Show a request's timeline and receipt, or list requests.
 
-    Without ID, it lists those that ended last. ID is the answer's `x-request-id`. Gateways keep requests for 15
-    minutes. Needs the operator's key.
+    Without ID, it lists those that ended last. ID is the answer's `x-request-id`, a batch job's id, or the `id` of a
+    line that `/v1/batches` has written. Gateways keep requests for 15 minutes, NATS keeps results of jobs for a week.
+    Needs the operator's key.
     """
     if config.slow and config.failed:
         raise click.UsageError("Give --slow or --failed, not both.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,18 @@ class Endpoint:
         Raises:
             ServerRefusedError: The server is not there or refuses.
         """
+        return [name for name, _ in self._models()]
+
+    def own_models(self) -> list[str]:
+        """Return the served models, with an alias only where the key may not use what it stands for."""
+        found = self._models()
+        names = {name for name, _ in found}
+        return [name for name, root in found if root == name or root not in names]
+
+    def _models(self) -> list[tuple[str, str]]:
         body = self._open("GET", "/v1/models").read()
         try:
-            return [str(model["id"]) for model in json.loads(body)["data"]]
+            return [(str(model["id"]), str(model.get("root") or model["id"])) for model in json.loads(body)["data"]]
         except (ValueError, KeyError, TypeError):
             raise self._stranger(body) from None
 
@@ -165,13 +175,18 @@ def only_model(endpoint: Endpoint) -> str:
         ServerRefusedError: None is served, or the server is not there or refuses.
         ConfigError: Several are.
     """
-    models = endpoint.models()
+    models = endpoint.own_models()
     if not models:
         raise ServerRefusedError(0, f"{endpoint.url} serves no model yet: no worker has joined")
     if len(models) > 1:
         problem = f"not set, and {len(models)} models are served: {shown_names(models)}; name one"
         raise ConfigError("HEADRACE_MODEL_NAME", problem)
     return models[0]
+
+
+def tell(text: str) -> None:
+    """Tell the user something that is not the command's output."""
+    print(f"headrace: {text}", file=sys.stderr, flush=True)
 
 
 def shown_names(names: list[str]) -> str:
@@ -254,7 +269,8 @@ def find_operator(access: OperatorAccess) -> Endpoint:
             raise ConfigError("HEADRACE_OPERATOR_URL", problem)
         return Endpoint(access.operator_url, access.operator_key)
     if running is None:
-        problem = f"not set, and no `headrace up` runs on {access.state_dir}; give --operator-url and --operator-key"
+        given = f"{_WHAT_TO_GIVE} --operator-url and --operator-key"
+        problem = f"not set, and no `headrace up` runs on {access.state_dir}; {given}"
         raise ConfigError("HEADRACE_OPERATOR_URL", problem)
     if has_died(access.state_dir, running):
         raise DependencyError(f"no `headrace up` runs on {access.state_dir}; start it")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ops.cli.options import settings_command
+from ops.cli.options import check_writable, settings_command
 from ops.cli.parts import require
 from shared.config import setting
 from shared.errors import ConfigError
@@ -74,8 +73,8 @@ class SimulateConfig(LoadConfig):
     workers: int = setting(1, "Workers of the fleet.", minimum=1, maximum=4096)
     cells: int = setting(
         1,
-        "Systems that divide workers and requests, each with a queue and a gateway of its own; they are simulated in "
-        "processes side by side.",
+        "Systems that divide workers and requests, each with a queue and a gateway of its own, simulated in processes "
+        "side by side: of 4 workers in 2 cells, 0 and 1 are in the first.",
         minimum=1,
         maximum=256,
     )
@@ -99,16 +98,17 @@ def run(config: SimulateConfig) -> int:
     """Simulate a fleet that serves requests.
 
     Scheduler, admission, queue and shedding are the real ones; devices are formulas. Step times come from a profile,
-    which `python -m ops.bench.simulate` measures on a running system, or from a model's sizes and a device's data sheet
-    (`headrace plan`). The exit status is 1 if none is served, or some waited for ever: all workers had died.
+    which `python -m ops.bench.simulate` fits to the CPU engine, or from a model's sizes and a device's data sheet
+    (`headrace plan`). The exit status is 1 if none is served, or some waited for ever: all workers of a cell had died.
     """
     from ops.simulation.cells import simulate_cells
     from ops.simulation.report import Cost, figures, html, table
     from ops.simulation.scenario import simulate
 
-    check_page(config.html)
+    check_writable("HEADRACE_HTML", config.html)
     if config.workers % config.cells:
-        raise ConfigError("HEADRACE_CELLS", f"is {config.cells}; it must divide --workers ({config.workers})")
+        problem = f"is {config.cells}; give --workers, a multiple of {config.cells} (it is {config.workers})"
+        raise ConfigError("HEADRACE_CELLS", problem)
     scenario, profile = scenario_of(config)
     outcome: Outcome
     if config.cells == 1:
@@ -126,18 +126,6 @@ def run(config: SimulateConfig) -> int:
     if config.html is not None:
         config.html.write_text(html("Simulation", scenario, outcome, cost, errors), encoding="utf-8")
     return 0 if outcome.num_served and not outcome.num_unserved else 1
-
-
-def check_page(file: Path | None) -> None:
-    """Raise `ConfigError` before anything is computed if the file of --html could not be written behind it."""
-    if file is not None and not (file.parent.is_dir() and not file.is_dir() and os.access(_existing(file), os.W_OK)):
-        raise ConfigError(
-            "HEADRACE_HTML", f"{file} cannot be written: give a file in a directory that you may write to"
-        )
-
-
-def _existing(file: Path) -> Path:
-    return file if file.exists() else file.parent
 
 
 def scenario_of(config: SimulateConfig) -> tuple[Scenario, Profile | None]:

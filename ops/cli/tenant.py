@@ -12,7 +12,7 @@ import click
 from ops.cli.options import settings_command
 from shared.config import setting
 from shared.errors import ConfigError
-from shared.subjects import encode_name
+from shared.subjects import encode_name, worker_user
 
 _NKEY_LENGTH = 56
 _ACCOUNT = Template("""\
@@ -41,7 +41,9 @@ TENANT_$token {
 class NatsUserConfig:
     """How a NATS user logs in whose configuration is printed: with an NKey, or with a new password."""
 
-    nkey: str | None = setting(None, "Public NKey of the user, `U...`; a user with a new password if not given.")
+    nkey: str | None = setting(
+        None, "Public NKey of the user, `U...`; a user with a new password if not given.", is_never_empty=True
+    )
 
 
 def login(config: NatsUserConfig, user: str) -> str:
@@ -96,7 +98,7 @@ _USER = Template("""\
         "_R_.API.MSG.GET.HR_MEDIA"
         "_R_.API.PURGE.HR_RESULTS", "_R_.API.PURGE.HR_ENDS"
         "hr.dead.$model.*.*"
-        "hr.usage.*.$model.batch.*"
+        "hr.usage.*.$model.batch.*", "hr.hours.*.$model.batch.*"
         "hr.progress.*.*"
         "_R_.API.MSG.GET.HR_ADAPTERS"
         "hr.reply.>"
@@ -138,7 +140,7 @@ _USER = Template("""\
 class WorkerLoginConfig(NatsUserConfig):
     """A user for all workers of a model, or for one."""
 
-    worker_id: str | None = setting(None, "The one worker that the login may speak for.")
+    worker_id: str | None = setting(None, "The one worker that the login may speak for.", is_never_empty=True)
 
 
 def run_worker_login(config: WorkerLoginConfig, model: str) -> None:
@@ -154,10 +156,7 @@ def run_worker_login(config: WorkerLoginConfig, model: str) -> None:
     worker of the model, whose handovers of KV it can divert. Jobs that no worker takes in time are expired by workers
     with the login `worker` alone.
     """
-    # Encoded names have no dot, so a user of one worker is not also that of all workers of another model.
-    worker = f".{encode_name(config.worker_id)}" if config.worker_id else ""
-    user = f"worker-{encode_name(model)}{worker}"
-    print(user_block(model, login(config, user), config.worker_id), end="")
+    print(user_block(model, login(config, worker_user(model, config.worker_id)), config.worker_id), end="")
     if sys.stdout.isatty():
         place = "the users of the account HEADRACE in ops/nats/headrace.conf"
         print(f"put this into {place}, and reload NATS (SIGHUP)", file=sys.stderr)

@@ -2,76 +2,57 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
-from ops.cli.admin import AdminAccess, admin_client
 from ops.cli.options import settings_command
-from ops.cli.running_system import find_admin_nats
-from ops.stack.config import DEFAULT_STATE_DIR
-from ops.text_table import aligned
+from ops.cli.running_system import OperatorAccess, find_operator
+from ops.text_table import aligned, printable_cell
 from shared.config import setting
-from shared.errors import DependencyError
 
-_MEASURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "device_us", "energy_mj")
-_HEADS = ("TENANT", "MODEL", "LANE", "REQUESTS", "PROMPT", "CACHED", "GENERATED", "DEVICE S", "ENERGY J")
+_NAMES = ("tenant", "model", "lane")
+# By measure, its head and its unit as the table has it.
+_COLUMNS = {
+    "requests": ("REQUESTS", None),
+    "prompt_tokens": ("PROMPT", None),
+    "cached_tokens": ("CACHED", None),
+    "completion_tokens": ("GENERATED", None),
+    "device_us": ("DEVICE S", 1e6),
+    "energy_mj": ("ENERGY J", 1e3),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class UsageConfig(AdminAccess):
-    """Where the totals are."""
+class UsageConfig(OperatorAccess):
+    """Of whom, and how to show it."""
 
-    nats_url: str | None = setting(None, "NATS servers; found through the state directory if not given.")
-    state_dir: Path = setting(DEFAULT_STATE_DIR, "State directory of a running `headrace up`.")
     tenant: str | None = setting(None, "Only this tenant.")
     json: bool = setting(False, "One JSON object a line.")
-    timeout_s: float = setting(10.0, "How long NATS may take to appear.", minimum=0.1)
 
 
 def run(config: UsageConfig) -> int:
     """Show what each tenant has used of each model, by lane.
 
-    Requests, tokens, device time and energy. The totals are those since the system was set up. They are kept by NATS
-    and outlive gateways and workers. For a month, take the difference of two readings. Needs an administrator's
-    credentials.
+    Requests, tokens, device time and energy since the system was set up. NATS keeps the totals, which outlive gateways
+    and workers. For a month, take the difference of two readings. Needs the operator's key.
     """
-    rows = asyncio.run(_rows(config))
+    found = find_operator(config).call("GET", "/console/api/tenants")["use"]
+    used = [dict.fromkeys(_COLUMNS, 0) | each for each in found if config.tenant in (None, each["tenant"])]
     if config.json:
-        for (tenant, model, lane), totals in rows:
-            print(json.dumps({"tenant": tenant, "model": model, "lane": lane} | totals))
+        for each in used:
+            print(json.dumps({name: each[name] for name in (*_NAMES, *_COLUMNS)}))
         return 0
-    if config.tenant is not None and not rows:
+    if config.tenant is not None and not used:
         print(f"headrace: there is no usage of a tenant {config.tenant!r}", file=sys.stderr)
-    table = [_HEADS, *((*names, *(_cell(measure, totals[measure]) for measure in _MEASURES)) for names, totals in rows)]
-    print("\n".join(aligned(table)))
+    rows = [(*map(str.upper, _NAMES), *(head for head, _ in _COLUMNS.values()))]
+    for each in used:
+        cells = (
+            str(each[name]) if unit is None else f"{each[name] / unit:.3f}" for name, (_, unit) in _COLUMNS.items()
+        )
+        rows.append((*(printable_cell(each[name]) for name in _NAMES), *cells))
+    print("\n".join(aligned(rows)))
     return 0
-
-
-def _cell(measure: str, total: int) -> str:
-    """Return a total as the table has it: time and energy in whole units."""
-    scale = {"device_us": 1e6, "energy_mj": 1e3}.get(measure)
-    return str(total) if scale is None else f"{total / scale:.3f}"
-
-
-async def _rows(config: UsageConfig) -> list[tuple[tuple[str, str, str], dict[str, int]]]:
-    from nats.errors import Error as NatsError
-
-    from shared.usage_ledger import read_usage
-
-    found: defaultdict[tuple[str, str, str], dict[str, int]] = defaultdict(lambda: dict.fromkeys(_MEASURES, 0))
-    url = find_admin_nats(config.nats_url, config.state_dir)
-    async with admin_client(url, "headrace-usage", config, config.timeout_s) as client:
-        try:
-            async for each in read_usage(client.jetstream()):
-                if each.measure in _MEASURES and config.tenant in (None, each.tenant):
-                    found[each.tenant, each.model, each.lane][each.measure] = each.total
-        except NatsError as error:
-            raise DependencyError(f"the usage of tenants cannot be read ({error!r}): run `headrace setup`") from error
-    return sorted(found.items())
 
 
 command = settings_command(UsageConfig, "usage", run)

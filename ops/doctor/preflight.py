@@ -38,7 +38,7 @@ def _findings(config: WorkerConfig) -> Iterator[Finding]:
     of_model = list(_model_findings(config))
     yield from of_model
     name = None if config.model is None else _served_name(config, config.model)
-    login = NatsLogin(config.nats_url, "worker", config.nats_user, config.nats_password, config, name)
+    login = NatsLogin(config.nats_url, "worker", config.nats_user, config.nats_password, config, name, config.worker_id)
     found = asyncio.run(nats_findings(login))
     # The first worker of a fleet hears no other, and finds no queue that it would not make itself.
     yield from (Finding(one.topic, one.text) if one.level is Level.WARNING else one for one in found)

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,6 +34,7 @@ from shared.subjects import (
     frame_subject,
     gateway_subject,
     probe_subject,
+    served_by,
     tokenizer_subject,
     worker_subject,
 )
@@ -47,7 +48,7 @@ _HEARS_HOSTS = frozenset({"admin", "gateway"})
 
 @dataclass(frozen=True, slots=True)
 class NatsLogin:
-    """How to reach NATS, and as whom: a worker's login may be for its model alone."""
+    """How to reach NATS, and as whom: a worker's login may be for its model alone, or for one worker."""
 
     url: str
     role: Role
@@ -55,11 +56,19 @@ class NatsLogin:
     password: str | None = None
     files: NatsFiles = field(default_factory=NatsFiles)
     model: str | None = None
+    worker: str | None = None
 
     @property
     def scope(self) -> str | None:
         """The part of the role, as `connect` takes it."""
         return None if self.model is None else encode_name(self.model)
+
+    @property
+    def heartbeats(self) -> str | None:
+        """Where a worker speaks whose login may be for one worker; None of other logins."""
+        if self.model is None or served_by(self.user) is None:
+            return None
+        return worker_subject(self.model, self.worker or f"doctor-{secrets.token_hex(4)}")
 
 
 async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Sequence[int] = ()) -> list[Finding]:
@@ -75,10 +84,12 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
     try:
         client = await connect(
             login.url, role=login.role, name="headrace-doctor", user=login.user, password=login.password,
-            files=login.files, on_error=note, timeout_s=timeout_s, scope=login.scope,
+            files=login.files, on_error=note, timeout_s=timeout_s, scope=login.scope, speaks_on=login.heartbeats,
         )  # fmt: skip
     except WrongRoleError as error:
         # It says itself which user to log in as.
+        if login.role == "worker" and login.model is None and login.user not in get_args(Role):
+            return [warning("nats rights", str(error), "if it is for one model, `headrace worker --check` tries it")]
         return [problem("nats rights", str(error))]
     except HeadraceError as error:
         return [problem("nats", str(error))]
@@ -105,7 +116,7 @@ async def nats_findings(login: NatsLogin, timeout_s: float = 2.0, workers: Seque
 
 async def _rights(client: Client, login: NatsLogin, refused: list[str]) -> list[Finding]:
     role, unused = login.role, f"doctor-{secrets.token_hex(4)}"
-    publish, subscribe = _subjects(role, unused, login.model or unused)
+    publish, subscribe = _subjects(role, login.worker or unused, login.model or unused)
     for subject in subscribe:
         await client.subscribe(subject)
     for subject in publish:

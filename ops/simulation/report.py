@@ -78,7 +78,9 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
 
     def pair(name: str, band: str = "") -> str:
         median, high = found[f"{name}_p50_ms"], found[f"{name}_p99_ms"]
-        return "-" if median is None else f"{median:,.1f} / {high:,.1f} ms{band}"
+        # Small models take microseconds.
+        digits = 1 if median is None or median >= 1 else 3
+        return "-" if median is None else f"{median:,.{digits}f} / {high:,.{digits}f} ms{band}"
 
     lasted = f" in {outcome.duration_s:,.1f} s" if outcome.num_served else ""
     throughput = f"{outcome.requests_per_s:,.2f} requests/s, {outcome.output_tokens_per_s:,.0f} tokens/s"
@@ -101,7 +103,7 @@ def table(scenario: Scenario, outcome: Outcome, cost: Cost | None, errors: dict[
     if outcome.num_too_long:
         rows.append(("prompts that no worker holds", f"{outcome.num_too_long:,}"))
     if outcome.num_unserved:
-        rows.append(("never served", f"{outcome.num_unserved:,} waited for ever: all workers are dead"))
+        rows.append(("never served", f"{outcome.num_unserved:,} waited for ever: all workers of their cell are dead"))
     if cost is not None:
         per_million = found["cost_per_million_output_tokens"]
         shown = "-" if per_million is None else f"{per_million:,.2f} a million output tokens"

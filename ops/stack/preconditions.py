@@ -100,8 +100,8 @@ def _run_told(
                     return subprocess.CompletedProcess(command, process.returncode, output, errors)
                 except subprocess.TimeoutExpired:
                     seconds = time.monotonic() - began
-                    what = f"{environ['HEADRACE_MODEL']} and its settings are looked at"
-                    console.say("headrace", f"waiting for {seconds:.0f} s: {what}")
+                    what = f"reading {environ['HEADRACE_MODEL']} and the settings"
+                    console.say("headrace", f"{what} ({seconds:.0f} s)")
         finally:
             # Also whoever is interrupted leaves nothing behind.
             process.kill()

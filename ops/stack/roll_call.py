@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from shared.usage_ledger import delete_old_days, delete_old_receipts
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_S = 2.0
+RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class RollCall:
         self._beats: dict[int, Beat] = {}
         self._steps: dict[int, int] = {}
         self._client: Client | None = None
+        self._reopening: asyncio.Task[None] | None = None
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
 
     async def open(self) -> None:
@@ -75,6 +78,7 @@ class RollCall:
                 files=access.files,
                 on_error=self._on_error,
                 on_reconnect=self._on_reconnect,
+                on_close=self._on_close,
                 timeout_s=CONNECT_TIMEOUT_S,
             )
         await self._set_up()
@@ -105,6 +109,8 @@ class RollCall:
 
     async def close(self) -> None:
         """Disconnect."""
+        if self._reopening is not None:
+            self._reopening.cancel()
         if self._client is not None:
             await self._client.close()
 
@@ -121,6 +127,18 @@ class RollCall:
             await self._set_up()
         except DependencyError as error:
             _log.warning("streams not restored", extra={"error": str(error)})
+
+    async def _on_close(self) -> None:
+        self._reopening = asyncio.create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        """Connect anew after the server has closed the connection for good."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            try:
+                return await self.open()
+            except DependencyError as error:
+                _log.warning("NATS: %s", error)
 
     async def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error).lower():

@@ -86,6 +86,9 @@ def refuse_old_keywords(schema: Any) -> None:
                 raise GrammarError(f"'{keyword}' is not supported.", path)
 
 
+_UNIQUE = "uniqueItems"
+
+
 def _unknown_keyword(listed: str, schema: Any) -> GrammarError:
     try:
         names = [name for name in json.JSONDecoder().raw_decode(listed)[0] if isinstance(name, str)]
@@ -93,7 +96,8 @@ def _unknown_keyword(listed: str, schema: Any) -> GrammarError:
         names = [listed.partition("\n")[0][:64]]
     path = _path(schema, lambda s: all(name in s for name in names))
     names_text = ", ".join(f"'{name[:64]}'" for name in names[:8])
-    return GrammarError(f"{names_text} {'is' if len(names) == 1 else 'are'} not supported.", path)
+    instead = " Leave it out, and check afterwards; lists of one item at most may have it." if _UNIQUE in names else ""
+    return GrammarError(f"{names_text} {'is' if len(names) == 1 else 'are'} not supported.{instead}", path)
 
 
 def _other(problem: str) -> str:

@@ -106,7 +106,7 @@ def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: P
         broken = order("load", lora_name="pirate", lora_path=str(tmp_path))
         unnamed = order("load", lora_path=str(one))
         assert order("unload", lora_name="pirate").status_code == 200
-        assert order("unload", lora_name="pirate").status_code == 400
+        assert order("unload", lora_name="pirate").status_code == 404
         assert "pirate" not in names()
         keyless = httpx2.post(f"{operator}/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/"})
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, "adapter_refused")

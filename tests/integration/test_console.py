@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -363,6 +364,27 @@ CONTRAST = """(() => {
   }
   return low;
 })()"""
+
+
+@pytest.mark.slow
+def test_ten_viewers_take_less_than_a_hundredth_of_a_processor(system: System) -> None:
+    url, key = f"{console(system)}/api/now", {"Authorization": f"Bearer {system.info['operator_key']}"}
+
+    def cpu_s() -> float:
+        return sum(float(each["cpu_s"]) for each in httpx2.get(url, headers=key).json()["gateways"])
+
+    def watch(num_viewers: int) -> float:
+        """Look every two seconds, as open pages do, and return the part of a processor that gateways took meanwhile."""
+        before, began = cpu_s(), time.monotonic()
+        with httpx2.Client(headers=key) as http:
+            for _ in range(10):
+                for _ in range(num_viewers):
+                    assert http.get(url).status_code == 200
+                time.sleep(2)
+        return (cpu_s() - before) / (time.monotonic() - began)
+
+    idle = watch(0)
+    assert watch(10) - idle < 0.01
 
 
 def test_policy_forbids_inline_scripts_and_foreign_hosts_and_data_needs_the_key(system: System) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -108,6 +110,15 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
         assert [bucket["object"] for bucket in page["data"]] == ["bucket"] * 2
         (result,) = page["data"][-1]["results"]
         assert result["input_tokens"] >= total["prompt_tokens"]
+        hourly = {"start_time": int(time.time()) - 7200, "bucket_width": "1h"}
+
+        def is_told_by_hours() -> bool:
+            hours = http.get("/v1/organization/usage/completions", params=hourly).json()["data"]
+            assert [each["end_time"] - each["start_time"] for each in hours] == [3600] * len(hours)
+            told = sum(each["input_tokens"] for hour in hours for each in hour["results"])
+            return told >= int(total["prompt_tokens"])
+
+        wait_for(is_told_by_hours, 60)
         for_ever = {"start_time": int(time.time()) - 86400, "end_time": 253_402_300_799, "limit": 1}
         answer = http.get("/v1/organization/usage/completions", params=for_ever)
         last = {
@@ -120,7 +131,7 @@ def test_tenant_reads_its_own_usage_and_prices_it(system: System) -> None:
         grouped = {"start_time": int(time.time()), "group_by[]": ["model"], "limit": 1}
         answer = http.get("/v1/organization/usage/completions", params=grouped)
         assert answer.json()["data"][0]["results"][0]["model"] == system.model
-        for query, param in (({}, "start_time"), ({"start_time": 1, "bucket_width": "1h"}, "bucket_width")):
+        for query, param in (({}, "start_time"), ({"start_time": 1, "bucket_width": "1m"}, "bucket_width")):
             refused = http.get("/v1/organization/usage/completions", params=query)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
@@ -145,6 +156,23 @@ def test_request_that_lost_its_worker_says_so(system: System) -> None:
     assert "an attempt whose worker did not tell is not in it" in shown.stdout
     listed = headrace("request", "--slow", *state(system))
     assert "unlucky" in listed.stdout
+
+
+def test_job_and_line_of_a_batch_show_their_worker_and_receipt(system: System, tmp_path: Path) -> None:
+    job = json.loads(headrace("publish", "def g():", "--wait", "--max-tokens", "9", *state(system)).stdout)
+    body = {"model": system.model, "prompt": "x", "max_tokens": 9, "n": 2, "temperature": 1}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}
+    (file := tmp_path / "batch.jsonl").write_text(json.dumps(line))
+    submitted = headrace("batch", *state(system), "submit", str(file), "--watch")
+    batch = json.loads(submitted.stdout.splitlines()[-1])
+    output = json.loads(headrace("batch", *state(system), "results", batch["id"]).stdout)
+    for request_id, tokens in ((job["id"], job["completion_tokens"]), (output["id"], 18)):
+        shown = headrace("request", request_id, *state(system))
+        assert shown.returncode == 0, shown.stderr
+        assert "the job was published" in shown.stdout
+        assert "claimed by worker-" in shown.stdout
+        assert f"{tokens} generated" in shown.stdout
+        assert "device 0.0 ms" not in shown.stdout
 
 
 def test_requests_of_one_id_are_all_shown_with_what_each_took(system: System) -> None:

@@ -15,8 +15,16 @@ from nats.js.errors import APIError, NoStreamResponseError
 
 from shared.messages import Lane
 from shared.receipt import Receipt
-from shared.streams import USAGE_STREAM, StreamLimits, ensure_streams, reshape_streams, stream_configs
-from shared.usage_ledger import UsageLedger, day_of, delete_old_days, delete_old_receipts, read_usage
+from shared.streams import HOURS_STREAM, USAGE_STREAM, StreamLimits, ensure_streams, reshape_streams, stream_configs
+from shared.usage_ledger import (
+    MEASURES,
+    UsageLedger,
+    day_of,
+    delete_old_days,
+    delete_old_receipts,
+    hour_of,
+    read_usage,
+)
 from tests.servers import NatsServer
 
 TOKENS = {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 3}
@@ -119,7 +127,7 @@ async def test_attempt_that_arrives_after_its_repetition_counts_once(
         slow.setattr(js, "publish", delayed)
         await ledger.flush(js)
     await ledger.flush(js)
-    [(arguments, options)] = kept
+    (arguments, options), _ = kept
     with pytest.raises(APIError, match="duplicate"):
         await js.publish(*arguments, **options)
     assert (await totals(js))["t", "m", "batch", "requests"] == 1
@@ -236,16 +244,30 @@ async def test_without_the_stream_nothing_is_lost_but_told(
     await client.close()
 
 
+async def test_hours_that_a_system_of_the_version_before_does_not_keep_take_nothing_from_the_totals(
+    js: JetStreamContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shared.usage_ledger._MAX_WAITING", 3)
+    await js.delete_stream(HOURS_STREAM)
+    ledger = UsageLedger("interactive")
+    for number in range(9):
+        ledger.add(f"t{number}", "m", **TOKENS)
+        await ledger.flush(js)
+    assert "by the hour is not kept" in caplog.text
+    assert sum((await totals(js)).values()) == 9 * (1 + 5 + 3)
+    assert len(ledger._accounts[1]["m"].counted) <= 3
+
+
 async def test_what_was_counted_around_an_outage_is_sent_when_the_process_ends(
     js: JetStreamContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[Exception] = [nats.errors.TimeoutError(), NoStreamResponseError()]
     publish = js.publish
 
-    async def failing(*arguments: object, **options: object) -> object:
-        if errors:
+    async def failing(subject: str, *arguments: object, **options: object) -> object:
+        if errors and subject.startswith("hr.usage."):
             raise errors.pop(0)
-        return await publish(*arguments, **options)
+        return await publish(subject, *arguments, **options)
 
     async def counted() -> int:
         return (await totals(js)).get(("t", "m", "interactive", "requests"), 0)
@@ -280,12 +302,15 @@ async def test_days_are_counted_apart_by_tenant_and_old_ones_are_deleted(js: Jet
 
     async def day(number: int) -> dict[str, int]:
         name = day_of(1_700_000_000 + 86400 * number)
-        return {each.measure: each.total async for each in read_usage(js, tenant="acme & co", day=name)}
+        return {each.measure: each.total async for each in read_usage(js, tenant="acme & co", period=name)}
 
     first = {"requests": 1, "prompt_tokens": 5, "completion_tokens": 3, "device_us": 12_500, "energy_mj": 2500}
     assert (await day(0), (await day(1))["requests"], await day(2)) == (first, 1, {})
     whole = {each.measure: each.total async for each in read_usage(js, tenant="acme & co")}
     assert (whole["requests"], whole["device_us"]) == (2, 12_500)
+    hours = {each.measure: each.total async for each in read_usage(js, period=hour_of(now[0]), measures=MEASURES[:4])}
+    assert hours == {measure: whole[measure] // 2 for measure in ("requests", "prompt_tokens", "completion_tokens")}
+    assert not [each async for each in read_usage(js, period=hour_of(now[0] - 3600))]
     await delete_old_days(js, now[0] + 400 * 86400)
     assert (await day(0), (await day(1))["requests"]) == ({}, 1)
     assert (await totals(js))["acme & co", "m", "interactive", "requests"] == 2

@@ -19,7 +19,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from ops.bench.gpu.shapes import GPT_OSS_20B, LLAMA3_8B, QWEN3_06B, ModelShape
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 from ops.bench.record import append_lines, origin
 
 NUM_REPLAYS = 20
@@ -150,9 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = bench_parser("gpu.trace", __doc__ or "")
     parser.add_argument("--step", action="append", choices=STEPS, help="may be given again; otherwise the first hour's")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--layers", type=int, help="cut the models to their first layers")
-    parser.add_argument("--context", type=int, default=_CONTEXT)
-    parser.add_argument("--replays", type=int, default=NUM_REPLAYS)
+    parser.add_argument("--layers", type=positive, help="cut the models to their first layers")
+    parser.add_argument("--context", type=positive, default=_CONTEXT)
+    parser.add_argument("--replays", type=positive, default=NUM_REPLAYS)
     return parser
 
 

@@ -32,7 +32,7 @@ from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.proposer_setup import build_proposer
-from ops.bench.options import add_list, bench_parser
+from ops.bench.options import add_list, bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.spec.fixed_depth import FixedDepth
 from ops.bench.spec.loads import Run, beginning_prompts, copied_prompts, serve, together
@@ -151,11 +151,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     proposers = "what drafts; what draft and eagle draft by lies beside the model, in folders of these names"
     add_list(parser, "--proposer", str, _PROPOSERS, proposers, _PROPOSERS)
-    add_list(parser, "--batch", int, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
-    parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=6)
+    add_list(parser, "--batch", positive, [1, 4, 16, 32], "sequences at once: 1,4,16,32")
+    parser.add_argument("--new", type=positive, default=128, help="tokens of an answer")
+    parser.add_argument("--rounds", type=positive, default=6)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
+    parser.add_argument("--num-threads", type=positive, help="of CPU operations; as of a worker if not given")
     return parser
 
 

@@ -37,6 +37,7 @@ from shared.nats_connection import SEND_ERRORS, connect
 from shared.subjects import ALL_WORKERS, check_setting, host_subject, model_order_subject
 
 ROUND_S = 0.2
+RETRY_S = 1.0
 # A worker that served so long was well: the next failure is a first one.
 HEALTHY_S = 30.0
 _OF_ONE_MODEL = frozenset(
@@ -120,8 +121,11 @@ class Host:
         Raises:
             DependencyError: NATS does not answer, or refuses us.
         """
-        access = self._access
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self._connect()
+
+    async def _connect(self) -> None:
+        access = self._access
         name = f"host-{self._settings.host_name}"
         login = {"user": access.user, "password": access.password}
         self._nats = await connect(access.url, role="worker", name=name, files=access.files, **login)  # type: ignore[arg-type]
@@ -139,6 +143,15 @@ class Host:
             for worker in tuple(self._workers.values()):
                 worker.watch(min(now - last, 2 * ROUND_S), can_judge=self._nats.is_connected)
             last = now
+            if self._nats.is_closed:
+                # The server has closed it for good; its workers go on meanwhile.
+                await asyncio.sleep(RETRY_S)
+                try:
+                    await self._connect()
+                except DependencyError as error:
+                    self._log_limit.warning("nats", "%s", error)
+                    continue
+                demand = Demand(self._nats)
             try:
                 waiting = await demand.count([wish.name for wish in self._wishes if wish.on_demand])
             except DependencyError as error:

@@ -29,7 +29,8 @@ def kept(route: str, body: dict[str, Any], *, keeps_texts: bool = True) -> tuple
     generation = PARSE[route](json.dumps({"model": "m"} | PROMPT[route] | body).encode())
     record = RequestRecord(route, "r")
     record.parsed(Principal("key", "t"), generation)
-    return generation, record.timeline("gw", 200, keeps_texts=keeps_texts)
+    record.end(200, keeps_texts=keeps_texts)
+    return generation, record.timeline("gw")
 
 
 def asked_again(route: str, timeline: Timeline) -> Generation:

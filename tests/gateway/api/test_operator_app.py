@@ -279,7 +279,8 @@ def test_loopback_may_be_chosen_to_have_no_key(host: str) -> None:
         ),
         ("load", {"lora_name": "a", "lora_content": ["a" * 64, 8]}, 200, "added"),
         ("load", {"lora_name": "a", "lora_content": ["9" * 64, 8]}, 400, "the store does not have 999999999999"),
-        ("unload", {"lora_name": "a"}, 400, "there is no adapter 'a'"),
+        ("unload", {"lora_name": "a"}, 404, "there is no adapter 'a'"),
+        ("load", {"lora_name": "a b", "lora_path": "/a"}, 400, "a name has no white space"),
         ("load", {"lora_name": "a", "lora_path": "/broken"}, 400, "The worker w could not load it: it is broken"),
         ("load", {"lora_name": "a", "lora_path": "/deadly"}, 503, "it does not answer (TimeoutError)"),
         ("load", {"lora_name": "a", "lora_path": "/unlucky"}, 503, "could not load it: its disk is full"),
@@ -318,7 +319,7 @@ async def test_adapter_is_checked_by_a_worker_of_the_model_that_is_named_before_
         assert_error(await http.post("/v1/load_lora_adapter", json=broken), 400, code="adapter_refused")
         # What is refused leaves the name as it was, and a name is its tenant's alone.
         assert queue.names.meaning == {("acme", "a"): AdapterContent("a" * 64, 8)}
-        assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "a"})).status_code == 400
+        assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "a"})).status_code == 404
         removed = await http.post("/v1/unload_lora_adapter", json={"lora_name": "a", "tenant": "acme"})
     assert removed.status_code == 200
     assert queue.names.meaning["acme", "a"] is None
@@ -335,7 +336,7 @@ async def test_what_workers_have_named_is_listed_and_removed_for_all() -> None:
         removed = await http.post("/v1/unload_lora_adapter", json={"lora_name": "own"})
     told = {"name": "own", "tenant": None, "base": "org/demo", "digest": digest, "workers": ["w"]}
     assert listed == {"adapters": [told | {"rank": None, "bytes": None}]}
-    assert "no adapter 'own' of the tenant 'acme'" in assert_error(theirs, 400)["message"]
+    assert "no adapter 'own' of the tenant 'acme'" in assert_error(theirs, 404)["message"]
     assert (removed.status_code, queue.names.meaning[None, "own"]) == (200, None)
 
 
@@ -343,7 +344,7 @@ async def test_adapter_waits_until_all_workers_of_its_model_have_places() -> Non
     queue, earlier = Queue(), heartbeat("org/demo", worker="x", features=FEATURES)
     async with client(KEY, shown=KEY, queue=queue, others=(earlier,)) as http:
         answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
-    assert_error(answer, 503, code="no_worker")
+    assert "--max-loras and --adapters" in assert_error(answer, 400, code="no_adapter_places")["message"]
     assert not queue.asked
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 from gateway.dispatch.inflight import Flight, key_of, new_key
 from gateway.dispatch.timelines import (
+    KEPT_S,
     LATE_S,
     MAX_DEVICE_WATTS,
     MAX_TIMELINE_BYTES,
@@ -35,6 +37,28 @@ class Counted(UsageLedger):
         self.tenants.append(tenant)
 
 
+@dataclass
+class Seen:
+    """A request as an observer tells of it."""
+
+    told: Timeline
+    began_at: float
+    ended_at: float | None = None
+    sequences: list[SequenceLife] = field(default_factory=list)
+    left_out: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.told.id
+
+    @property
+    def tenant(self) -> str | None:
+        return self.told.tenant
+
+    def timeline(self, gateway: str) -> Timeline:
+        return self.told
+
+
 class Bench:
     def __init__(self, max_kept: int = 100) -> None:
         self.now = time.monotonic()
@@ -42,12 +66,13 @@ class Bench:
         self.keeper = TimelineKeeper("gw-1", max_kept, self.usage, clock=lambda: self.now)
         self.flights: list[Flight] = []
         self.devices: dict[str, int] = {}
+        self.running: dict[str, Seen] = {}
         self.keeper.watch(lambda: self.flights, lambda worker: self.devices.get(worker, 1))
 
     def begin(self, request_id: str = "r", tenant: str = "t", worker: str | None = "w", key_id: str = "k") -> Flight:
-        told = lambda: self.timeline(request_id, tenant, 0)  # noqa: E731
-        key = new_key()
-        self.keeper.request_began(key, request_id, self.now, told)
+        key, seen = new_key(), Seen(self.timeline(request_id, tenant, 0), self.now)
+        self.running[key] = seen
+        self.keeper.request_began(key, seen)
         request = Request(id=f"{key}-0", model="m", text="x", tenant=tenant, trace=request_id, key=key_id)
         flight = Flight(request, ListSink(), 1, self.now, worker=worker)
         flight.log.claimed_at = None if worker is None else self.now
@@ -60,7 +85,10 @@ class Bench:
 
     def end(self, flight: Flight | None, timeline: Timeline) -> None:
         """End a request; None for one that had no sequence."""
-        self.keeper.request_ended(new_key() if flight is None else key_of(flight.id), timeline)
+        key = new_key() if flight is None else key_of(flight.id)
+        seen = self.running.pop(key, None) or Seen(timeline, self.now)
+        seen.told, seen.ended_at = timeline, self.now
+        self.keeper.request_ended(key, seen)
 
     def tell(self, flight: Flight, finish: Finish, worker: str = "w", *, has_ended: bool = False) -> None:
         delta = Delta(flight.id, flight.epoch, 0, finish=finish)
@@ -293,7 +321,8 @@ def test_what_is_kept_is_bounded_in_number_and_in_bytes() -> None:
 
 def test_requests_of_long_ago_are_let_go() -> None:
     bench = Bench()
-    bench.end(None, bench.timeline("old", began=time.time() - 1000, ended_s=1.0))
+    bench.end(None, bench.timeline("old"))
+    bench.now += KEPT_S + 1
     bench.end(None, bench.timeline("new"))
     assert [each.id for each in bench.keeper.summaries("recent", 10)] == ["new"]
     assert bench.keeper.find("old") == []

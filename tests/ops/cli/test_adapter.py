@@ -103,7 +103,9 @@ def test_path_is_the_gateways_unless_this_machine_writes_the_store(operator: Ope
 
 def test_what_is_refused_is_one_line(operator: Operator, tmp_path: Path) -> None:
     status, _, told = _adapter(operator, "rm", "gone", "--tenant", "acme")
-    assert (status != 0, told.count("\n"), "there is no adapter 'gone'" in told) == (True, 1, True)
+    assert (status != 0, told.count("\n"), "NAME: there is no adapter 'gone'" in told) == (True, 1, True)
+    status, _, told = _adapter(operator, "add", "a", "nothere")
+    assert (status, "PATH: nothere does not exist here" in told) == (2, True)
     assert operator.orders == [("/v1/unload_lora_adapter", {"lora_name": "gone", "tenant": "acme"})]
     # The store is written by this machine, which finds no adapter there.
     status, _, told = _adapter(operator, "add", "a", str(tmp_path), HEADRACE_ADAPTERS=str(tmp_path / "store"))

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ops.cli import chat
 from ops.cli.chat import ChatConfig
-from ops.cli.running_system import Endpoint, ServerRefusedError
+from ops.cli.running_system import Endpoint, ServerRefusedError, only_model
 from shared.bounds import MAX_IMAGE_BYTES
 from shared.errors import ConfigError
 from tests.images import png_of_size
@@ -81,9 +81,12 @@ def test_model_that_is_not_served_is_answered_with_those_that_are(state_dir: Pat
 
 
 def test_several_served_models_are_named_and_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Endpoint, "models", lambda endpoint: ["one", "two"])
+    served = [("one", "one"), ("two", "two"), ("alias", "one")]
+    monkeypatch.setattr(Endpoint, "_models", lambda endpoint: served)
     with pytest.raises(ConfigError, match="HEADRACE_MODEL_NAME: not set, and 2 models are served: one, two; name one"):
         chat.run(ChatConfig(url="http://127.0.0.1:1"), "x")
+    del served[1]
+    assert only_model(Endpoint("http://127.0.0.1:1", None)) == "one"
 
 
 def test_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:

@@ -251,7 +251,7 @@ async def test_waiting_without_results_is_told(cli_system: System, monkeypatch: 
         with pytest.raises(DependencyError, match="1 of 1 results are missing"):
             await anext(client.results([request], 0.6))
     (text,) = told
-    assert text.startswith("no result for 0 s, 1 of 1 are missing, of 'nobody'; jobs wait in the queue until")
+    assert text.startswith("no result for 0 s, 1 of 1 are missing, of nobody; jobs wait in the queue until")
     assert text.endswith("GET /v1/models of a gateway lists the models that are served")
 
 

@@ -83,7 +83,7 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
     ]
     assert rows["requests"].strip() == "0 of 50 served"
     assert figures["unserved"] > 0
-    assert rows["never served"].strip() == f"{figures['unserved']} waited for ever: all workers are dead"
+    assert rows["never served"].strip() == f"{figures['unserved']} waited for ever: all workers of their cell are dead"
     assert "never served" in page.read_text()
 
 
@@ -95,9 +95,9 @@ def test_fleet_that_dies_before_it_serves_shows_no_times_and_fails(profile: Path
         (("--kill", "soon"), "--kill: 'soon' is not a worker and a second, like 3@60"),
         (
             ("--html", "/nonexistent/x.html"),
-            "--html: /nonexistent/x.html cannot be written: give a file in a directory that you may write to",
+            "--html: /nonexistent/x.html cannot be written: No such file or directory",
         ),
-        (("--workers", "3", "--cells", "2"), "--cells: is 2; it must divide --workers (3)"),
+        (("--workers", "3", "--cells", "2"), "--cells: is 2; give --workers, a multiple of 2 (it is 3)"),
         (("--shared-prefix", "50"), "--shared-prefix: is 50; it must be less than --prompt (50)"),
     ],
 )

@@ -51,6 +51,7 @@ JOBS = {
             "$JS.API.STREAM.MSG.DELETE.HR_BATCH_default",
             "$JS.API.CONSUMER.INFO.HR_BATCH_default.c",
             "hr.usage.t.m.interactive.requests",
+            "hr.hours.t.m.interactive.requests-2026112923",
             "$JS.API.STREAM.MSG.GET.HR_USAGE",
             # Aliases, and what is counted of canaries.
             "hr.alias",
@@ -101,6 +102,7 @@ JOBS = {
             "hr.dead.m.batch.t",
             "hr.reply.t.x",
             "hr.usage.t.m.batch.requests",
+            "hr.hours.t.m.batch.requests-2026112923",
             "hr.host.h",
         ],
         "subscribe": [

@@ -18,14 +18,18 @@ from click.testing import CliRunner
 from nats.aio.client import Client
 
 from ops.cli.tenant import user_block, worker_login
+from ops.doctor.finding import Finding, Level
+from ops.doctor.servers import NatsLogin, nats_findings
 from ops.stack.config import DEMO_MODEL
 from ops.stack.ports import free_port
 from shared.batch_streams import batch_tenants
 from shared.consumers import ensure_consumer
 from shared.errors import DependencyError
 from shared.nats_connection import WrongRoleError, connect
+from shared.nats_files import NatsFiles
 from shared.streams import INTERACTIVE_STREAM, StreamLimits, ensure_streams
-from shared.subjects import encode_name, request_subject
+from shared.subjects import encode_name, request_subject, served_by
+from tests.ops.cli.command import headrace
 from tests.ops.nats.secured import PASSWORDS, Connection, connect_as, secured_server
 from tests.ops.nats.test_permissions import FORBIDDEN
 from tests.servers import NatsServer, pull_subscription
@@ -40,7 +44,7 @@ AsWorker = Callable[[str], Awaitable[Connection]]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
-    users.append(user_block(OWN, 'user: "w-m-one.1", password: "pw"', "one.1"))
+    users += [user_block(OWN, f'user: "{name}", password: "pw"', "one.1") for name in ("w-m-one.1", "worker-m.one_2e1")]
     with secured_server(tmp_path_factory.mktemp("logins"), "".join(users)) as running:
         yield running
 
@@ -159,6 +163,31 @@ async def test_worker_of_another_model_is_told_before_it_begins(server: NatsServ
         await connect(server.url, role="worker", name="w", scope="m", user="w-m", password="wrong")
 
 
+async def test_worker_with_the_login_of_another_worker_is_told_which_before_it_loads_its_model(
+    server: NatsServer,
+) -> None:
+    login = {"NATS_URL": server.url, "NATS_USER": "worker-m.one_2e1", "NATS_PASSWORD": "pw", "MODEL": "/nothere"}
+    environ = {f"HEADRACE_{name}": value for name, value in login.items()}
+    told = {
+        "--served-model-name=m": "this login is for the worker 'one.1': start with --worker-id one.1",
+        "--served-model-name=n": "this login is for the model 'm': start with --served-model-name m",
+    }
+    for option, words in told.items():
+        done = await asyncio.to_thread(headrace, "worker", option, "--worker-id", "two", **environ)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    (found,) = [each for each in await _doctor(server, None) if each.topic == "nats rights"]
+    assert found.level is not Level.PROBLEM
+    (found,) = [each for each in await _doctor(server, "two") if each.topic == "nats rights"]
+    assert (found.level, "--worker-id one.1" in found.text) == (Level.PROBLEM, True)
+
+
+async def _doctor(server: NatsServer, worker: str | None) -> list[Finding]:
+    """Return what is found for the user of one worker, as `headrace doctor` and `headrace worker --check` ask."""
+    user = "worker-m.one_2e1"
+    model, own = served_by(user) or (None, None)
+    return await nats_findings(NatsLogin(server.url, "worker", user, "pw", NatsFiles(), model, worker or own))
+
+
 @pytest.mark.slow
 async def test_people_and_jobs_are_answered_by_workers_with_a_login_for_their_model(tmp_path: Path) -> None:
     users = [user_block(model, f'user: "w-{encode_name(model)}", password: "pw"') for model in (OWN, OTHER)]
@@ -231,3 +260,5 @@ def test_printed_user_is_one_that_nats_reads(tmp_path: Path) -> None:
     assert f'nkey: "{nkey}"' in keyed.output
     refused = CliRunner().invoke(worker_login, [OTHER, "--nkey", "x"])
     assert "a user's public NKey is" in str(refused.exception)
+    for option in ("--worker-id", "--nkey"):  # as of a variable that is not set
+        assert "is empty" in str(CliRunner().invoke(worker_login, [OWN, option, ""]).exception)

@@ -39,22 +39,16 @@ def test_long_work_is_told_of_again_and_again_and_with_what_it_waits_for_then() 
     assert all(words.startswith("waiting for ") for words in said)
 
 
-def test_short_work_is_not_told_of() -> None:
+def test_short_work_is_not_told_of_and_its_error_is_raised() -> None:
     said: list[str] = []
 
-    async def work() -> str:
-        return "done"
+    async def work(number: str) -> int:
+        return int(number)
 
-    assert asyncio.run(told_while(work(), lambda: "it", said.append)) == "done"
+    assert asyncio.run(told_while(work("5"), lambda: "it", said.append)) == 5
+    with pytest.raises(ValueError, match="invalid literal"):
+        asyncio.run(told_while(work("x"), lambda: "it", said.append))
     assert said == []
-
-
-def test_error_of_the_work_is_raised() -> None:
-    async def fail() -> None:
-        raise ValueError("it broke")
-
-    with pytest.raises(ValueError, match="it broke"):
-        asyncio.run(told_while(fail(), lambda: "it", [].append))
 
 
 async def test_interrupted_wait_ends_the_work() -> None:

@@ -252,38 +252,25 @@ COMPLAINT = (
 )
 
 
-def storage_rounds(watch: StorageWatch, *seen: tuple[bool, int]) -> list[bool]:
-    """What each round finds, in which the server complained or not, and so much was free at its end."""
-    found = []
-    for complains, free_bytes in seen:
+@pytest.mark.parametrize(
+    ("seen", "is_replaced"),
+    [
+        ([(True, 0), (True, 0), (True, ROOM_BYTES), (True, ROOM_BYTES)], [False, False, False, True]),
+        ([(True, ROOM_BYTES - 1)] * 100, [False] * 100),
+        ([(True, 0), (True, ROOM_BYTES), (False, ROOM_BYTES)], [False] * 3),
+        ([(False, ROOM_BYTES)] * 100, [False] * 100),
+        ([(True, ROOM_BYTES)] * 5, [False, True, False, True, False]),
+    ],
+    ids=["complains on beside room", "full disk", "before there was room", "silent", "replaced: has a round"],
+)
+def test_server_is_replaced_for_complaints_while_its_disk_has_room(
+    seen: list[tuple[bool, int]], is_replaced: list[bool]
+) -> None:
+    """In each round the server complained or not, and so much was free at its end."""
+    watch = StorageWatch(Path("/"), lambda: None)
+    for (complains, free_bytes), expected in zip(seen, is_replaced, strict=True):
         watch.note_line(COMPLAINT if complains else b"[1] [INF] Server is ready")
-        found.append(watch.note_round(free_bytes))
-    return found
-
-
-def watching() -> StorageWatch:
-    return StorageWatch(Path("/"), lambda: None)
-
-
-def test_server_that_complains_on_while_there_is_room_is_replaced() -> None:
-    seen = [(True, 0), (True, 0), (True, ROOM_BYTES), (True, ROOM_BYTES)]
-    assert storage_rounds(watching(), *seen) == [False, False, False, True]
-
-
-def test_server_that_complains_of_a_full_disk_is_left_alone() -> None:
-    assert not any(storage_rounds(watching(), *[(True, ROOM_BYTES - 1)] * 100))
-
-
-def test_complaint_from_before_there_was_room_is_no_reason() -> None:
-    assert storage_rounds(watching(), (True, 0), (True, ROOM_BYTES), (False, ROOM_BYTES)) == [False] * 3
-
-
-def test_server_that_says_nothing_of_it_is_left_alone() -> None:
-    assert not any(storage_rounds(watching(), *[(False, ROOM_BYTES)] * 100))
-
-
-def test_replaced_server_is_given_a_round() -> None:
-    assert storage_rounds(watching(), *[(True, ROOM_BYTES)] * 5) == [False, True, False, True, False]
+        assert watch.note_round(free_bytes) == expected
 
 
 async def test_running_watch_replaces_the_server_while_its_disk_has_room(

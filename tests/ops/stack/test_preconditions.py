@@ -126,4 +126,4 @@ def test_check_that_takes_its_time_is_told_of(
     worker_check(f"read word < {tmp_path / 'pipe'}")
     monkeypatch.setattr(preconditions, "EVERY_S", 0.01)
     check_parts(plan, _ReleasingConsole(tmp_path / "pipe"), is_demo=False)
-    assert f"s: {DEMO_MODEL} and its settings are looked at" in capsys.readouterr().err
+    assert f"reading {DEMO_MODEL} and the settings (" in capsys.readouterr().err

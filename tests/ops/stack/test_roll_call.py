@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import nats
@@ -45,6 +46,23 @@ async def test_worker_advances_when_its_steps_do_or_it_is_idle(
     await worker.close()
     await roll_call.close()
     assert not roll_call.is_connected
+
+
+async def test_connection_that_the_server_closes_for_good_is_made_anew(
+    start_nats: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.stack.roll_call.RETRY_S", 0.01)
+    config = tmp_path / "nats.conf"
+    config.write_text("max_subscriptions: 10\njetstream {}\n")
+    roll_call = RollCall(NatsAccess(start_nats("-c", str(config)).url, None, None))
+    await roll_call.open()
+    first = roll_call._client
+    assert first is not None
+    for number in range(11):
+        await first.subscribe(f"a.{number}")
+    await until(lambda: first.is_closed and roll_call.is_connected)
+    assert roll_call._client is not first
+    await roll_call.close()
 
 
 async def test_server_that_does_not_appear_is_told_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
