@@ -92,6 +92,7 @@ class StackStructure(ctypes.Structure):
         ("first_token", _INT32),
         ("num_own_tokens", _INT32),
         ("embedding_adapters", _POINTER),
+        ("interrupt", _POINTER),
     )
 
 

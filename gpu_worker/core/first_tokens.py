@@ -8,6 +8,8 @@ under way ends, and while they fill up its own.
 - In a step that completes all prompts of the clients that were served least, the others get few tokens. They lose the
   fixed part of a step, which has to be taken once more. That may be `SHARE` of the time, so clients that ask all the
   time do not slow the others down by more.
+- A step under way is given up where a client that is not in it would wait for long for its first token, and the runner
+  can. The others lose what was computed, out of the same share.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Values
 
+from msgspec import Struct
+
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.step import ScheduledStep
 from gpu_worker.core.step_time import StepTimeModel
 
 SHARE = 0.1
@@ -30,13 +35,29 @@ _MEMORY_S = 10.0
 _Client = tuple[str, str]
 
 
+class StepUnderWay(Struct, frozen=True):
+    """A step that may be given up.
+
+    Attributes:
+        clients: Whose sequences it computes.
+        began: In monotonic seconds.
+        duration_s: Predicted.
+    """
+
+    step: int
+    clients: frozenset[_Client]
+    num_decodes: int
+    began: float
+    duration_s: float
+
+
 class FirstTokenSteps:
     """Limits the prompts of steps. Owns the time that may be spent on that, and when clients were seen last."""
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
         self._saved_s = 0.0
-        self._looked_at = math.inf
+        self._looked_at = -math.inf
         # The longest absent first.
         self._seen: dict[_Client, float] = {}
 
@@ -71,12 +92,49 @@ class FirstTokenSteps:
         if limit >= min(budget, sum(num_of.values())):
             return budget
         lost_s = model.predict(num_decodes, 0, 0)
-        self._saved_s = min(self._saved_s + SHARE * max(0.0, now - self._looked_at), _MOST_STEPS * lost_s)
-        self._looked_at = now
-        if self._saved_s < lost_s:
+        if self._available_s(lost_s, now) < lost_s:
             return budget
-        self._saved_s -= lost_s
+        self._spend(lost_s, lost_s, now)
         return limit
+
+    def _available_s(self, fixed_s: float, now: float) -> float:
+        return min(self._saved_s + SHARE * max(0.0, now - self._looked_at), _MOST_STEPS * fixed_s)
+
+    def _spend(self, seconds: float, fixed_s: float, now: float) -> None:
+        self._saved_s = max(0.0, self._available_s(fixed_s, now) - seconds)
+        self._looked_at = now
+
+    def under_way(self, step: ScheduledStep, now: float) -> StepUnderWay | None:
+        """Describe a step that begins at `now`; None where it may not be given up, or hardly lasts longer than others.
+
+        What changes more than blocks that are written again, and what needs a whole step, is computed to its end.
+        """
+        plan, num_decodes, num_batch = step.plan, step.num_decodes, step.num_batch
+        if len(step.scheduled) == num_decodes or not self._model.is_known or plan.encodes or plan.evictions:
+            return None
+        if step.is_alone or any(item.sequence.needs_one_step for item in step.scheduled):
+            return None
+        num_sequences = len(step.scheduled)
+        duration_s = self._model.predict(num_sequences - num_batch, num_batch, step.num_tokens - num_sequences)
+        clients = frozenset((item.sequence.tenant, item.sequence.key) for item in step.scheduled[num_decodes:])
+        return StepUnderWay(step.step, clients, num_decodes, now, duration_s)
+
+    def is_worth_giving_up(self, step: StepUnderWay, sequence: Sequence, now: float) -> bool:
+        """Return whether to give up a step for the first token of a sequence that has just come.
+
+        It only reads, so any thread may ask.
+        """
+        if sequence.lane != "interactive" or (sequence.tenant, sequence.key) in step.clients:
+            return False
+        model, done_s = self._model, now - step.began
+        fixed_s = model.predict(step.num_decodes, 0, 0)
+        alone_s = model.predict(step.num_decodes + 1, 0, len(sequence.token_ids) - 1)
+        is_long = step.duration_s - done_s > (LONGER - 1.0) * alone_s
+        return is_long and self._available_s(fixed_s, now) >= done_s
+
+    def give_up(self, step: StepUnderWay, now: float) -> None:
+        """Charge the others for a step that was given up."""
+        self._spend(now - step.began, self._model.predict(step.num_decodes, 0, 0), now)
 
     def _while_others_may_come(self, num_decodes: int, budget: int) -> int:
         """Return the tokens of a step that computes prompts at `1 - WAITING_SHARE` of the speed of a full one."""

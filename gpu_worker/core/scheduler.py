@@ -95,9 +95,8 @@ class Scheduler:
         self._step_time = StepTimeModel()
         self._device_time = DeviceTime(self._step_time)
         self._throttle = BatchThrottle(self._step_time, config.batch_slowdown)
-        self._planner = Planner(
-            config, self._blocks, self._live, self._throttle, FirstTokenSteps(self._step_time), policy
-        )
+        self.first_tokens = FirstTokenSteps(self._step_time)
+        self._planner = Planner(config, self._blocks, self._live, self._throttle, self.first_tokens, policy)
         self._landing = Landing(self._blocks, self._live, speculation)
         self._deadlines = Deadlines()
         self._events: list[SequenceEvent] = []

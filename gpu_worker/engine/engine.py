@@ -18,12 +18,14 @@ from collections.abc import Callable
 
 from msgspec import Struct, structs
 
+from gpu_worker.core.first_tokens import StepUnderWay
 from gpu_worker.core.isolation import Isolation
 from gpu_worker.core.model_runner import BrokenRunnerError, InvalidLogitsError, ModelRunner, PendingStep, RefusedStep
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
+from gpu_worker.core.step_interrupt import StepGivenUpError, StepInterrupt
 from gpu_worker.engine.rates import StepRates, expected_prefill
 from shared.worker_metrics import StepCounts
 
@@ -72,8 +74,17 @@ class Engine:
         counts: What all steps did, for metrics; other threads may read it.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        clock: Callable[[], float] = time.monotonic,
+        interrupt: StepInterrupt | None = None,
+    ) -> None:
+        """Join them; `interrupt` gives up a step that the runner computes, None where it cannot."""
         self.scheduler = scheduler
+        self._interrupt = interrupt
+        self._under_way: StepUnderWay | None = None
         self._runner = runner
         self._clock = clock
         self._rates = StepRates()
@@ -107,6 +118,17 @@ class Engine:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; see `Scheduler.add`."""
         self.scheduler.add(sequence)
+
+    def make_way(self, sequence: Sequence) -> None:
+        """Give up the step under way if a sequence, which is about to be added, would wait for long for its end.
+
+        Any thread may call it.
+        """
+        step, interrupt = self._under_way, self._interrupt
+        if step is None or interrupt is None:
+            return
+        if self.scheduler.first_tokens.is_worth_giving_up(step, sequence, self._clock()):
+            interrupt.ask(step.step)
 
     def abort(self, sequence_id: str) -> Sequence | None:
         """Drop a sequence without an event; None when it is not here (any more)."""
@@ -177,6 +199,8 @@ class Engine:
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(step.scheduled)} sequences")
         except BrokenRunnerError:
             raise
+        except StepGivenUpError:
+            return self._begin_again(flight)
         except Exception as error:
             return self._undo(error)
         if _is_all_invalid(step, result):
@@ -197,6 +221,15 @@ class Engine:
         if self._leaving:
             self._let_leave()
         return events
+
+    def _begin_again(self, flight: _Flight) -> list[SequenceEvent]:
+        """Undo a step that was given up. It was in flight alone, and what it computed is planned anew."""
+        step, self._landed_at = self.scheduler.first_tokens.under_way(flight.step, flight.started), self._clock()
+        assert step is not None, "it was given up"
+        self.scheduler.first_tokens.give_up(step, self._landed_at)
+        self.scheduler.roll_back()
+        self._let_leave()
+        return self.scheduler.take_events()
 
     def _undo(self, error: Exception) -> list[SequenceEvent]:
         """Undo the oldest step, which failed, and those behind it; prepare to compute its shares again."""
@@ -244,9 +277,12 @@ class Engine:
             pending = CompletedStep(StepResult(step.step, []))
         else:
             try:
+                if self._interrupt is not None and not self._isolation.is_active:
+                    self._under_way = self.scheduler.first_tokens.under_way(step, started)
                 pending = self._submit(step)
             except Exception as error:
                 pending = RefusedStep(error)
+            self._under_way = None
         self._in_flight.append(_Flight(step, pending, started, self._isolation.is_active))
         return bool(step.scheduled)
 

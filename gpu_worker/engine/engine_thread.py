@@ -112,6 +112,7 @@ class EngineThread:
         if self._is_closed:
             raise EngineStoppedError("the engine has stopped and takes no more sequences")
         self._inbox.put(partial(self._add, sequence))
+        self._engine.make_way(sequence)
 
     def abort(self, sequence_id: str) -> None:
         """Drop a sequence before the next step, if it is there; events of the step under way may still name it."""

@@ -23,6 +23,7 @@ from gpu_worker.core.model_runner import InvalidLogitsError, PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.step import CompletedStep, SampledTokens, StepResult
+from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.execution.batch.assembled_step import AssembledStep
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
@@ -68,6 +69,8 @@ class TorchModelRunner:
         num_state_slots: Slots of recurrent layers to schedule with.
         share_drafts: Called with each plan and the drafts that were made for it, one a share; the step verifies what
             it returns. Of several ranks the first one tells the others so.
+        interrupt: Gives up the step that is computed; None where that cannot be: on a device that computes by itself,
+            by several ranks, and where states would be left half changed.
     """
 
     def __init__(
@@ -109,6 +112,10 @@ class TorchModelRunner:
         self._graphs: StepGraphs | None = None
         self._drafting: Drafting | None = None
         self.share_drafts: ShareDrafts | None = None
+        self.interrupt: StepInterrupt | None = None
+        if model.device.type == "cpu" and self._states is None and ranks is ALONE and model.config.encoder is None:
+            self.interrupt = StepInterrupt()
+            model.interrupt_by(self.interrupt)
         # Submitted with a proposer that wants to see it, and its result not asked for yet.
         self._unlanded: deque[AssembledStep] = deque(maxlen=self.max_steps_in_flight)
 
@@ -179,7 +186,13 @@ class TorchModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Launch a step; the plan schedules at least one sequence."""
+        """Launch a step; the plan schedules at least one sequence.
+
+        Raises:
+            StepGivenUpError: `interrupt` asked for it.
+        """
+        if self.interrupt is not None:
+            self.interrupt.begin(plan.step)
         if self._device.type != "cuda":
             return self._submit(plan)
         # Triton launches on the current device of the thread.
@@ -262,6 +275,8 @@ class TorchModelRunner:
         if not is_last(self._ranks):
             self._head.tell_last(head, self._ranks)
         computed = self._replay(step, shape) if staged is None else self._launch(step, staged, media)
+        if self.interrupt is not None:
+            self.interrupt.check()
         if not is_last(self._ranks):
             # The last stage answers for all.
             return CompletedStep(StepResult(plan.step, []))

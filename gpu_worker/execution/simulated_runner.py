@@ -21,6 +21,7 @@ from gpu_worker.core.model_runner import PendingStep
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.pooling import PoolingPlan
 from gpu_worker.core.step import CompletedStep, LogprobEntry, SampledTokens, StepResult
+from gpu_worker.core.step_interrupt import StepGivenUpError, StepInterrupt
 
 DEFAULT_GROWTH = 0.005
 """About what another sequence or prompt token adds to a step of an 8B model on an H100: 0.03 ms to 6 ms."""
@@ -48,12 +49,13 @@ class SimulatedRunner:
         hidden_size: int = 1,
         constraints: ConstraintSource | None = None,
         num_stages: int = 1,
+        interrupt: StepInterrupt | None = None,
     ) -> None:
         """Emit tokens of `token_ids` only, the caller having left out special ones; `step_ms` 0 does not wait.
 
         Vectors have `hidden_size` numbers, and depend on the prompt only. Sequences with a grammar have their
         constraints from `constraints`. Of several stages each takes its part of a step's time, and as many steps may
-        be in flight: each stage computes them one after another.
+        be in flight: each stage computes them one after another. A step that `interrupt` asks to end is given up.
         """
         assert step_ms >= 0
         assert growth >= 0
@@ -63,14 +65,21 @@ class SimulatedRunner:
         self._growth = growth
         self._hidden_size = hidden_size
         self._clock = clock
-        self._sleep = sleep
+        self._interrupt = interrupt
+        self._sleep = sleep if interrupt is None else interrupt.sleep
         self._due = [-math.inf] * num_stages
         self.max_steps_in_flight = num_stages
         self._sampled = [SampledTokens((token_id,)) for token_id in token_ids]
         self._logprob = -math.log(len(token_ids))
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        """Make one token for each sampling sequence; the result is there when the step is due."""
+        """Make one token for each sampling sequence; the result is there when the step is due.
+
+        Raises:
+            StepGivenUpError: `interrupt` asked for it.
+        """
+        if self._interrupt is not None:
+            self._interrupt.begin(plan.step)
         self._sequences.apply(plan)
         sampled = [self._sample(item) for item in self._sequences.shares(plan)]
         result = StepResult(plan.step, sampled)
@@ -78,7 +87,13 @@ class SimulatedRunner:
             return CompletedStep(result)
         due = self._schedule(self._step_s * (1.0 + self._growth * max(0, plan.num_tokens - 1)))
         pending = _TimedStep(result, due, self._clock, self._sleep)
-        return CompletedStep(pending.result()) if len(self._due) == 1 else pending
+        if len(self._due) > 1:
+            return pending
+        try:
+            return CompletedStep(pending.result())
+        except StepGivenUpError:
+            self._due = [-math.inf]
+            raise
 
     def _sample(self, item: Share) -> SampledTokens:
         sequence = item.sequence

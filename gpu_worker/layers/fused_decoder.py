@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import AdapterTargets
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.expert_loads import ExpertLoads
@@ -60,6 +61,10 @@ class FusedDecoder:
             # Embeddings of all ranks are added up.
             inputs = dataclasses.replace(inputs, adapters=table.address if ranks.rank == 0 else None)
         self._stack = CpuDecoderStack(library, shape, inputs, packed, final_norm.float(), cos_sin, tapped_layers)
+
+    def interrupt_by(self, interrupt: StepInterrupt) -> None:
+        """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""
+        self._stack.interrupt_at(interrupt.address)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""

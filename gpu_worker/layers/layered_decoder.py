@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.expert_loads import ExpertLoads
@@ -105,6 +106,11 @@ class LayeredDecoder:
         self._tapped_layers = tapped_layers
         self._layer_inputs = layer_inputs
         self._positions = positions
+        self._interrupt: StepInterrupt | None = None
+
+    def interrupt_by(self, interrupt: StepInterrupt) -> None:
+        """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""
+        self._interrupt = interrupt
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
@@ -119,7 +125,10 @@ class LayeredDecoder:
         streams: dict[int, torch.Tensor] = {}
         # Before the first layer, which makes the embeddings the stream and adds to them in place.
         inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, x, media)
+        interrupt = self._interrupt
         for index, layer in enumerate(self._layers):
+            if interrupt is not None and interrupt.is_asked:
+                return x
             if index in self._tapped_layers:
                 streams[index] = x.clone() if residual is None else x + residual
             x, residual = layer(x, residual, positions, context, None if inputs is None else inputs[index])

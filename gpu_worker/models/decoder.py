@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.layers.adapters import HEAD, AdapterTargets, EmbeddingAdapters
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.division import Division, divided_weights
@@ -126,6 +127,11 @@ class CausalLM:
         if not is_last(self._ranks):
             self._ranks.send(hidden)
         return hidden
+
+    def interrupt_by(self, interrupt: StepInterrupt) -> None:
+        """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""
+        assert isinstance(self._decoder, LayeredDecoder | FusedDecoder), "an encoder computes whole prompts"
+        self._decoder.interrupt_by(interrupt)
 
     def rotary_table(self, layer: int) -> torch.Tensor:
         """Return the cosines, then the sines, by which an attention layer turns keys; `[max_model_len, head_dim]`."""

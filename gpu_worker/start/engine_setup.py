@@ -21,6 +21,7 @@ from gpu_worker.core.model_runner import ModelRunner
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
 from gpu_worker.core.speculation import Speculation
+from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
@@ -103,6 +104,7 @@ def build_engine(
     speculation = None if recipe is None else Speculation(_policy(config, recipe))
     gpu_uuid = experts = group = tiers = media = adapting = problem = None
     constraints, images = SharedConstraints(), SharedImages()
+    interrupt: StepInterrupt | None = StepInterrupt()
     if config.simulate is not None:
         runner: ModelRunner = SimulatedRunner(
             config.simulate,
@@ -110,6 +112,7 @@ def build_engine(
             growth=config.simulate_growth,
             hidden_size=directory.hidden_size,
             constraints=constraints,
+            interrupt=interrupt,
         )
         scheduler = _simulated_sizes(config, directory)
     else:
@@ -117,6 +120,7 @@ def build_engine(
         loaded, divided, scheduler = load() if _device(config) == "cpu" else run_in_ended_thread(load)
         experts = loaded.model.expert_loads()
         runner, group = divided or loaded, divided
+        interrupt = loaded.interrupt
         adapting = _adapting(config, loaded, divided)
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
@@ -125,7 +129,7 @@ def build_engine(
     sizes = ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
     settings = {"simulate": config.simulate, "speculative": config.speculative}
     _log.info("engine ready", extra={name: getattr(scheduler, name) for name in sizes} | settings)
-    engine = Engine(Scheduler(scheduler, speculation, constraints, tiers, images), runner)
+    engine = Engine(Scheduler(scheduler, speculation, constraints, tiers, images), runner, interrupt=interrupt)
     return EngineSetup(engine, scheduler, gpu_uuid, experts, group, tiers, media, adapting, problem)
 
 

@@ -38,7 +38,8 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(cos_sin),
                  FIELD_AT(num_kv_heads, heads.num_kv_heads), FIELD_AT(head_dim, heads.head_dim),
                  FIELD_AT(rotated_dim, heads.rotated_dim), FIELD(dtype), FIELD(embedding_dtype),
                  FIELD(cache_dtype), FIELD(eps), FIELD(scale), FIELD(key_strides), FIELD(value_strides),
-                 FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens), FIELD(embedding_adapters))
+                 FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens), FIELD(embedding_adapters),
+                 FIELD(interrupt))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
                  FIELD(context_lens), FIELD(adapters), FIELD(num_tokens),
                  FIELD(num_seqs), FIELD(max_blocks), FIELD(block_size))

@@ -20,7 +20,7 @@ namespace headrace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
-constexpr int kOperationsPerLayer = 32;  // At most: in parts, with experts, quantized, divided, and with adapters.
+constexpr int kOperationsPerLayer = 33;  // At most: in parts, with experts, quantized, divided, and with adapters.
 constexpr int kOtherOperations = 6;      // Before and behind the layers, at most.
 
 struct Layer {
@@ -60,6 +60,8 @@ struct Stack {
   const Exchange* exchange;
   int32_t first_token, num_own_tokens;  // Of the embedding.
   LowRankTable embedding_adapters;      // Null where none can be.
+  // Numbers of two steps: a step with prompts ends before its next layer once they are equal. Null where none can.
+  const std::atomic<int64_t>* interrupt;
 
   // Whether the stream that blocks add to is another process', so that the sum has it once.
   bool adds_to_nothing() const { return exchange && exchange->rank > 0; }
@@ -349,6 +351,15 @@ struct Walk {
     operation = walk.operation;
   }
 
+  // Says whether to compute another layer.
+  bool goes_on() {
+    if (!stack.interrupt || step.num_tokens == step.num_seqs) return true;
+    share(*operation++, 1, [&](int64_t) {
+      if (stack.interrupt[0] == stack.interrupt[1]) *scratch.has_ended = 1;
+    });
+    return *scratch.has_ended == 0;
+  }
+
   // Says whether to go on.
   bool run(const Layer& layer) {
     project(layer);
@@ -392,7 +403,7 @@ struct Walk {
     if (!sum_stream()) return;
     for (int i = 0; i < stack.num_layers; ++i) {
       tap(i, result);
-      if (!run(stack.layers[i])) return;
+      if (!goes_on() || !run(stack.layers[i])) return;
     }
     each_token([&](int64_t token) { normalise_token(token, stack.final_norm, result + token * stack.result_size()); });
   }
@@ -405,7 +416,7 @@ Fault run_stack(const Stack& stack, const Step& step, char* memory, T* result, i
   for (int i = 0; i < stack.num_operations(); ++i) new (scratch.operations + i) Operation;
 #pragma omp parallel num_threads(num_threads)
   Walk<T>{stack, step, scratch, scratch.operations}.run_all(result);
-  return *scratch.has_ended ? kEnded : kNone;
+  return *scratch.has_ended && stack.exchange ? kEnded : kNone;
 }
 
 inline Fault find_fault(const Stack& stack, const Step& step) {

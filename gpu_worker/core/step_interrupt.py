@@ -1,0 +1,60 @@
+"""Lets another thread end the step that a runner computes, before it is done."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+
+from shared.errors import HeadraceError
+
+
+class StepGivenUpError(HeadraceError):
+    """A step was ended before it was done. What it wrote into blocks will be written again."""
+
+    def __init__(self) -> None:
+        super().__init__("the step was given up for another client's first token")
+
+
+class StepInterrupt:
+    """Two numbers of steps, one that is to end and one that is computed; the latter is given up once they are equal.
+
+    So whoever asks too late asks for nothing. Compiled code reads them, too.
+    """
+
+    def __init__(self) -> None:
+        self._steps = (ctypes.c_int64 * 2)(-1, 0)
+        self._was_asked = threading.Event()
+
+    @property
+    def address(self) -> int:
+        """Where the two numbers are, as int64; they live as long as this object."""
+        return ctypes.addressof(self._steps)
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether the step that is computed should end."""
+        return self._steps[0] == self._steps[1]
+
+    def ask(self, step: int) -> None:
+        """Ask for the end of a step; any thread may call it."""
+        self._steps[0] = step
+        self._was_asked.set()
+
+    def begin(self, step: int) -> None:
+        """Say which step is computed from now on; called by the thread that computes."""
+        self._steps[1] = step
+
+    def check(self) -> None:
+        """Raise `StepGivenUpError` if the step should end."""
+        if self.is_asked:
+            raise StepGivenUpError
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep; raise `StepGivenUpError` as soon as the step should end."""
+        due = time.monotonic() + seconds
+        while (left := due - time.monotonic()) > 0:
+            self._was_asked.clear()
+            self.check()
+            self._was_asked.wait(left)
+        self.check()
