@@ -32,7 +32,6 @@ MAX_WORKERS = 256
 Compared = Literal["fleet", "revision", "yesterday"]
 
 _MIN_SHARE = 0.1
-_MIN_IN_BUCKET = 5
 # Quantile 0.999 of the normal distribution.
 _Z = 3.09
 _MAX_LEFT_OUT = 8
@@ -103,7 +102,6 @@ def psi(one: Sequence[float], other: Sequence[float]) -> float | None:
     n, m = sum(one), sum(other)
     if min(n, m) < MIN_ANSWERS:
         return None
-    least = max(_MIN_SHARE, _MIN_IN_BUCKET / min(n, m))
     buckets: list[list[float]] = []
     is_full = True
     for a, b in zip(one, other, strict=True):
@@ -111,7 +109,7 @@ def psi(one: Sequence[float], other: Sequence[float]) -> float | None:
             buckets.append([0.0, 0.0])
         buckets[-1][0] += a
         buckets[-1][1] += b
-        is_full = _share(buckets[-1], n, m) >= least
+        is_full = _share(buckets[-1], n, m) >= _MIN_SHARE
     if not is_full and len(buckets) > 1:
         last = buckets.pop()
         buckets[-1] = [buckets[-1][0] + last[0], buckets[-1][1] + last[1]]

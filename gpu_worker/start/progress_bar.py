@@ -47,8 +47,7 @@ class ProgressBar:
             self._draw(stage, done, total, now)
             self._shown = now
         elif not self._is_terminal and not is_over and now - self._shown >= LOG_EVERY_S:
-            percent = 100 * done // max(total, 1)
-            extra = {"done": _shown(stage, done), "of": _shown(stage, total), "percent": percent}
+            extra = {"done": _shown(stage, done), "of": _shown(stage, total), "percent": 100 * done // total}
             _log.info(_TITLES[stage], extra=extra)
             self._shown = now
         if is_over:

@@ -155,8 +155,6 @@ class DraftModelProposer:
             left -= num_tokens
             samples = num_tokens == sequence.num_uncomputed_tokens
             scheduled.append(ScheduledSequence(sequence, sequence.num_computed_tokens, num_tokens, samples))
-        if not scheduled:
-            return []
         plan = self._writer.write_any(scheduled, self._departed)
         self._departed = []
         result = self._runner.submit(plan).result()

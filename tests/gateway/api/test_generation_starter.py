@@ -364,6 +364,8 @@ async def test_requests_name_their_key_and_its_weight(gateway: Gateway) -> None:
     ("pooling", "logprobs", "has_requests", "is_measured"),
     [
         (None, None, False, True),
+        # None are wanted.
+        (None, 1, False, False),
         (None, 2, False, True),
         # Another gateway that takes the stream over would show what was asked for to measure alone.
         (None, None, True, False),
@@ -374,7 +376,7 @@ async def test_requests_name_their_key_and_its_weight(gateway: Gateway) -> None:
 async def test_canary_measures_answers_whose_client_is_shown_what_it_asked_for(
     gateway: Gateway, pooling: Pooling | None, logprobs: int | None, has_requests: bool, is_measured: bool
 ) -> None:
-    probe = ArmProbe(ArmCounts(), wants_logprobs=True, told=Counter(), labels=("a", "t", "canary"))
+    probe = ArmProbe(ArmCounts(), wants_logprobs=logprobs != 1, told=Counter(), labels=("a", "t", "canary"))
     caller, sink = Caller("t", "t", [], b"x", probe=probe), ListSink()
     sampling = Sampling(logprobs=logprobs)
     generation = Generation(

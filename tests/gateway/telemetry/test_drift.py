@@ -37,6 +37,14 @@ def test_index_is_that_of_its_definition_less_chance() -> None:
     assert psi(one, [0, 49]) is None
 
 
+def test_buckets_that_hold_less_than_a_tenth_join_the_next_and_the_last_the_one_before_it() -> None:
+    assert psi([500, 80, 400, 20], [400, 100, 480, 20]) == psi([500, 500], [400, 600])
+    # A tenth of the mean of both: in one it is rare, and not in the other, which has fewer answers.
+    found = psi([500, 20, 480], [35, 30, 35])
+    assert found is not None
+    assert found > 0.5
+
+
 @pytest.mark.parametrize("factor", [1, 10])
 def test_worker_that_stops_too_early_is_seen_among_four_and_no_other(factor: int) -> None:
     # Short answers are soon given: it has more of them than the others.

@@ -70,6 +70,17 @@ def test_what_is_dropped_is_not_retained_too() -> None:
     assert len(harness.scheduler._blocks.pool.order.retention) == 0
 
 
+def test_a_state_is_retained_no_longer_than_its_blocks() -> None:
+    harness = Harness(num_blocks=24, state=StateConfig(8, 1))
+    run(harness, LONG, CacheHints(retain_s=60))
+    states = harness.scheduler._blocks.states
+    assert states is not None
+    assert len(states.retention) > 0
+    harness.now = 61.0
+    run(harness, [6] * 24)
+    assert len(states.retention) == 0
+
+
 def test_what_is_retained_stops_nobody() -> None:
     harness = Harness(num_blocks=16)
     run(harness, LONG, CacheHints(retain_s=60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -146,3 +147,11 @@ def test_marked_rows_draw_the_same_on_any_number_of_ranks(vocab_size: int) -> No
     for drawn_by_rank in on_ranks(3, draw):
         assert torch.equal(drawn_by_rank, expected)
     assert not torch.equal(expected, sample_tokens(logits, slots, positions, given))
+
+
+@pytest.mark.parametrize(("size", "num_stages", "is_shared"), [(1, 1, False), (2, 1, True), (1, 2, True)])
+def test_numbers_of_the_first_rank_reach_ranks_and_stages(size: int, num_stages: int, is_shared: bool) -> None:
+    ranks = Mock(size=size, num_stages=num_stages, rank=0)
+    numbers = torch.ones(3)
+    shared = Vocabulary(ranks, 16).share(numbers)
+    assert (shared is ranks.share.return_value, shared is numbers) == (is_shared, not is_shared)

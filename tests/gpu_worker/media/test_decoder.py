@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from PIL import Image, ImageOps
 
-from gpu_worker.media.decode_process import LIMITS
-from gpu_worker.media.decoder import Decoder
+from gpu_worker.media.decode_process import LIMITS, DecodeWork, _decode
+from gpu_worker.media.decoder import Decoder, SlowImageError
 from shared.errors import BadRequestError
+from shared.image_header import ImageProblemError
+from shared.limited_process import Outcome
 from tests.images import encoded, opened, picture, png_of_size, reference, scans_added, turned
 
 
@@ -116,3 +121,29 @@ async def test_broken_images_are_refused_and_leave_nothing_behind(decoder: Decod
     assert len(os.listdir("/proc/self/fd")) == before
     # A neighbour notices nothing.
     np.testing.assert_array_equal(await decoder.decode(reference(files[0]), files[0]), np.asarray(picture()))
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "is_late", "problem"),
+    [(1.0, True, None), (LIMITS.cpu_s, True, f"more than {LIMITS.cpu_s:g} s"), (1.0, False, r"more than \d+ MB")],
+)
+async def test_slow_image_is_told_apart_from_one_that_takes_too_much(
+    cpu_s: float, is_late: bool, problem: str | None
+) -> None:
+    link = Mock(ask=AsyncMock(return_value=Outcome(is_late=is_late)))
+    data = FILES["PNG"]
+    with pytest.raises(BadRequestError if problem else SlowImageError, match=problem):
+        await Decoder(link).decode(reference(data), data, cpu_s)
+
+
+async def test_decoder_that_finds_no_memory_says_nothing_of_the_image(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = FILES["PNG"]
+    (tmp_path / "image").write_bytes(data)
+    ref = reference(data)
+    asked = DecodeWork(str(tmp_path / "image"), str(tmp_path / "pixels"), ref.mime, ref.width, ref.height, 1.0)
+    for number, raised in ((errno.ENOMEM, MemoryError), (errno.EIO, ImageProblemError)):
+        monkeypatch.setattr(Image, "open", Mock(side_effect=OSError(number, "no")))
+        with pytest.raises(raised):
+            _decode(asked)

@@ -69,7 +69,10 @@ async def test_probes_are_told_what_is_the_matter() -> None:
     port = bound.getsockname()[1]
     await health.start(bound)
     assert await ask(port, "/health/live") == (200, "ok")
-    assert await ask(port, "/health/ready") == (503, "starting, or draining")
+    # The first of several reasons.
+    for withdrawn[0] in (None, "rank 1 is gone"):
+        assert await ask(port, "/health/ready") == (503, "starting, or draining")
+    withdrawn[0] = None
     health.is_taking_requests = True
     assert await ask(port, "/health/ready?verbose=1") == (200, "ok")
     withdrawn[0] = "rank 1 is gone"

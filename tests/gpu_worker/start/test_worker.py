@@ -18,6 +18,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from gpu_worker.start.engine_setup import Adapting
+from gpu_worker.start.worker import _ConnectionEvents
 from gpu_worker.start.worker_adapters import AdapterAccess, WorkerAdapters
 from shared.features import ADAPTER_STORE
 from shared.messages import Heartbeat
@@ -220,3 +221,18 @@ def test_worker_with_a_store_of_its_own_does_not_say_that_it_can_load_every_adap
     access = AdapterAccess(part, {}, 1 << 20, is_shared)
     adapters = WorkerAdapters(part, "w", Adapting(1, part, part), access, part, part)
     assert adapters.features == ((ADAPTER_STORE,) if is_shared else ())
+
+
+async def test_consumer_is_told_what_becomes_of_the_connection_once_there_is_one() -> None:
+    events = _ConnectionEvents()
+    for tell in (events.lost, events.back, events.closed):
+        await tell()
+    events.consumer = consumer = MagicMock()
+    for tell, told in (
+        (events.lost, consumer.disconnected),
+        (events.back, consumer.reconnected),
+        (events.closed, consumer.connection_closed),
+    ):
+        await tell()
+        assert len(consumer.method_calls) == len(told.mock_calls) == 1
+        consumer.reset_mock()

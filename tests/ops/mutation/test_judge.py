@@ -93,7 +93,10 @@ def test_run_that_takes_too_long_leaves_no_process_in_a_session_of_its_own() -> 
         assert process.stdout is not None
         started = psutil.Process(int(process.stdout.readline()))
         kill_with_descendants(process.pid)
-        assert process.wait(10) == -signal.SIGKILL
+        try:
+            assert process.wait(10) == -signal.SIGKILL
+        finally:
+            process.kill()
     started.wait(10)
 
 

@@ -28,6 +28,8 @@ class Account:
             await self.save(self.used, key=by)
         _log.info("took %s", amount)
         self.on_taken(by)
+        first = await self.first()
+        second = await max(self.second(), first, wanted)
         return amount, self.name if wanted else f"{amount + 1}"
 '''
 
@@ -62,7 +64,11 @@ def test_semantic_operators_make_plausible_mistakes(tmp_path: Path, monkeypatch:
             "self.used += amount await self.save(self.used, key=by)",
             "await self.save(self.used, key=by) self.used += amount",
         ),
+        # Whoever waits may be overtaken meanwhile.
+        ("exchange", "self.on_taken(by) first = await self.first()", "first = await self.first() self.on_taken(by)"),
     }
+    # Of three values none is the bound.
+    assert not [after for operator, before, after in changes if operator == "guard" and "max(" in before]
     of_prose = {name for name, before, _ in changes if before.startswith(("_log.info", "limit"))}
     assert of_prose <= {"exchange"}
 

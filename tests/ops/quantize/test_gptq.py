@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ops.quantize.gptq import SingularGramError, gptq
+from ops.quantize.gptq import SingularGramError, _inverse_factor, gptq
 from ops.quantize.grid import GroupGrid, fit_grid, round_to_nearest
 from tests.ops.quantize.layer_models import correlated_inputs
 
@@ -26,6 +26,12 @@ def optimal_brain_quantization(
 
 def output_error(weight: torch.Tensor, rounded: torch.Tensor, inputs: torch.Tensor) -> float:
     return float(((weight - rounded) @ inputs.T).square().sum())
+
+
+def test_feature_that_never_occurs_counts_as_one_of_energy_one() -> None:
+    factor = _inverse_factor(torch.diag(torch.tensor([4.0, 0.0])), 0.1)
+    # A tenth of their mean, 2.5, is added to both.
+    torch.testing.assert_close(factor.T @ factor, torch.diag(torch.tensor([1 / 4.25, 1 / 1.25])))
 
 
 @pytest.mark.parametrize(("num_inputs", "is_symmetric"), [(64, True), (64, False), (160, True)])

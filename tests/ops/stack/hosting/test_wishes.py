@@ -71,6 +71,13 @@ def test_path_outside_the_allowed_directories_is_refused(models: Path, path: str
         wishes(models).load(load(path=path))
 
 
+def test_several_directories_may_be_allowed_and_each_must_be_one(models: Path) -> None:
+    (other := models.parent / "other").mkdir()
+    wishes(models, models_dir=f" {other} , {models},").load(load(path=str(models / "a")))
+    with pytest.raises(ConfigError, match=r"/missing is not a directory$"):
+        wishes(models, models_dir=f"{models},{models}/missing")
+
+
 def test_without_directories_nothing_is_loaded() -> None:
     with pytest.raises(OrderError, match="start it with --models-dir"):
         wishes(None).load(load())

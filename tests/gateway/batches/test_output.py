@@ -1,0 +1,71 @@
+"""What a driver of a batch owns: its output, its lease, and the jobs of its lines, without servers."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import msgspec
+
+from gateway.batches.driver import BatchDriver
+from gateway.batches.input_lines import InputLine
+from gateway.batches.lease import Lease
+from gateway.batches.line_jobs import LineJobs, QueueFullError
+from gateway.batches.log import ReplacedError, Stored
+from gateway.batches.output import BatchOutput
+from gateway.batches.record import BatchRecord
+from shared.messages import Cancel, Request, Usage
+from shared.subjects import cancel_subject
+
+
+def record(**changes: Any) -> BatchRecord:
+    fields = {"id": "batch_1", "tenant": "t", "endpoint": "/v1/chat/completions", "input_file_id": "file"}
+    fields |= {"completion_window": "24h", "status": "in_progress", "store": "s", "owner": "gateway"}
+    return BatchRecord(**{**fields, "created_at": 0, "expires_at": 0, **changes})  # type: ignore[arg-type]
+
+
+async def test_line_that_comes_while_a_part_is_written_is_in_the_next_part() -> None:
+    lease: Any = Mock(record=record(), save=AsyncMock())
+    written: list[bytes] = []
+
+    async def write_part(key: str, data: bytes) -> None:
+        written.append(data)
+        if len(written) == 1:
+            output.add(2, b"second", is_answer=False)
+
+    output = BatchOutput(Mock(write_part=write_part), lease)
+    output.add(1, b"first", is_answer=True, usage=Usage(3, 4))
+    for _ in range(2):
+        await output.flush()
+    assert written == [b"first\n", b"second\n"]
+    assert (lease.record.completed, lease.record.failed, len(lease.record.parts)) == (1, 1, 2)
+    assert (lease.record.usage.prompt_tokens, lease.record.usage.completion_tokens) == (3, 4)
+
+
+async def test_batch_that_is_released_has_no_owner_and_one_that_was_lost_is_left_alone() -> None:
+    log: Any = Mock(put=AsyncMock(return_value=8))
+    lease = Lease(log, Stored(record(), 7))
+    await lease.release()
+    ((stored, revision), _) = log.put.call_args
+    assert (stored.owner, revision, lease.revision) == ("", 7, 8)
+    log.put.side_effect = ReplacedError
+    await lease.release()
+    assert lease.revision == 8
+
+
+async def test_jobs_of_a_batch_that_is_to_end_are_cancelled_for_their_tenant_alone() -> None:
+    nats: Any = Mock(stats={"reconnects": 0})
+    jobs = LineJobs(nats, Mock(), "t", "batch_1")
+    jobs._ask_to_end(Request(id=f"batch_1-{number}-0", model=model, tenant="t") for number, model in enumerate("mnm"))
+    asked = {subject: msgspec.msgpack.decode(data, type=Cancel) for (subject, data), _ in nats.send.call_args_list}
+    assert asked == {
+        cancel_subject("m"): Cancel(("batch_1-0-0", "batch_1-2-0"), tenant="t"),
+        cancel_subject("n"): Cancel(("batch_1-1-0",), tenant="t"),
+    }
+
+
+async def test_line_that_the_queue_does_not_take_now_is_published_later() -> None:
+    jobs: Any = Mock(publish=AsyncMock(side_effect=QueueFullError), find=AsyncMock(return_value=False))
+    driver: Any = Mock(_jobs=jobs, _parsed=AsyncMock(), _sent_before=0)
+    assert not await BatchDriver._publish_line(driver, InputLine(1, 0, 9, b"{}"))
+    jobs.forget.assert_called_once_with(jobs.note.return_value)
