@@ -276,18 +276,12 @@ def _own(weights: Any, division: Division) -> Mapping[str, Any]:
     raise IndivisibleError(f"{type(weights).__name__} cannot be divided")
 
 
-@_own.register
-def _(weights: GatedWeights | PlainWeights, division: Division) -> Mapping[str, Any]:
-    return {}
-
-
-@_own.register
-def _(weights: SharedExpertWeights | AttentionBesideMamba2Weights, division: Division) -> Mapping[str, Any]:
-    return {}
-
-
-@_own.register
-def _(weights: DenseAndMixtureWeights, division: Division) -> Mapping[str, Any]:
+@_own.register(GatedWeights)
+@_own.register(PlainWeights)
+@_own.register(SharedExpertWeights)
+@_own.register(AttentionBesideMamba2Weights)
+@_own.register(DenseAndMixtureWeights)
+def _(weights: Any, division: Division) -> Mapping[str, Any]:
     return {}
 
 

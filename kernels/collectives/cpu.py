@@ -10,7 +10,8 @@ from kernels.cpu_library import CpuLibrary
 from kernels.cpu_structures import ExchangeStructure
 
 _LINE_BYTES = 64
-_SLOT_BYTES = 4 << 20
+SLOT_BYTES = 4 << 20
+"""Of what a process puts down at a time, unless more is asked for."""
 _SUMMED = (torch.float32, torch.bfloat16)
 
 
@@ -18,9 +19,9 @@ class ExchangeEndedError(Exception):
     """Somebody has said that the processes do nothing together any more."""
 
 
-def exchange_bytes(size: int) -> int:
+def exchange_bytes(size: int, slot_bytes: int = SLOT_BYTES) -> int:
     """Return the memory that `size` processes share: a line each for its counter, and two slots each."""
-    return exchange_counters_bytes(size) + 2 * size * _SLOT_BYTES
+    return exchange_counters_bytes(size) + 2 * size * slot_bytes
 
 
 def exchange_counters_bytes(size: int) -> int:
@@ -31,14 +32,24 @@ def exchange_counters_bytes(size: int) -> int:
 class Exchange:
     """One of several processes. All call the same, in the same order, and wait for one another in each call."""
 
-    def __init__(self, library: CpuLibrary, ended: int, memory: int, rank: int, size: int, owner: object) -> None:
-        """Join: `memory` is at `exchange_bytes(size)` zeros, `ended` at an int64, not zero once others have ended."""
+    def __init__(
+        self,
+        library: CpuLibrary,
+        ended: int,
+        memory: int,
+        rank: int,
+        size: int,
+        owner: object,
+        slot_bytes: int = SLOT_BYTES,
+    ) -> None:
+        """Join: `memory` is at `exchange_bytes()` zeros, `ended` at an int64, not zero once others have ended."""
         self._library = library
         self._owner = owner
         self._memory = (ended, memory, memory + exchange_counters_bytes(size))
         self.rank = rank
+        self.slot_bytes = slot_bytes
         self._size = size
-        self._structure = ExchangeStructure(*self._memory, _SLOT_BYTES, rank, size)
+        self._structure = ExchangeStructure(*self._memory, slot_bytes, rank, size)
 
     @property
     def address(self) -> int:
@@ -55,7 +66,7 @@ class Exchange:
         is_bfloat16 = data.dtype is torch.bfloat16
         self._check(
             self._library.exchange_sum(
-                *self._memory, data.data_ptr(), _SLOT_BYTES, data.numel(), self.rank, self._size, is_bfloat16
+                *self._memory, data.data_ptr(), self.slot_bytes, data.numel(), self.rank, self._size, is_bfloat16
             )
         )
         return data.to(x.dtype)
@@ -72,7 +83,7 @@ class Exchange:
         target = result.data_ptr()
         self._check(
             self._library.exchange_gather(
-                *self._memory, x.data_ptr(), target, _SLOT_BYTES, num_rows, row_bytes, self.rank, self._size
+                *self._memory, x.data_ptr(), target, self.slot_bytes, num_rows, row_bytes, self.rank, self._size
             )
         )
         return result

@@ -94,9 +94,14 @@ struct Exchange {
     if (!wait(turn - 1)) return 0;
     char* target = slot(turn, rank);
     for (int64_t row = 0; row < num_rows; ++row) std::memcpy(target + row * row_bytes, data + row * stride, row_bytes);
+    return publish(turn) ? turn : 0;
+  }
+
+  // Says that the slot of a turn is filled, and waits for those of all others; says whether they are.
+  bool publish(int64_t turn) const {
     __atomic_store_n(counter(rank), turn, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(sleepers(rank), __ATOMIC_SEQ_CST) > 0) wake(counter(rank));
-    return wait(turn) ? turn : 0;
+    return wait(turn);
   }
 };
 
@@ -116,6 +121,28 @@ void sum_slots(const Exchange& exchange, int64_t turn, T* result, int64_t count)
       }
     }
     for (int64_t i = 0; i < num; ++i) store_scalar(result + first + i, sums[i]);
+  }
+}
+
+// Adds the floats of all slots of a turn to a total, or overwrites it by them.
+inline void add_slots(const Exchange& exchange, int64_t turn, int64_t first, int64_t count, float* total, bool is_new) {
+  float sums[kSummedAtOnce];
+  for (int64_t done = 0; done < count; done += kSummedAtOnce) {
+    const int64_t num = std::min(kSummedAtOnce, count - done);
+    for (int32_t other = 0; other < exchange.size; ++other) {
+      const float* values = reinterpret_cast<const float*>(exchange.slot(turn, other)) + first + done;
+      if (other == 0) {
+        std::memcpy(sums, values, num * sizeof(float));
+        continue;
+      }
+      for (int64_t i = 0; i < num; ++i) sums[i] += values[i];
+    }
+    float* target = total + done;
+    if (is_new) {
+      std::memcpy(target, sums, num * sizeof(float));
+      continue;
+    }
+    for (int64_t i = 0; i < num; ++i) target[i] += sums[i];
   }
 }
 

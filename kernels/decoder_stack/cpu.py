@@ -6,6 +6,7 @@ One call a step replaces ten or so an operation and layer, whose dispatch costs 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -114,7 +115,8 @@ class StackInputs:
     Attributes:
         embedding: `[vocab_size, hidden_size]`, of the type that the stack computes in, float16 or bfloat16.
         dtype: What the stack computes in: float32 or bfloat16.
-        exchange: By which processes sum that divide the layers and the vocabulary among them.
+        exchange: By which processes sum that divide the layers and the vocabulary among them; a slot has room for the
+            stream of a step, in float32.
         adapters: Address of the table of adapters beside the embedding.
         vocab_size: Where they do, how many tokens there are; the embedding is that of as many on each process.
     """
@@ -150,6 +152,8 @@ class CpuDecoderStack:
         self._taps = torch.tensor(tapped_layers, dtype=torch.int32)
         # The structures hold addresses only.
         self._parts = (shape, inputs, layers, final_norm, cos_sin)
+        exchange = inputs.exchange
+        self._max_tokens = sys.maxsize if exchange is None else exchange.slot_bytes // (4 * shape.hidden_size)
         self._result_size = shape.hidden_size * (1 + len(self._taps))
         self._layers = (LayerStructure * len(layers))(*map(_layer_structure, layers))
         self._stack = self._structure()
@@ -203,6 +207,7 @@ class CpuDecoderStack:
         stack, structure = self.structures(step)
         # A sixth of what `len` takes of a tensor, here and below: this runs in every step.
         num_tokens = step.token_ids.shape[0]
+        assert num_tokens <= self._max_tokens, "the stream of a step has room in what processes share"
         scratch = self.scratch(self.library.decoder_stack_scratch(stack, num_tokens))
         result = torch.empty(num_tokens, self._result_size, dtype=self.dtype)
         num_threads = torch.get_num_threads()

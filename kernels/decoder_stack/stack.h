@@ -20,8 +20,8 @@ namespace headrace {
 
 constexpr int kItemTokens = 4;  // Tokens that a thread takes at a time where each is little work.
 constexpr int kMaxParts = 3;
-constexpr int kOperationsPerLayer = 33;  // At most: in parts, with experts, quantized, divided, and with adapters.
-constexpr int kOtherOperations = 6;      // Before and behind the layers, at most.
+constexpr int kOperationsPerLayer = 35;  // At most: in parts, with experts, quantized, divided, and with adapters.
+constexpr int kOtherOperations = 7;      // Before and behind the layers, at most.
 
 struct Layer {
   const float* attention_norm;  // Null, as is the stack's last one, where the stream is taken as it is.
@@ -56,15 +56,14 @@ struct Stack {
   int32_t dtype, embedding_dtype, cache_dtype;
   float eps, scale;
   CacheStrides key_strides, value_strides;  // Of all layers.
-  // Where processes divide heads, inner features and the vocabulary: what each adds to the stream is summed. Else null.
+  // Where processes divide heads, inner features and the vocabulary: what each adds to the stream is put into memory that
+  // they share, where a step's stream has room, and all add up the same. Else null.
   const Exchange* exchange;
   int32_t first_token, num_own_tokens;  // Of the embedding.
   LowRankTable embedding_adapters;      // Null where none can be.
   // Numbers of two steps: a step with prompts ends before its next layer once they are equal. Null where none can.
   const std::atomic<int64_t>* interrupt;
 
-  // Whether the stream that blocks add to is another process', so that the sum has it once.
-  bool adds_to_nothing() const { return exchange && exchange->rank > 0; }
   int num_operations() const { return kOperationsPerLayer * num_layers + kOtherOperations + num_tapped; }
   int64_t result_size() const { return int64_t{1 + num_tapped} * hidden_size; }
 };
@@ -147,6 +146,13 @@ struct Walk {
   const Step& step;
   const Scratch<T>& scratch;
   Operation* operation;  // The next one.
+  int64_t turn = 0;      // Of the last sum, where processes sum.
+
+  // Where a block puts what it adds to the stream: it is added at once, or summed over processes first.
+  float* added() const {
+    const Exchange* exchange = stack.exchange;
+    return exchange ? reinterpret_cast<float*>(exchange->slot(turn + 1, exchange->rank)) : scratch.residual;
+  }
 
   template <typename Function>
   void each_token(Function function) {
@@ -191,19 +197,30 @@ struct Walk {
     const int size = stack.hidden_size;
     each_token([&](int64_t token) {
       const int64_t row = step.token_ids[token] - stack.first_token;
-      float* stream = scratch.residual + token * size;
+      float* stream = added() + token * size;
       if (row < 0 || row >= stack.num_own_tokens) return std::fill(stream, stream + size, 0.0f);
       widen(embedding + row * size, stream, size, size);
     });
   }
 
-  // Sums the stream over all processes; says whether they still do so.
-  bool sum_stream() {
+  // Adds to the stream what all processes have put down, which is the stream if it is new; says whether they still do.
+  bool sum_stream(bool is_new = false) {
     if (!stack.exchange) return true;
+    ++turn;
     share(*operation++, 1, [&](int64_t) {
-      if (!sum(*stack.exchange, scratch.residual, int64_t{step.num_tokens} * stack.hidden_size)) *scratch.has_ended = 1;
+      if (!stack.exchange->publish(turn)) *scratch.has_ended = 1;
     });
-    return *scratch.has_ended == 0;
+    if (*scratch.has_ended != 0) return false;
+    const int64_t size = stack.hidden_size;
+    each_token([&](int64_t token) {
+      add_slots(*stack.exchange, turn, token * size, size, scratch.residual + token * size, is_new);
+    });
+    return true;
+  }
+
+  void add_product(const Matrix& matrix, const T* x, LowRankTable adapters) {
+    if (stack.exchange) return multiply_rows<Finish::kStoreFloat>(matrix, x, added(), stack.hidden_size, adapters);
+    multiply_rows<Finish::kAddTo>(matrix, x, added(), stack.hidden_size, adapters);
   }
 
   void embed() {
@@ -225,7 +242,7 @@ struct Walk {
       for (int panel = 0; panel * kPanel < stack.hidden_size; ++panel) {
         Floats sums[kPanelVectors] = {};
         add_up(*adapter, products, panel, sums);
-        float* stream = scratch.residual + int64_t{row} * stack.hidden_size + panel * kPanel;
+        float* stream = added() + int64_t{row} * stack.hidden_size + panel * kPanel;
         add_to(stream, sums, std::min(kPanel, stack.hidden_size - panel * kPanel));
       }
     });
@@ -237,21 +254,14 @@ struct Walk {
     rms_norm_row(stream, weight, stack.eps, target, stack.hidden_size);
   }
 
-  // Does so for a block, which adds to the stream then.
-  void normalise_for_block(int64_t token, const float* weight, T* target) {
-    normalise_token(token, weight, target);
-    float* stream = scratch.residual + token * stack.hidden_size;
-    if (stack.adds_to_nothing()) std::fill(stream, stream + stack.hidden_size, 0.0f);
-  }
-
   // Normalises, and prepares the result for the matrix that it is multiplied by.
   void normalise_for(const Matrix& matrix, const float* weight) {
     const int size = stack.hidden_size;
     if (!matrix.quantized)
-      return each_token([&](int64_t token) { normalise_for_block(token, weight, scratch.normed + token * size); });
+      return each_token([&](int64_t token) { normalise_token(token, weight, scratch.normed + token * size); });
     const Rows rows = rows_of(*matrix.quantized);
     each_token([&](int64_t token) {
-      normalise_for_block(token, weight, scratch.normed + token * size);
+      normalise_token(token, weight, scratch.normed + token * size);
       prepare_row(*matrix.quantized, rows, scratch.normed + token * size, token);
     });
   }
@@ -346,7 +356,12 @@ struct Walk {
     MixtureWalk<T> walk{*layer.mixture, chosen, rows, scratch.normed, size, operation,
                         layer.mixture->gate_up_adapters ? step.adapters : nullptr};
     walk.run([&](int64_t token, int column, int columns, Floats sum) {
-      add_columns(scratch.residual + token * size + column, columns, sum);
+      float* target = added() + token * size + column;
+      if (!stack.exchange) return add_columns(target, columns, sum);
+      if (columns == kLanes) return store(target, sum);
+      alignas(64) float spilled[kLanes];
+      store(spilled, sum);
+      std::copy(spilled, spilled + columns, target);
     });
     operation = walk.operation;
   }
@@ -372,8 +387,7 @@ struct Walk {
     }
     attend(layer);
     prepare(layer.output, scratch.attended);
-    multiply_rows<Finish::kAddTo>(layer.output, scratch.attended, scratch.residual, stack.hidden_size,
-                                  layer.output_adapters);
+    add_product(layer.output, scratch.attended, layer.output_adapters);
     if (!sum_stream()) return false;
     if (layer.mixture) {
       mix(layer);
@@ -381,7 +395,7 @@ struct Walk {
     }
     gate(layer);
     prepare(layer.down, scratch.gated);
-    multiply_rows<Finish::kAddTo>(layer.down, scratch.gated, scratch.residual, stack.hidden_size, layer.down_adapters);
+    add_product(layer.down, scratch.gated, layer.down_adapters);
     return sum_stream();
   }
 
@@ -400,7 +414,7 @@ struct Walk {
   void run_all(T* result) {
     embed();
     adapt_embedding();
-    if (!sum_stream()) return;
+    if (!sum_stream(true)) return;
     for (int i = 0; i < stack.num_layers; ++i) {
       tap(i, result);
       if (!goes_on() || !run(stack.layers[i])) return;
@@ -414,8 +428,10 @@ Fault run_stack(const Stack& stack, const Step& step, char* memory, T* result, i
   const Scratch<T> scratch(stack, step.num_tokens, memory);
   new (scratch.has_ended) std::atomic<int32_t>{0};
   for (int i = 0; i < stack.num_operations(); ++i) new (scratch.operations + i) Operation;
+  // All processes have put down as much: who waits for their slots waits for the next turn.
+  const int64_t turn = stack.exchange ? *stack.exchange->counter(stack.exchange->rank) : 0;
 #pragma omp parallel num_threads(num_threads)
-  Walk<T>{stack, step, scratch, scratch.operations}.run_all(result);
+  Walk<T>{stack, step, scratch, scratch.operations, turn}.run_all(result);
   return *scratch.has_ended && stack.exchange ? kEnded : kNone;
 }
 

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 Loads = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
 
 _LEAST_GAIN = 2e-3
 """Of the sum of the squares of ranks' loads, what a change has to save."""
@@ -25,7 +24,8 @@ def rank_loads(places: Sequence[int], tokens: Loads, size: int) -> Loads:
         tokens: Of each expert.
         size: How many ranks there are.
     """
-    return _loads(np.asarray(places).reshape(size, -1), tokens)
+    own = np.asarray(places)
+    return np.asarray((tokens / np.bincount(own, minlength=len(tokens)))[own].reshape(size, -1).sum(1))
 
 
 def better_places(places: Sequence[int], tokens: Loads, size: int, max_changes: int) -> tuple[int, ...]:
@@ -42,13 +42,12 @@ def better_places(places: Sequence[int], tokens: Loads, size: int, max_changes: 
     return tuple(own.flatten().tolist())
 
 
-def _loads(places: Places, tokens: Loads) -> Loads:
-    return np.asarray((tokens / np.bincount(places.flatten(), minlength=len(tokens)))[places].sum(1))
-
-
-def _best_changes(places: Places, tokens: Loads, *, is_exchange_allowed: bool) -> list[tuple[int, int, int]]:
+def _best_changes(
+    places: npt.NDArray[np.int64], tokens: Loads, *, is_exchange_allowed: bool
+) -> list[tuple[int, int, int]]:
     """Return the rank, place and new expert of what saves most with the idlest rank that can help; nothing if none."""
-    loads, size = _loads(places, tokens), len(places)
+    size = len(places)
+    loads = rank_loads(places.flatten().tolist(), tokens, size)
     counts = np.bincount(places.flatten(), minlength=len(tokens))
     has = np.stack([np.bincount(own, minlength=len(tokens)) for own in places], axis=1)
     busiest, most = int(loads.argmax()), float(np.square(loads).sum()) * (1 - _LEAST_GAIN)

@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 
-from kernels.collectives import Exchange, exchange_bytes, exchange_counters_bytes
+from kernels.collectives import SLOT_BYTES, Exchange, exchange_bytes, exchange_counters_bytes
 from kernels.cpu_library import CpuLibrary
 
 # A cache line a rank, so that ranks do not wait for one another's writes.
@@ -24,9 +24,12 @@ class Board:
     """Lines of numbers: the first is the group's, then comes one a rank. Behind them is what is summed."""
 
     def __init__(self, fd: int, size: int) -> None:
+        """Take the memory behind a descriptor, which is as large as `make_board` made it."""
         self.fd = fd
         self._size = size
-        self._memory = mmap.mmap(fd, _board_bytes(size))
+        num_bytes = os.fstat(fd).st_size
+        self._slot_bytes = (num_bytes - _lines_bytes(size) - exchange_counters_bytes(size)) // (2 * size)
+        self._memory = mmap.mmap(fd, num_bytes)
         lines = np.frombuffer(self._memory, dtype=np.int64, count=_lines_bytes(size) // 8)
         self._lines = lines.reshape(-1, _LINE_BYTES // 8)
 
@@ -48,7 +51,9 @@ class Board:
     def exchange(self, rank: int, library: CpuLibrary) -> Exchange:
         """Return what sums tensors with the other ranks."""
         ended: int = self._lines.ctypes.data
-        return Exchange(library, ended, ended + _lines_bytes(self._size), rank, self._size, self._memory)
+        return Exchange(
+            library, ended, ended + _lines_bytes(self._size), rank, self._size, self._memory, self._slot_bytes
+        )
 
     def tick(self, rank: int) -> None:
         """Say that a rank's process runs."""
@@ -79,16 +84,17 @@ def _lines_bytes(size: int) -> int:
     return (1 + size) * _LINE_BYTES
 
 
-def _board_bytes(size: int) -> int:
-    return _lines_bytes(size) + exchange_bytes(size)
+def make_board(size: int, slot_bytes: int = SLOT_BYTES) -> Board:
+    """Make the memory, all zeros; it is gone with the last process that has it.
 
-
-def make_board(size: int) -> Board:
-    """Make the memory, all zeros; it is gone with the last process that has it."""
+    Args:
+        size: How many ranks there are.
+        slot_bytes: What a rank can put down at a time, a multiple of 64. What is never written takes no memory.
+    """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("headrace-ranks")
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, _board_bytes(size))
+    os.ftruncate(fd, _lines_bytes(size) + exchange_bytes(size, slot_bytes))
     return Board(fd, size)

@@ -363,7 +363,7 @@ class RankGroup:
         for process in living:
             process.tell(encode(Leave(self.epoch + 1)))
         # One that is stuck in a step is replaced too.
-        ready = self._replies.collect(living, Ready, LEAVING_S, self.epoch + 1)
+        ready = self._replies.wait(living, Ready, LEAVING_S, self.epoch + 1, needs_all=False)
         for process in living:
             if process.rank not in ready:
                 process.close(0.0)

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 from gpu_worker.execution.ranks.board import make_board
 from gpu_worker.execution.ranks.messages import REPLIES, Failure, Reply, Start, encode, receive
 from gpu_worker.execution.runner_config import RunnerConfig
+from gpu_worker.models.registry import read_model_config
+from kernels.collectives import SLOT_BYTES
 
 _MEMBER = "gpu_worker.execution.ranks.member"
 
@@ -162,7 +164,9 @@ class LocalHost:
         self, config: RunnerConfig, *, is_shared: bool, log_level: str, log_format: str, interface: str = ""
     ) -> None:
         """Make the board."""
-        self.board = make_board(config.num_ranks)
+        # Ranks put the streams of a step down in float32.
+        stream_bytes = 4 * read_model_config(config.model).hidden_size * config.max_num_batched_tokens
+        self.board = make_board(config.num_ranks, max(SLOT_BYTES, -(-stream_bytes // 64) * 64))
         self.processes: dict[int, LocalProcess] = {}
         self._config = config
         self._settings = (is_shared, interface, log_level, log_format)

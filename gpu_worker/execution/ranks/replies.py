@@ -37,37 +37,21 @@ class Replies:
         kind: type[Hello | Ready],
         timeout_s: float | None,
         epoch: int | None = None,
+        *,
+        needs_all: bool = True,
     ) -> dict[int, Hello | Ready]:
         """Return what each of these ranks says: a `kind`, of this epoch if it tells one.
 
-        Raises:
-            RankLostError: Any rank ends, or one of these says nothing in time, or the worker ends.
-        """
-        found = self._collect(processes, kind, timeout_s, epoch, needs_all=True)
-        if missing := [process.rank for process in processes if process.rank not in found]:
-            names = ", ".join(map(str, missing))
-            raise RankLostError(f"rank {names} did not answer within {timeout_s:g} s")
-        return found
-
-    def collect(
-        self, processes: Collection[RankProcess], kind: type[Hello | Ready], timeout_s: float, epoch: int
-    ) -> dict[int, Hello | Ready]:
-        """Do the same for those that answer in time, and do not end.
+        Args:
+            processes: Of the ranks.
+            kind: Of the answer.
+            timeout_s: None waits for as long as it takes.
+            epoch: Of `Ready`.
+            needs_all: Fail for a rank that ends or is silent; else it is left out.
 
         Raises:
-            RankLostError: The worker ends.
+            RankLostError: One that is needed ends, or says nothing in time, or the worker ends.
         """
-        return self._collect(processes, kind, timeout_s, epoch, needs_all=False)
-
-    def _collect(
-        self,
-        processes: Collection[RankProcess],
-        kind: type[Hello | Ready],
-        timeout_s: float | None,
-        epoch: int | None,
-        *,
-        needs_all: bool,
-    ) -> dict[int, Hello | Ready]:
         missing, found = {process.rank for process in processes}, dict[int, Hello | Ready]()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while missing:
@@ -87,4 +71,6 @@ class Replies:
             elif isinstance(reply, kind) and (not isinstance(reply, Ready) or reply.epoch == epoch):
                 found[process.rank] = reply
                 missing.discard(process.rank)
+        if missing and needs_all:
+            raise RankLostError(f"rank {', '.join(map(str, sorted(missing)))} did not answer within {timeout_s:g} s")
         return found

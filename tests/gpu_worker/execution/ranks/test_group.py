@@ -24,12 +24,15 @@ from gpu_worker.execution.drafts.proposer import Proposer
 from gpu_worker.execution.ranks import group as group_module
 from gpu_worker.execution.ranks import process as process_module
 from gpu_worker.execution.ranks import runner as runner_module
+from gpu_worker.execution.ranks.board import Board
 from gpu_worker.execution.ranks.group import RankGroup
+from gpu_worker.execution.ranks.process import LocalHost
 from gpu_worker.execution.ranks.runner import build_group_runner
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.speculative.draft_model.proposer import DraftModelProposer
 from gpu_worker.speculative.ngram.proposer import NgramProposer
+from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt, save_tiny_model
@@ -304,6 +307,17 @@ def test_rank_that_cannot_load_is_told_in_a_sentence(tmp_path: Path, monkeypatch
 
 def config(directory: Path) -> RunnerConfig:
     return RunnerConfig(directory, block_size=4, num_blocks=60, num_threads=1, tensor_parallel_size=2)
+
+
+def test_ranks_have_room_to_sum_the_stream_of_the_largest_step(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    large = replace(config(tmp_path), max_num_batched_tokens=50_000)
+    library = cpu_library()
+    assert library is not None, "the tests need g++"
+    host = LocalHost(large, is_shared=True, log_level="info", log_format="text")
+    # What another rank makes of the descriptor is the same.
+    for board in (host.board, Board(os.dup(host.board.fd), 2)):
+        assert board.exchange(1, library).slot_bytes >= 4 * 48 * 50_000
 
 
 @pytest.mark.slow
