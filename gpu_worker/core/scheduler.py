@@ -139,8 +139,8 @@ class Scheduler:
 
     @property
     def token_s(self) -> float:
-        """Seconds that a prompt's token adds to a step; 0 while unknown."""
-        return self._step_time.token_s if self._step_time.is_known else 0.0
+        """Seconds that a prompt's token adds to a step; 0 while no step has told."""
+        return self._step_time.token_s if self._step_time.is_sure_of_tokens else 0.0
 
     @property
     def num_blank_blocks(self) -> int:

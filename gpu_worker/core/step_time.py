@@ -31,6 +31,9 @@ _SURE_DEVIATIONS = 2.0
 _SURE_OF_BATCH = 0.25
 """Standard deviation up to which what batch work takes counts as learned."""
 
+_SURE_OF_TOKENS = 0.9
+"""Standard deviation below which steps have told something of tokens: without prompts it stays the first one."""
+
 _LARGEST_ERROR = 0.4
 _LARGEST_DEVIATION = 3.0
 """A step that errs by more than both, the second in standard deviations of the prediction, is taken for a disturbance,
@@ -79,6 +82,11 @@ class StepTimeModel:
     def is_sure_of_batch(self) -> bool:
         """Return whether steps have told what batch sequences and their prompts take."""
         return max(self._covariance[2][2], self._covariance[3][3]) <= _SURE_OF_BATCH**2
+
+    @property
+    def is_sure_of_tokens(self) -> bool:
+        """Return whether steps have told what a prompt's tokens take."""
+        return self.is_known and self._covariance[3][3] <= _SURE_OF_TOKENS**2
 
     @property
     def token_s(self) -> float:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
@@ -23,20 +20,22 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 CODE = "\n".join(f"def function_{number}(value):\n    return value * {number} + {number % 7}\n" for number in range(20))
 PEER_HITS = 'headrace_worker_kv_tier_hit_tokens_total{model="headrace-demo",tier="peer"'
 NUM_TOKENS = 40
+# A busy machine would refuse some.
+PATIENT = ("--interactive-ttft-slo-s", "600")
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("disaggregation")
     roles = ("--workers", "2", "--roles", "prefill,decode", "--num-threads", "1", "--max-num-seqs", "4")
-    with running_system(folder, *roles, "--kv-lease-s", "5") as running:
+    with running_system(folder, *roles, *PATIENT, "--kv-lease-s", "5") as running:
         wait_for_all(running)
         yield running
 
 
-def wait_for_all(system: System, num_workers: int = 2) -> None:
+def wait_for_all(system: System) -> None:
     """Wait until a prefill worker hands over: its own answers do."""
-    wait_for(lambda: len(system.info["pids"]["worker"]) == num_workers, 120)
+    wait_for(lambda: len(system.info["pids"]["worker"]) == 2, 120)
     before = system.gauge(PEER_HITS)
     wait_for(lambda: ask(system, f"# {time.time()}\n{CODE}") and system.gauge(PEER_HITS) > before, 120)
 
@@ -66,13 +65,9 @@ async def stream(client: openai.AsyncOpenAI, request: dict[str, Any], begun: asy
     return "".join(parts)
 
 
-async def texts(
-    system: System, prompts: list[str], begun: asyncio.Semaphore | None = None, names: list[str] | None = None
-) -> list[str]:
+async def texts(system: System, prompts: list[str], begun: asyncio.Semaphore | None = None) -> list[str]:
     async with system.async_client(timeout=300.0) as client:
         requests = [body(system, prompt) for prompt in prompts]
-        for request, name in zip(requests, names or (), strict=False):
-            request["extra_headers"] |= {"x-request-id": name}
         return list(await asyncio.gather(*(stream(client, request, begun) for request in requests)))
 
 
@@ -100,7 +95,8 @@ async def killed(system: System, asked: list[str], victim: int) -> list[str]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """One worker that knows of no roles."""
-    with running_system(tmp_path_factory.mktemp("alone"), "--num-threads", "1", "--max-num-seqs", "4") as running:
+    settings = ("--num-threads", "1", "--max-num-seqs", "4", *PATIENT)
+    with running_system(tmp_path_factory.mktemp("alone"), *settings) as running:
         yield running
 
 
@@ -120,50 +116,39 @@ async def test_a_worker_that_is_killed_loses_nothing(system: System, alone: Syst
 
 
 @pytest.mark.slow
-async def test_prompts_of_a_killed_prefill_worker_are_soon_computed_by_another(tmp_path: Path) -> None:
-    roles = ("--workers", "3", "--roles", "prefill,prefill,decode", "--num-threads", "1")
-    with running_system(tmp_path, *roles) as system:
-        wait_for_all(system, 3)
-        again_s: list[float] = []
-        while len(again_s) < 5:
-            names = [f"again-{time.time()}-{number}" for number in range(2)]
-            asking = asyncio.create_task(texts(system, [f"# {name}\n{CODE * 2}" for name in names], names=names))
-            await asyncio.to_thread(wait_for, lambda names=names: all(attempts(system, name) for name in names))
-            killed_at = time.time()
-            os.kill(system.info["pids"]["worker"][0], signal.SIGKILL)
-            assert all(await asking)
-            again_s += [ended - killed_at for name in names for ended in prefilled_again(system, name)]
-            await asyncio.to_thread(wait_for_all, system, 3)
-    assert min(again_s) < 10.0, sorted(again_s)
-
-
-def attempts(system: System, name: str) -> list[dict[str, Any]]:
-    """Return the attempts at a request that workers have claimed, with Unix seconds."""
-    place = system.info["metrics_url"].replace("/metrics", f"/console/api/requests/{name}")
-    answer = httpx2.get(place, headers={"Authorization": f"Bearer {system.info['operator_key']}"})
-    if answer.status_code != 200:
-        return []
-    timeline = answer.json()["requests"][0]["timeline"]
-    found = [each for life in timeline.get("sequences", ()) for each in life["attempts"]]
-    began = timeline["began"]
-    return [each | {"ended": began + each.get("ended_s", 0.0)} for each in found if each.get("claimed_s") is not None]
-
-
-def prefilled_again(system: System, name: str) -> list[float]:
-    """Return when the prompt of a request was computed whose worker had died before it was, if one has."""
-    told = attempts(system, name)
-    return [
-        later["ended"]
-        for lost, later in itertools.pairwise(told)
-        if lost["end"] == "worker_dead" and not lost.get("tokens") and later["end"] == "prefilled"
-    ]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
-async def test_restarts_under_load_change_no_text(system: System, alone: System, victim: int) -> None:
-    num_restarts = int(os.environ.get("NUM_RESTARTS", "20"))
-    for number in range(num_restarts):
-        asked = prompts(f"restart {victim} {number}", 8)
-        assert await killed(system, asked, victim) == await texts(alone, asked)
+async def test_restarts_of_either_side_under_load_change_no_text(system: System, alone: System) -> None:
+    """Set NUM_RESTARTS for more restarts of each side."""
+    num_restarts = int(os.environ.get("NUM_RESTARTS", "5"))
+    asked = prompts("restart", 8)
+    expected = await texts(alone, asked)
+    is_over = asyncio.Event()
+    num_told = 0
+
+    async def ask_on(number: int, client: openai.AsyncOpenAI) -> None:
+        nonlocal num_told
+        while not is_over.is_set():
+            number = (number + 3) % len(asked)
+            assert await stream(client, body(system, asked[number])) == expected[number]
+            num_told += 1
+
+    def num_handed_over() -> float:
+        lines = [line for line in system.metrics().splitlines() if line.startswith("headrace_redispatches_total{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'reason="prefilled"' in line)
+
+    def kill(victim: int) -> None:
+        pid, num_before = system.info["pids"]["worker"][victim], num_handed_over()
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: pid not in (pids := system.info["pids"]["worker"]) and len(pids) == 2, 120)
+        wait_for(lambda: num_handed_over() > num_before + 2, 120)
+
+    async def kill_all() -> None:
+        for number in range(2 * num_restarts):
+            await asyncio.to_thread(kill, number % 2)
+        is_over.set()
+
+    async with system.async_client(timeout=120.0) as client, asyncio.TaskGroup() as tasks:
+        for number in range(6):
+            tasks.create_task(ask_on(number, client))
+        tasks.create_task(kill_all())
+    assert num_told > 2 * num_restarts

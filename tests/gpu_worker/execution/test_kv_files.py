@@ -209,6 +209,7 @@ def test_no_file_is_loaded_that_is_not_whole_and_the_one_that_is_wanted(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_none_of_10000_wrong_files_is_loaded(tmp_path: Path) -> None:
     inject(tmp_path, 10_000)
 

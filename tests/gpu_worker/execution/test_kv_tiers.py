@@ -193,8 +193,8 @@ def test_short_prompts_alone_tell_tiers_how_fast_prompts_are_computed(
     told: list[float] = []
     prefill_rate = property(lambda tiers: 0.0, lambda tiers, rate: told.append(rate))
     monkeypatch.setattr(PatientTiers, "prefill_rate", prefill_rate)
-    for seed in range(2):
-        served.serve(sequence(str(seed), random_prompt(9, seed=seed)))
+    for seed in range(4):
+        served.serve(sequence(str(seed), random_prompt(9 + seed, seed=seed)))
     stats = served.engine.stats
     assert stats.prefill_rate == 0.0, "no step was full"
     assert stats.expected_prefill_rate > 0.0
