@@ -22,7 +22,7 @@ from gateway.admission.shedding import UNKNOWN_RETRY_S
 from gateway.api.schemas.decoding import decode_typed
 from gateway.dispatch.dispatcher import HEARTBEAT_INTERVAL_S, Dispatcher
 from gateway.errors import ApiError
-from gateway.fleet.adapter_names import REVIEW_S, AdapterNameFollower
+from gateway.fleet.adapter_names import LEASE_S, REVIEW_S, AdapterNameFollower
 from gateway.fleet.adapter_sweep import sweep_forever
 from gateway.fleet.fleet import Fleet
 from shared.adapter_calls import ADAPTER_UNAVAILABLE, AdapterName, AdapterOrder, AdapterReply, is_digest, is_resident
@@ -41,8 +41,6 @@ from shared.task_supervisor import TaskSupervisor
 
 TIMEOUT_S = 120.0
 """For a worker to read an adapter of some gigabytes."""
-FOLLOW_S = 10.0
-"""For all gateways to read a change of names; they look every `REVIEW_S` even if they were not told of it."""
 _LOOK_S = 0.02
 
 
@@ -139,8 +137,9 @@ class AdapterOrders:
         stored = await self._stored(body)
         await self._check(workers[0].worker, AdapterOrder(body.lora_name, digest=stored.digest))
         await self._put(body.lora_name, body.tenant, workers[0].model, stored)
+        behind = await self._wait_for_gateways()
         await self._stored(body, stored)
-        return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        return f"Success: LoRA adapter '{body.lora_name}' added successfully.{behind}"
 
     async def unload(self, content: bytes) -> str:
         """Let a name mean nothing; requests that have begun with it end with it.
@@ -154,7 +153,8 @@ class AdapterOrders:
             whose = "" if body.tenant is None else f" of the tenant {body.tenant!r}"
             message = f"lora_name: there is no adapter {body.lora_name!r}{whose}."
             raise ApiError(404, message, param="lora_name", code="adapter_not_found")
-        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        behind = await self._wait_for_gateways()
+        return f"Success: LoRA adapter '{body.lora_name}' removed successfully.{behind}"
 
     def _workers(self, model: str | None) -> list[Heartbeat]:
         beats = self._fleet.workers()
@@ -221,27 +221,24 @@ class AdapterOrders:
         except SEND_ERRORS as error:
             message = f"The names of adapters cannot be written ({error!r}): run `headrace setup`."
             raise ApiError(503, message, code="nats_unavailable", retry_after_s=UNKNOWN_RETRY_S) from error
-        await self._wait_for_gateways(name)
         return is_change
 
-    async def _wait_for_gateways(self, name: str) -> None:
-        """Return when all live gateways know what this one knows of names; those of earlier versions do not tell.
+    async def _wait_for_gateways(self) -> str:
+        """Return when no live gateway uses earlier names than this one knows, and a sentence about those behind.
 
-        Raises:
-            ApiError: One does not follow in time.
+        A gateway that cannot read names uses none once its lease is over; those of earlier versions do not tell.
         """
         read, loop = self._fleet.named_adapters.read, asyncio.get_running_loop()
         started = loop.time()
         while read is not None and (behind := self._fleet.gateways_behind(read)):
             waited_s = loop.time() - started
             if waited_s > REVIEW_S + HEARTBEAT_INTERVAL_S and not any(behind.values()):
-                return
-            if waited_s > FOLLOW_S:
+                return ""
+            if waited_s > LEASE_S:
                 names = ", ".join(sorted(behind)[:8])
-                message = f"The name {name!r} is changed, but not all gateways have read that within {waited_s:.0f} s"
-                message += f" and may use what it meant before: {names}. Try again to wait for them."
-                raise ApiError(503, message, code="gateways_behind", retry_after_s=UNKNOWN_RETRY_S)
+                return f" Requests for adapters get a 503 from gateways that cannot read names: {names}."
             await asyncio.sleep(_LOOK_S)
+        return ""
 
 
 async def adapter_orders(

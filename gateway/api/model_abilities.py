@@ -61,6 +61,8 @@ def with_adapter(generation: Generation, fleet: Fleet, tenant: str | None = None
         return generation
     if found.digest is None:
         message = f"Not all workers of `{found.model}` can serve the adapter `{generation.model}` at the moment."
+        if not fleet.named_adapters.is_current:
+            message = "This gateway cannot read what names of adapters mean at the moment."
         raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
     return msgspec.structs.replace(generation, base=found.model, adapter=found.digest)
 

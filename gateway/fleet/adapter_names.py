@@ -8,6 +8,7 @@ one model must not take over another's requests.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from shared.subjects import ADAPTER_NAMES
 from shared.task_supervisor import TaskSupervisor
 
 REVIEW_S = 5.0
+LEASE_S = 20.0
+"""For how long names mean what was read: a gateway that cannot read them uses none after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,19 @@ class NamedAdapters:
 
     Attributes:
         read: How far they were read; None before that.
+        read_at: When, in monotonic seconds; None before that.
     """
 
     def __init__(self) -> None:
         self.read: NamesRead | None = None
+        self.read_at: float | None = None
         self._named: dict[tuple[str | None, str], NamedAdapter] = {}
         self._removed: set[tuple[str | None, str]] = set()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether names may be used: another gateway may have changed them since they were read."""
+        return self.read_at is None or time.monotonic() - self.read_at < LEASE_S
 
     def find(self, name: str, tenant: str | None) -> NamedAdapter | None:
         """Return what a tenant means by a name; None if that is nothing. Without a tenant: what all mean."""
@@ -125,12 +135,15 @@ def find_adapter(
     """Return the adapter that a tenant means by a name, and its model; None where it is unknown.
 
     What an operator has said goes before what workers call their own, who have to agree about that. The digest is None
-    while they do not, while some cannot serve it, and while there is no worker and none is coming.
+    while they do not, while some cannot serve it, while there is no worker and none is coming, and while this gateway
+    cannot read names.
     """
     told = named.find(name, tenant)
     if told is not None and told.content is not None:
         own, found = AdapterBeat(name, told.content.digest), takers(told.base)
-        is_served = bool(found) and all(ADAPTER_STORE in h.features or own in h.adapters for h in found)
+        is_served = (
+            bool(found) and named.is_current and all(ADAPTER_STORE in h.features or own in h.adapters for h in found)
+        )
         return FoundAdapter(told.base, own.digest if is_served else None)
     model = None if named.is_hidden(name) else workers_names.model_of(name)
     if model is None or not any(h.model == model and any(beat.name == name for beat in h.adapters) for h in live):
@@ -139,7 +152,7 @@ def find_adapter(
     common = set.intersection(*map(set, meanings)) if meanings else set()
     # While a name changes, workers of the version before tell both contents, the newest last.
     newest = [digest for digest in meanings[0] if digest in common][-1:] if common else []
-    return FoundAdapter(model, newest[0] if newest else None)
+    return FoundAdapter(model, newest[0] if newest and named.is_current else None)
 
 
 class AdapterNameFollower:
@@ -184,6 +197,7 @@ class AdapterNameFollower:
         """
         async with self._reading:
             self._has_heard.clear()
+            began = time.monotonic()
             try:
                 info = await self._js.stream_info(ADAPTERS_STREAM)
             except NotFoundError:
@@ -199,6 +213,7 @@ class AdapterNameFollower:
                     self._named.note(named)
                 # The last record may be one that cannot be read.
                 self._read = NamesRead(created, max(self._read.seq, info.state.last_seq))
+            self._named.read_at = began
             if self._named.read != self._read:
                 self._named.read = self._read
                 with suppress(*SEND_ERRORS):

@@ -6,7 +6,7 @@ while.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,6 +41,7 @@ class _Peer:
     num_blank: int = 0
     adapters: ResidentAdapters = b""
     is_draining: bool = False
+    num_in_vain: int = 0
 
     def may_be_asked(self, now: float) -> bool:
         """Whether it takes requests, was heard lately, and has answered when it was asked."""
@@ -74,6 +75,12 @@ class PeerPrefixes:
         """Ask a worker nothing for a while."""
         if (peer := self._peers.get(worker)) is not None:
             peer.distrusted_until = now + DISTRUST_S
+            peer.num_in_vain += 1
+
+    def note_asked(self, worker: str, *, has_taken: bool) -> None:
+        """Note what came of asking a worker: those that announce much and take nothing are asked last."""
+        if (peer := self._peers.get(worker)) is not None:
+            peer.num_in_vain = 0 if has_taken else peer.num_in_vain + 1
 
     def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
         """Return the workers that announce most of a chain, the best first, each with its last link's place."""
@@ -88,22 +95,20 @@ class PeerPrefixes:
         return found[:MAX_ASKED]
 
     def having(self, adapter: str, now: float) -> list[str]:
-        """Return workers that announce an adapter, by its digest, those with the most empty blocks first."""
-        found = [
-            (peer.num_blank, worker)
-            for worker, peer in self._peers.items()
-            if peer.may_be_asked(now) and is_resident(adapter, peer.adapters)
-        ]
-        return [worker for _, worker in sorted(found, reverse=True)[:MAX_ASKED]]
+        """Return workers that announce an adapter, by its digest, the most reliable and then the emptiest first."""
+        return self._best(lambda peer: is_resident(adapter, peer.adapters), now)
 
     def emptier(self, num_blank: int, now: float) -> list[str]:
-        """Return the workers that announce at least this many empty blocks, the emptiest first."""
+        """Return the workers that announce at least this many empty blocks, in the same order."""
+        return self._best(lambda peer: peer.num_blank >= num_blank, now)
+
+    def _best(self, is_fit: Callable[[_Peer], bool], now: float) -> list[str]:
         found = [
-            (peer.num_blank, worker)
+            (-peer.num_in_vain, peer.num_blank, worker)
             for worker, peer in self._peers.items()
-            if peer.num_blank >= num_blank and peer.may_be_asked(now)
+            if peer.may_be_asked(now) and is_fit(peer)
         ]
-        return [worker for _, worker in sorted(found, reverse=True)][:MAX_ASKED]
+        return [worker for *_, worker in sorted(found, reverse=True)[:MAX_ASKED]]
 
     def prefill_rate(self, worker: str) -> float:
         """Return the prompt tokens that a worker says to compute in a second."""

@@ -187,14 +187,11 @@ class WaitingRequests:
         waiting, worker = self._waiting.get(answer.number), answer.worker
         if waiting is None or worker not in waiting.asked | waiting.later | {waiting.granted}:
             return
+        if answer.reply == "decline":
+            self._others.note_asked(worker, has_taken=False)
         if waiting.granted is not None:
-            if worker != waiting.granted:
-                return
-            if answer.reply == "taken":
-                self._remove(answer.number)
-                self.num_granted += 1
-            elif answer.reply == "decline":
-                self._end(answer.number)
+            if worker == waiting.granted:
+                self._confirm(answer)
             return
         waiting.asked.discard(worker)
         waiting.later.discard(worker)
@@ -210,6 +207,14 @@ class WaitingRequests:
             return
         self._leave_place(waiting)
         self._watch(answer.number, waiting, waiting.ends_at - self._peers.time())
+
+    def _confirm(self, answer: Answer) -> None:
+        if answer.reply == "taken":
+            self._remove(answer.number)
+            self._others.note_asked(answer.worker, has_taken=True)
+            self.num_granted += 1
+        elif answer.reply == "decline":
+            self._end(answer.number)
 
     def give_back_all(self) -> None:
         """Let no request wait here any more: others take them."""
@@ -251,7 +256,7 @@ class WaitingRequests:
         waiting.timer = self._peers.call_later(max(0.0, delay), lambda: self._time_out(number))
 
     def _time_out(self, number: int) -> None:
-        """Begin a request whose time is over; distrust whoever has not answered."""
+        """Begin a request whose time is over; distrust whoever has not answered, or had no room in all that time."""
         waiting = self._waiting[number]
         now = self._peers.time()
         for worker in waiting.asked if waiting.granted is None else (waiting.granted,):
@@ -261,6 +266,8 @@ class WaitingRequests:
             self._leave_place(waiting)
             self._watch(number, waiting, waiting.ends_at - now)
             return
+        for worker in waiting.later:
+            self._others.note_asked(worker, has_taken=False)
         self._end(number)
 
     def _grant(self, number: int, waiting: _Waiting, worker: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gateway.api.model_abilities import with_adapter
 from gateway.api.sequences import wire_requests
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
-from gateway.fleet.adapter_names import AdapterNameFollower, FoundAdapter, NamedAdapters
+from gateway.fleet.adapter_names import LEASE_S, AdapterNameFollower, FoundAdapter, NamedAdapters
 from gateway.generation import Generation, Prompt
 from shared.adapter_calls import AdapterBeat, AdapterReply
 from shared.adapter_names import AdapterNames, NamedAdapter
@@ -189,6 +190,20 @@ def test_what_an_operator_says_goes_before_what_workers_call_their_own() -> None
     fleet.named_adapters.note(_named("acme", None))
     fleet.named_adapters.note(_named(None, None))
     assert (fleet.find_adapter("a", "acme"), fleet.adapters("acme")) == (None, {})
+
+
+@pytest.mark.parametrize("digest", [ONE, None])
+def test_gateway_that_cannot_read_names_uses_none(digest: str | None) -> None:
+    watched = _watched(())
+    watched.hear(worker="w0", features=(*FEATURES, ADAPTER_STORE), adapters=(AdapterBeat("a", OTHER),))
+    named = watched.fleet.named_adapters
+    if digest is not None:
+        named.note(_named(None, digest))
+    named.read_at = time.monotonic()
+    assert with_adapter(_asked("a"), watched.fleet).adapter == (digest or OTHER)
+    named.read_at -= LEASE_S
+    with pytest.raises(ApiError, match="cannot read what names of adapters mean"):
+        with_adapter(_asked("a"), watched.fleet)
 
 
 def test_adapter_of_a_model_that_sleeps_waits_for_it() -> None:
