@@ -28,11 +28,11 @@ class Line:
     y: Sequence[float]
 
 
-def line_chart(title: str, x_name: str, lines: Sequence[Line]) -> str:
-    """Return a plot of lines, from 0 on."""
+def line_chart(title: str, x_name: str, lines: Sequence[Line], bottom: float = 0.0) -> str:
+    """Return a plot of lines, from 0 on; the vertical axis begins at `bottom`."""
     right = max((x for line in lines for x in line.x), default=1.0) or 1.0
     top = _round_up(max((y for line in lines for y in line.y), default=1.0) or 1.0)
-    parts = [_frame(title, top)]
+    parts = [_frame(top, bottom)]
     for place in range(5):
         x = right * place / 4
         anchor = "end" if place == 4 else "middle"
@@ -40,7 +40,8 @@ def line_chart(title: str, x_name: str, lines: Sequence[Line]) -> str:
     parts.append(f'<text x="{_x(0.5):.1f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(x_name)}</text>')
     for number, line in enumerate(lines):
         color = _COLORS[number % len(_COLORS)]
-        points = " ".join(f"{_x(x / right):.1f},{_y(y / top):.1f}" for x, y in zip(line.x, line.y, strict=True))
+        pairs = [(_x(x / right), _y((y - bottom) / (top - bottom))) for x, y in zip(line.x, line.y, strict=True)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in pairs)
         parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.6" points="{points}"/>')
         parts.append(_legend(number, line.name, color))
     return _svg(title, parts)
@@ -49,7 +50,7 @@ def line_chart(title: str, x_name: str, lines: Sequence[Line]) -> str:
 def bar_chart(title: str, bars: Sequence[tuple[str, float]]) -> str:
     """Return a plot of bars, from 0 on."""
     top = _round_up(max((value for _, value in bars), default=1.0) or 1.0)
-    parts, width = [_frame(title, top)], 1 / max(1, len(bars))
+    parts, width = [_frame(top)], 1 / max(1, len(bars))
     for number, (name, value) in enumerate(bars):
         left, right, y = _x((number + 0.15) * width), _x((number + 0.85) * width), _y(value / top)
         parts.append(
@@ -71,11 +72,19 @@ def page(title: str, lines: Sequence[str], charts: Sequence[str]) -> str:
     )
 
 
-def _frame(title: str, top: float) -> str:
+def picture(chart: str) -> str:
+    """Return a plot as a file of its own, which pages of documentation show."""
+    svg = chart.partition("\n")[2]
+    style = "<style>svg{color:#333;color-scheme:light dark}svg text{fill:currentColor;font:11px system-ui,sans-serif}"
+    style += ".axis{stroke:currentColor;opacity:.35}@media (prefers-color-scheme: dark){svg{color:#ddd}}</style>"
+    return svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace("</title>", f"</title>{style}", 1)
+
+
+def _frame(top: float, bottom: float = 0.0) -> str:
     axes = [
         f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{_y(share):.1f}" y2="{_y(share):.1f}"/>'
-        f'<text x="{_LEFT - 6}" y="{_y(share) + 4:.1f}" text-anchor="end">{_shown(top * share)}</text>'
-        for share in (0.0, 0.5, 1.0)
+        f'<text x="{_LEFT - 6}" y="{_y(share) + 4:.1f}" text-anchor="end">{_shown(value)}</text>'
+        for share, value in ((0.0, bottom), (0.5, (bottom + top) / 2), (1.0, top))
     ]
     return "".join(axes)
 

@@ -64,17 +64,10 @@ class NamesRead(Struct, frozen=True, array_like=True):
 
 
 class AdapterOrder(Struct, frozen=True, tag="adapter"):
-    """Load an adapter, or unload it.
-
-    Attributes:
-        path: Its directory on the worker's host, from gateways of the version before. Without path and digest the name
-            is unloaded.
-        digest: Of its content in the store; the name is only for messages.
-    """
+    """Read the content of this digest from the store; the name is for messages."""
 
     name: AdapterName
-    path: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
-    digest: Digest | None = None
+    digest: Digest
 
 
 class AdapterReply(Struct, frozen=True, tag="adapter_reply"):

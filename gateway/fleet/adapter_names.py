@@ -148,11 +148,9 @@ def find_adapter(
     model = None if named.is_hidden(name) else workers_names.model_of(name)
     if model is None or not any(h.model == model and any(beat.name == name for beat in h.adapters) for h in live):
         return None
-    meanings = [[beat.digest for beat in h.adapters if beat.name == name] for h in takers(model)]
-    common = set.intersection(*map(set, meanings)) if meanings else set()
-    # While a name changes, workers of the version before tell both contents, the newest last.
-    newest = [digest for digest in meanings[0] if digest in common][-1:] if common else []
-    return FoundAdapter(model, newest[0] if newest and named.is_current else None)
+    meanings = {tuple(beat.digest for beat in h.adapters if beat.name == name) for h in takers(model)}
+    agreed = meanings.pop() if len(meanings) == 1 and named.is_current else ()
+    return FoundAdapter(model, agreed[0] if agreed else None)
 
 
 class AdapterNameFollower:

@@ -27,7 +27,6 @@ _PLAIN = {
     "bias": ("none", "biases that were trained with it"),
     "layer_replication": (None, "layers that are there several times"),
     "alora_invocation_tokens": (None, "an adapter that begins at a token"),
-    "target_parameters": (None, "adapters of parameters that are not modules; train experts as modules of their own"),
     "arrow_config": (None, "a mixture of adapters"),
     "modules_to_save": (None, "whole modules that replace the model's"),
     "trainable_token_indices": (None, "tokens that were trained whole"),

@@ -7,7 +7,7 @@ refused. Files are those of strangers: nothing is read that is larger than its b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from gpu_worker.adapters.config import MAX_RANK, AdapterConfig, AdapterError, read_config
-from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets, Packed
+from gpu_worker.layers.adapters import EMBEDDING, HEAD, AdaptedMatrix, AdapterTargets, ExpertModules, Packed
 from gpu_worker.models.errors import CheckpointError
 from gpu_worker.models.tensor_file import StoredTensor, TensorFile
 from gpu_worker.models.tensor_reader import TensorReader
@@ -26,6 +26,8 @@ _ROOT = "base_model.model."
 _TENSOR = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_TENSORS = 200_000
+# A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
+_EXPERTS = re.compile(r"(model\.layers\.\d+)\.(?:.+\.)?experts(\.\d+\..*|(?:\.base_layer)*)")
 # What stands before the layers in models that wrap a decoder of text.
 _WRAPPERS = re.compile(r"^(?:.*\.)?(layers\.\d+\.|embed_tokens$)")
 
@@ -71,16 +73,21 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
             for index, name in enumerate(item.modules):
                 places.setdefault(name, []).append((key, index))
         parts: dict[str, list[LowRankPart]] = {}
+        stacks: list[_Stack] = []
         for name, module in modules.items():
             if name not in places:
-                problem = (
-                    "but the model has no such linear layer that an adapter can be beside; was it made for another?"
-                )
-                raise AdapterError(f"{WEIGHTS_NAME} has {module.down[:120]!r}, {problem}")
-            for key, index in places[name]:
+                stacks.append(_Stack.of(file, module, _experts_of(name, module, targets)))
+            for key, index in places.get(name, ()):
                 matrix = targets.matrices[key]
                 pair = _read_pair(file, reader, module, config, (matrix.rows[index], matrix.columns))
                 parts.setdefault(key, []).append(_part(matrix, index, *pair, config.scale_of(module.name)))
+        is_turned = next((stack.is_turned for stack in stacks if stack.is_turned is not None), None)
+        for stack in stacks:
+            if is_turned is None:
+                problem = "is beside square matrices of experts: nothing tells which side their inputs are"
+                raise AdapterError(f"{WEIGHTS_NAME} has {stack.module.down[:120]!r}, which {problem}")
+            for key, part in stack.parts(file, reader, config, is_turned):
+                parts.setdefault(key, []).append(part)
     found = {
         key: LowRank(tuple(own), targets.matrices[key].shape, targets.matrices[key].is_gated)
         for key, own in parts.items()
@@ -129,6 +136,73 @@ def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:
     if module.endswith("embed_tokens"):
         return EMBEDDING
     return _WRAPPERS.sub(r"model.\1", module)
+
+
+def _experts_of(name: str, module: _Module, targets: AdapterTargets) -> ExpertModules:
+    """Return the experts whose stack a module is that is none of the model's matrices."""
+    problem = "but the model has no such linear layer that an adapter can be beside; was it made for another?"
+    match = _EXPERTS.fullmatch(name)
+    if match is not None and match[1] in targets.experts:
+        experts, is_stack = targets.experts[match[1]], not re.match(r"\.\d", match[2])
+        if experts is not None and is_stack:
+            return experts
+        if experts is None:
+            problem = "but experts cannot have adapters on a GPU: serve it on CPUs, or train it without them"
+    raise AdapterError(f"{WEIGHTS_NAME} has {module.down[:120]!r}, {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """A stack of experts' matrices that an adapter is beside: all first ones, or all last ones.
+
+    PEFT names no parameter, and takes the first dimension of each matrix for the inputs: shapes tell which stack it is,
+    and whether that dimension is the outputs. They do not where matrices are square; other stacks of the file do.
+
+    Attributes:
+        shape: Of each matrix: outputs and inputs.
+        name: The matrix of an expert that it is, or the first of those.
+        is_turned: The first dimension is the outputs; None is unknown.
+    """
+
+    module: _Module
+    experts: ExpertModules
+    shape: tuple[int, int]
+    name: str
+    is_turned: bool | None
+
+    @classmethod
+    def of(cls, file: TensorFile, module: _Module, experts: ExpertModules) -> _Stack:
+        """Find which one it is; `AdapterError` if it is none."""
+        *firsts, last = experts.matrices
+        shapes = {firsts[0]: (len(firsts) * experts.inner_size, experts.size), last: (experts.size, experts.inner_size)}
+        found = file.tensors[module.up].shape[:1] + file.tensors[module.down].shape[1:]
+        for name, shape in shapes.items():
+            if found in (shape, shape[::-1]):
+                return cls(module, experts, shape, name, None if shape[0] == shape[1] else found != shape)
+        allowed = " and ".join(str(list(shape)) for shape in shapes.values())
+        problem = f"beside matrices of {list(found)}; those of this model's experts are {allowed}"
+        raise AdapterError(f"{WEIGHTS_NAME} has {module.down[:120]!r}, {problem}")
+
+    def parts(
+        self, file: TensorFile, reader: TensorReader, config: AdapterConfig, is_turned: bool
+    ) -> Iterator[tuple[str, LowRankPart]]:
+        """Yield what is added to each expert's matrix, by the matrix.
+
+        The ranks of an expert stand together in the first matrix, and those of all experts alternate in the second.
+        """
+        count, of = len(self.experts.experts), self.module.name.partition(".base_layer")[0]
+        rank, (rows, columns) = config.rank_of(of), self.shape[::-1] if is_turned else self.shape
+        down = _read(file, reader, self.module.down, (count * rank, columns)).view(count, rank, columns)
+        up = _read(file, reader, self.module.up, (rows, rank * count)).view(rows, rank, count).permute(2, 0, 1)
+        if is_turned:
+            down, up = up.transpose(1, 2), down.transpose(1, 2)
+        num_firsts = len(self.experts.matrices) - 1
+        if self.experts.is_interleaved and self.name == self.experts.matrices[0]:
+            up = torch.cat([up[:, start::num_firsts] for start in range(num_firsts)], dim=1)
+        features, scale = torch.arange(self.shape[0]), config.scale_of(of)
+        for number, expert in enumerate(self.experts.experts):
+            part = LowRankPart(down[number].contiguous(), up[number].contiguous(), scale, features)
+            yield f"{expert}.{self.name}", part
 
 
 def _read_pair(

@@ -6,7 +6,6 @@ of a name goes before that, so a restart undoes no `headrace adapter add`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from gpu_worker.adapters.config import AdapterError
-from gpu_worker.adapters.names import VARIABLE, check_name
+from gpu_worker.adapters.names import VARIABLE
 from gpu_worker.consumer.request_adapters import RequestAdapters
 from shared.adapter_calls import AdapterBeat, AdapterOrder, AdapterReply
 from shared.adapter_names import AdapterNames
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterOrders:
-    """Carries out one order after another; without `adapters` and a store it refuses them. Writes `adapters.named`."""
+    """Carries out orders; without `adapters` and a store it refuses them. Writes `adapters.named`."""
 
     def __init__(
         self,
@@ -50,7 +49,6 @@ class AdapterOrders:
         self._adapters = adapters
         self._store = store
         self._names = names
-        self._one_at_a_time = asyncio.Lock()
         self._tasks = BackgroundTasks()
         self._decode = msgspec.msgpack.Decoder(AdapterOrder).decode
 
@@ -81,9 +79,7 @@ class AdapterOrders:
 
     async def _answer(self, message: Msg) -> None:
         try:
-            order = self._decode(message.data)
-            async with self._one_at_a_time:
-                await self._carry_out(order)
+            await self._served().check(self._decode(message.data).digest)
             reply = AdapterReply()
         except UNDECODABLE as error:
             reply = AdapterReply(f"the order cannot be read: {error}")
@@ -92,16 +88,7 @@ class AdapterOrders:
         with contextlib.suppress(*SEND_ERRORS):
             await self._nats.publish(message.reply, encode(reply))
 
-    async def _carry_out(self, order: AdapterOrder) -> None:
-        if order.digest is not None:
-            await self._served().check(order.digest)
-        elif order.path is not None:
-            await self._add(order.name, Path(order.path))
-        elif self._served().named.pop(order.name, None) is None:
-            raise AdapterError(f"there is no adapter {order.name!r}")
-
     async def _add(self, name: str, directory: Path) -> None:
-        check_name(name)
         adapters, store = self._served(), self._store
         assert store is not None
         content = await store.put(directory)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpu_worker.layers.placed_experts import ExpertShare
 from kernels.low_rank import AdapterRows, AdapterTable, LowRank, join, make_adapter_table
 
 HEAD = "lm_head"
@@ -67,14 +68,44 @@ Packed = Mapping[str, list[Any]]
 """An adapter as the kernels read it: by matrix, a value for each of its tables."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertModules:
+    """The matrices of a layer's experts as adapters know them, whole.
+
+    Attributes:
+        experts: The module of each.
+        matrices: Below these, the gate, if there is one, the up and the down projection.
+        inner_size: Features between them.
+        size: Features of what an expert is given, and gives.
+        top_k: Experts of a token.
+        layer: The module that they are in.
+        is_interleaved: In stacks of experts the features of gate and up projection alternate.
+        share: What this rank has of them; None is all.
+    """
+
+    experts: tuple[str, ...]
+    matrices: tuple[str, ...]
+    inner_size: int
+    size: int
+    top_k: int
+    layer: str
+    is_interleaved: bool
+    share: ExpertShare | None = None
+
+
 class AdapterTargets:
-    """All matrices, and the adapters in their slots. One thread computes steps and places adapters."""
+    """All matrices, and the adapters in their slots. One thread computes steps and places adapters.
+
+    Attributes:
+        experts: By their layers; None where no adapter can be beside them.
+    """
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self.num_slots = num_slots
         self.max_rank = 1
         self.experts_per_token = 1
         self.matrices: dict[str, AdaptedMatrix] = {}
+        self.experts: dict[str, ExpertModules | None] = {}
         self._device = device
         self._dtype = dtype
 

@@ -12,10 +12,10 @@ from enum import Enum
 
 import torch
 
-from gpu_worker.layers.adapters import AdapterTargets
+from gpu_worker.layers.adapters import AdapterTargets, ExpertModules
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.context_attention import Attend, ContextAttention
-from gpu_worker.layers.placed_experts import ExpertShare, PlacedExperts
+from gpu_worker.layers.placed_experts import PlacedExperts
 from gpu_worker.layers.ranks import ALONE, Ranks, SummedExperts, VectorNorm
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.layers.stored_matrix import whole
@@ -130,30 +130,10 @@ def adapter_tables(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertModules:
-    """The matrices of a layer's experts as adapters know them, whole.
-
-    Attributes:
-        experts: The module of each.
-        matrices: Below these, the gate, if there is one, the up and the down projection.
-        inner_size: Features between them.
-        size: Features of what an expert is given, and gives.
-        top_k: Experts of a token.
-        share: What this rank has of them; None is all.
-    """
-
-    experts: tuple[str, ...]
-    matrices: tuple[str, ...]
-    inner_size: int
-    size: int
-    top_k: int
-    share: ExpertShare | None = None
-
-
 def expert_tables(targets: AdapterTargets, modules: ExpertModules) -> tuple[list[AdapterTable], list[AdapterTable]]:
     """Let adapters be beside the experts that are here; return the tables of their first and last matrices."""
     targets.experts_per_token = max(targets.experts_per_token, modules.top_k)
+    targets.experts[modules.layer] = modules
     *firsts, last = modules.matrices
     inner, count, experts, share = modules.inner_size, len(firsts), modules.experts, modules.share
     here = range(len(experts)) if share is None else share.experts
@@ -247,8 +227,11 @@ class LayerParts:
         ) -> Experts:
             share = None if modules is None else modules.share
             made = make_experts(linears, gate_up, down, activation, 0 if share is None else share.own.start)
-            if adapters is not None and modules is not None and isinstance(made, AdaptableExperts):
-                made.have_adapters(*expert_tables(adapters, modules))
+            if adapters is not None and modules is not None:
+                if isinstance(made, AdaptableExperts):
+                    made.have_adapters(*expert_tables(adapters, modules))
+                else:
+                    adapters.experts[modules.layer] = None
             if share is None:
                 return made
             if share.stored is None:

@@ -133,6 +133,8 @@ class MixtureShape:
                 self.expert_size,
                 inputs,
                 rule.top_k,
+                layer=prefix,
+                is_interleaved=self.names.is_interleaved,
             ),
         )
 

@@ -25,7 +25,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine, engine_of
-from ops.chart import Line, line_chart
+from ops.chart import Line, line_chart, picture
 from ops.demo_model.corpus import held_out_documents
 from ops.stack.config import DEMO_MODEL
 from shared.kv_budget import KvBudget
@@ -204,7 +204,7 @@ def write_plots(found: dict[Setting, tuple[float, float]], by_depth: dict[float,
         ),
     }
     for name, chart in charts.items():
-        (ASSETS / f"{name}.svg").write_text(chart, encoding="utf-8")
+        (ASSETS / f"{name}.svg").write_text(picture(chart), encoding="utf-8")
 
 
 def main(arguments: Values[str] | None = None) -> None:

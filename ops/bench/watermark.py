@@ -1,7 +1,8 @@
 """The watermark on texts of a model: detection, false positives, perplexity, and detection of edited texts.
 
-Run as `python -m ops.bench.watermark`. The engine alone samples the demo model, or `--model`, at temperature 1: as many
-texts with a watermark, each by a key of its own, as without. Prompts are random tokens; detectors see the output alone.
+Run as `python -m ops.bench.watermark`, which also writes the plot of `ops/docs/watermark.md`. The engine alone samples
+the demo model, or `--model`, at temperature 1: as many texts with a watermark, each by a key of its own, as without.
+Prompts are random tokens; detectors see the output alone.
 With `--corpus` it counts false positives alone: of the text files below a directory, cut into distinct texts.
 """
 
@@ -27,10 +28,12 @@ from kernels.sampling import SamplingParameters, sample_tokens
 from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine, engine_of
+from ops.chart import Line, line_chart, picture
 from ops.stack.config import DEMO_MODEL
 from ops.watermark import log_gamma_tail, scores
 from shared.sampling import Sampling
 
+PLOT = Path(__file__).parents[1] / "docs" / "assets" / "watermark-edits.svg"
 PROMPT_TOKENS = 8
 BATCH = 128
 EDITS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -235,13 +238,18 @@ def run(writer: Writer, length: int, num_texts: int, num_pairs: int) -> None:
         each: _logarithms((text.token_ids[:each], key) for text, key in zip(plain, keys, strict=True))
         for each in lengths
     }
-    for share in EDITS:
-        for each in lengths if not share else lengths[-1:]:
-            values = _logarithms(_edited_texts(marked, share, each, writer.vocab_size))
-            at = f"{each} tokens, {share:.0%} edited"
-            tell("AUC", at, round(auc(values, unmarked[each]), 5))
-            tell("found at p <= 1e-5", at, round(sum(value <= -5 for value in values) / len(values), 4))
-            tell("median log10 p", at, round(sorted(values)[len(values) // 2], 1))
+    found: dict[int, list[float]] = {each: [] for each in lengths}
+    for share, each in itertools.product(EDITS, lengths):
+        values = _logarithms(_edited_texts(marked, share, each, writer.vocab_size))
+        found[each].append(sum(value <= -5 for value in values) / len(values))
+        if share and each != lengths[-1]:
+            continue
+        at = f"{each} tokens, {share:.0%} edited"
+        tell("AUC", at, round(auc(values, unmarked[each]), 5))
+        tell("found at p <= 1e-5", at, round(found[each][-1], 4))
+        tell("median log10 p", at, round(sorted(values)[len(values) // 2], 1))
+    curves = [Line(f"{each} tokens", EDITS, shares) for each, shares in found.items()]
+    PLOT.write_text(picture(line_chart("Share of marked texts found at p ≤ 1e-5", "share of tokens replaced", curves)))
     _tell_false_positives(table, itertools.islice(itertools.cycle(text.token_ids for text in plain), num_pairs), length)
 
 

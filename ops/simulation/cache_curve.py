@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from gpu_worker.core.scheduler_config import SchedulerConfig
+from ops.chart import Line, line_chart, picture
 from ops.simulation.agents import AgentTrace, oracle_hits
 from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.step_time import LinearTimes, StepTimes
@@ -30,11 +30,6 @@ BYTES_A_TOKEN = 131_072
 
 _HOST_BLOCKS = 32
 _LOADS_PER_S = 2000.0
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 260, 56, 34, 44
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#333}.axis{stroke:#999}.plain{stroke:#d97706}.hints{stroke:#2563eb}"
-    "polyline{fill:none;stroke-width:2}@media (prefers-color-scheme: dark){text{fill:#ddd}}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +70,15 @@ def table(points: list[Point]) -> list[str]:
 
 
 def plot(points: list[Point]) -> str:
-    """Return the curve as SVG, for light and dark pages."""
-    least = min(min(p.plain, p.hinted) for p in points)
-    floor = int(least * 20) / 20
-    right = max(p.gigabytes for p in points)
-
-    def x(gigabytes: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - 16) * gigabytes / right
-
-    def y(share: float) -> float:
-        return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - share) / (1 - floor)
-
-    parts = []
-    for number in range(5):
-        share, gigabytes = floor + (1 - floor) * number / 4, right * number / 4
-        parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 16}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.2f}</text>')
-        parts.append(f'<text x="{x(gigabytes):.1f}" y="{_HEIGHT - 26}" text-anchor="middle">{gigabytes:.0f}</text>')
-    for name, values in (("plain", [p.plain for p in points]), ("hints", [p.hinted for p in points])):
-        pairs = zip(points, values, strict=True)
-        line = " ".join(f"{x(point.gigabytes):.1f},{y(value):.1f}" for point, value in pairs)
-        parts.append(f'<polyline class="{name}" points="{line}"/>')
+    """Return the curve as SVG."""
     title = "Hits of an agent trace as a share of unbounded memory, by gigabytes of cache on four workers"
-    parts.append(f'<text x="{_LEFT}" y="16" fill="#2563eb" style="fill:#2563eb">with hints</text>')
-    parts.append(f'<text x="{_LEFT + 90}" y="16" style="fill:#d97706">without hints</text>')
-    parts.append(
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle">gigabytes, all workers and files</text>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>{''.join(parts)}</svg>\n"
-    )
+    sizes = [point.gigabytes for point in points]
+    lines = [
+        Line("with hints", sizes, [point.hinted for point in points]),
+        Line("without hints", sizes, [point.plain for point in points]),
+    ]
+    least = min(y for line in lines for y in line.y)
+    return picture(line_chart(title, "gigabytes, all workers and files", lines, bottom=int(least * 20) / 20))
 
 
 def main() -> None:

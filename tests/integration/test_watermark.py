@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -31,14 +33,14 @@ def _found(text: str, key_file: Path, directory: Path) -> tuple[float, str]:
     return told["log10_p"], told["key"]
 
 
-def _stream(client: openai.OpenAI, system: System, *, kills: bool) -> str:
+def _stream(client: openai.OpenAI, system: System, *, kills: bool = False, **fields: Any) -> str:
     text = ""
     chunks = client.completions.create(
         model=system.model,
         stream=True,
         extra_body={"ignore_eos": True},
         extra_headers={"Cache-Control": "no-cache"},
-        **BODY,
+        **{**BODY, **fields},
     )
     for number, chunk in enumerate(chunks):
         text += chunk.choices[0].text
@@ -59,8 +61,16 @@ def test_marked_texts_are_found_after_drafts_a_death_and_a_batch(tmp_path: Path)
         tmp_path, "--model", str(DEMO_MODEL), "--keys-file", str(keys), "--workers", "2", "--speculative", "ngram"
     ) as system:
         client, other = system.client(api_key=marked), system.client(api_key=unmarked)
-        whole, plain = _stream(client, system, kills=False), _stream(other, system, kills=False)
-        wait_for(lambda: system.gauge("vllm:spec_decode_num_draft_tokens_total") > 0, 30)
+        whole, plain = _stream(client, system), _stream(other, system)
+        # A key is random, and so is what a text repeats: drafts of one may be none.
+        seeds = itertools.count()
+        wait_for(
+            lambda: (
+                _stream(client, system, seed=next(seeds))
+                and system.gauge("vllm:spec_decode_num_draft_tokens_total") > 0
+            ),
+            120,
+        )
         moved = _stream(client, system, kills=True)
         assert system.gauge("headrace_redispatches_total") > 0
         of_phone = system.client(api_key=phone)

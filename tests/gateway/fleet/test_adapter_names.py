@@ -75,16 +75,6 @@ def test_worker_of_the_version_before_gets_no_request_with_an_adapter() -> None:
         with_adapter(_asked("a"), watched.fleet)
 
 
-def test_newest_meaning_that_all_workers_have_counts() -> None:
-    both, before = (AdapterBeat("a", ONE), AdapterBeat("a", OTHER)), (AdapterBeat("a", ONE),)
-    watched = _watched(both, before)
-    assert watched.fleet.find_adapter("a") == FoundAdapter("m", ONE)
-    watched.hear(worker="w1", adapters=both)
-    assert watched.fleet.find_adapter("a") == FoundAdapter("m", OTHER)
-    watched.hear(worker="w0", adapters=both[1:])
-    assert watched.fleet.find_adapter("a") == FoundAdapter("m", OTHER)
-
-
 def test_draining_workers_do_not_count() -> None:
     watched = _watched((AdapterBeat("a", ONE),), (AdapterBeat("a", OTHER),))
     watched.hear(worker="w0", draining=True, adapters=(AdapterBeat("a", ONE),))

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from gpu_worker.adapters.config import AdapterError
+from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.layers.fused_decoder import FusedDecoder
 from gpu_worker.models.loader import load_model
 from kernels.cpu_library import cpu_library
@@ -83,3 +85,53 @@ def test_logits_equal_merged_experts_and_base_rows_do_not_change(name: str, tmp_
     for row in (0, 2):
         torch.testing.assert_close(rows[row], expected, atol=1e-3, rtol=0)
     assert torch.equal(rows[1], plain_rows(load_model(tmp_path / "model", torch.float32, torch.device("cpu"))))
+
+
+def _write_stacks(directory: Path, oracle: torch.nn.Module, *, is_turned: bool, rank: int = 3) -> Path:
+    """Write an adapter of both stacks of each layer, as PEFT does for `target_parameters`; add it to the oracle.
+
+    PEFT takes the first dimension of a parameter's matrices for the inputs, or the second if `is_turned`.
+    """
+    generator, tensors = torch.Generator().manual_seed(1), {}
+    for layer, experts in _experts(oracle).items():
+        for parameter, nested in ((experts.gate_up_proj, ".base_layer"), (experts.down_proj, "")):
+            count, *sizes = parameter.shape
+            inputs, outputs = sizes[::-1] if is_turned else sizes
+            down = torch.randn(count * rank, inputs, generator=generator) * inputs**-0.5
+            up = torch.randn(outputs, rank * count, generator=generator) * 0.3
+            of = f"base_model.model.model.layers.{layer}.mlp.experts{nested}"
+            tensors |= {f"{of}.lora_A.weight": down, f"{of}.lora_B.weight": up}
+            each = down.reshape(count, rank, inputs), up.reshape(outputs, rank, count)
+            delta = 2 * torch.einsum("o r e, e r i -> e i o", each[1], each[0])
+            parameter.data += delta.transpose(1, 2) if is_turned else delta
+    write_adapter(directory, {}, rank=rank, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    save_file(tensors, directory / "adapter_model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize(("name", "is_turned"), [("qwen3-moe", True), ("qwen3-moe", False), ("gpt-oss", False)])
+def test_logits_equal_merged_stacks_of_experts(name: str, is_turned: bool, tmp_path: Path) -> None:
+    oracle = save_case(CASES[name], tmp_path / "model")
+    before = oracle_logits(oracle, random_tokens(18))
+    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=is_turned)
+    model = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=2)
+    place(model, 1, adapter)
+    expected = oracle_logits(oracle, random_tokens(18))
+    assert (expected - before).abs().max() > 0.1
+    torch.testing.assert_close(computed(model, {0: 1})[0], expected, atol=1e-3, rtol=0)
+
+
+def test_experts_that_cannot_have_an_adapter_say_why(tmp_path: Path) -> None:
+    oracle = save_case(CASES["qwen3-moe"], tmp_path / "model")
+    targets = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=1).adapters
+    assert targets is not None
+    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=True)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    up = next(name for name in tensors if name.endswith("experts.lora_B.weight"))
+    save_file(tensors | {up: tensors[up][:-1].clone()}, adapter / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match="those of this model's experts are"):
+        read_adapter(adapter, targets)
+    # As on a GPU.
+    targets.experts = dict.fromkeys(targets.experts)
+    with pytest.raises(AdapterError, match="cannot have adapters on a GPU"):
+        read_adapter(adapter, targets)

@@ -63,7 +63,6 @@ def _file(content: bytes) -> Callable[[Path], object]:
         (_set(use_dora=True), "DoRA"),
         (_set(bias="all"), "biases"),
         (_set(modules_to_save=["lm_head"]), "whole modules"),
-        (_set(target_parameters=["mlp.experts.down_proj"]), "train experts as modules"),
         (_set(init_lora_weights="pissa_niter_4"), "save it converted"),
         (_set(r=257), "from 1 to 256"),
         (_set(r=True), "from 1 to 256"),

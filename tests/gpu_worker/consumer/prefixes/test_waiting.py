@@ -432,14 +432,13 @@ def test_workers_that_announce_an_adapter_and_take_nothing_do_not_keep_its_holde
     served = fleet(5)
     puller, holder, *liars = served.workers
     puller.waiting._adapters = _Adapters(0.5)
-    for worker in (holder, *liars):
-        list_adapter(served, worker)
     for liar in liars:
-        # They say that they are empty, and will have room later.
-        puller.others._peers[liar.name].num_blank = 10_000
         liar.capacity.reserve(1000)
     request = Request(id="r", model="m", token_ids=(1, 2, 3), adapter=DIGEST)
-    assert begin_at(served, puller, request) == [(puller.name, 0.5)]
-    for liar in liars:
-        puller.others._peers[liar.name].num_blank = 10_000
-    assert begin_at(served, puller, request) == [(holder.name, 0.0)]
+    for expected in ((puller.name, 0.5), (holder.name, 0.0)):
+        for worker in (holder, *liars):
+            list_adapter(served, worker)
+        for liar in liars:
+            # They say that they are empty, and will have room later.
+            puller.others._peers[liar.name].num_blank = 10_000
+        assert begin_at(served, puller, request) == [expected]
