@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from gpu_worker.layers.adapters import ExpertModules
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.block_traits import TensorNames
 from gpu_worker.layers.experts import ExpertSizes, MixtureNames, experts_module, take_experts
 from gpu_worker.layers.layer_source import LayerSource
-from gpu_worker.layers.linear import ExpertModules, LayerParts, Linear, LinearShape, Partition, Projection
+from gpu_worker.layers.linear import LayerParts, Linear, LinearShape, Partition, Projection
 from gpu_worker.layers.mlp import GatedMLP, PlainMLP
 from kernels.activation import Activation, times_sigmoid
 from kernels.activation.experts import RELU_SQUARED, SILU, ExpertActivation, GatedActivation

@@ -15,12 +15,13 @@ from msgspec import structs
 from gpu_worker.execution.memory.budget import shown_bytes
 from gpu_worker.execution.memory.kv_cache import allocate_groups
 from gpu_worker.execution.memory.state_pool import allocate_states
+from gpu_worker.layers.adapters import ExpertModules
 from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.cache_layout import CacheLayout, ReadsLayer
 from gpu_worker.layers.free_memory import free_host_bytes
 from gpu_worker.layers.layer import DecoderLayer, LayerWeights
 from gpu_worker.layers.layer_inputs import TABLE, layer_inputs_over
-from gpu_worker.layers.linear import ExpertModules, LayerParts, LinearShape
+from gpu_worker.layers.linear import LayerParts, LinearShape
 from gpu_worker.layers.rotations import Rotations
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
