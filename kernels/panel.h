@@ -60,6 +60,33 @@ struct LinesAhead {
   }
 };
 
+// Cache lines of other memory that may lie anywhere.
+struct LineList {
+  static constexpr int kMost = 768;
+  const char* lines[kMost];
+  int count = 0;
+
+  void add(const void* memory, int64_t byte, int64_t end) {
+    for (; byte < end && count < kMost; byte += kLine) lines[count++] = static_cast<const char*>(memory) + byte;
+  }
+};
+
+// Two lines of a list with each word, beside what another one asks for: so many at a time do not keep others waiting.
+template <typename Ahead>
+struct ListAhead {
+  Ahead others;
+  const char* const* line;
+  const char* const* end;
+
+  void ask(const int32_t* weights) {
+    others.ask(weights);
+    if (end - line < 2) return;
+    __builtin_prefetch(line[0], 0, 2);
+    __builtin_prefetch(line[1], 0, 2);
+    line += 2;
+  }
+};
+
 // Adds the products of R rows and a panel to `sums`.
 template <typename T, int R, typename Ahead>
 inline void multiply_panel(Floats (*sums)[kPanelVectors], const int32_t* panel, int words, const T* x, int64_t x_stride,

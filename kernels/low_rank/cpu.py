@@ -7,11 +7,11 @@ the kernels that compute whole steps may hold their addresses.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -23,6 +23,7 @@ from kernels.low_rank.rows import AdapterRows
 
 # Matrices begin where a cache line does.
 _LINE = 64
+_PIECE_BYTES = 8 << 20
 _HALF = np.dtype([("offset", np.int64), ("first", np.int32), ("count", np.int32)])
 assert ctypes.sizeof(LowRankHalfStructure) == _HALF.itemsize
 
@@ -32,29 +33,47 @@ class CpuLowRank:
     """An adapter's part in the order in which it is read, and its description.
 
     Attributes:
-        tensors: Both matrices, and a factor for each rank; the structure holds their addresses.
+        tensors: Both matrices, a factor for each rank, and the halves of panels; the structure holds their addresses.
     """
 
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    halves: npt.NDArray[np.void]
+    tensors: tuple[torch.Tensor, ...]
     structure: LowRankStructure
 
 
-def join(packed: Iterable[object]) -> None:
-    """Move the matrices of an adapter into one tensor, for which there are pages of 2 MiB.
+class AdapterMemory:
+    """Memory of adapters in large pieces, for which there are pages of 2 MiB; small adapters share one.
 
-    Else the processor looks up an address for every few ranks: a third of the time that 32 adapters take.
+    Else the processor looks up an address for every few ranks: a third of the time that 32 adapters take. A piece is
+    freed with the last adapter in it.
     """
-    parts = [part for part in packed if isinstance(part, CpuLowRank)]
-    sizes = [-(-matrix.nbytes // _LINE) * _LINE for part in parts for matrix in part.tensors[:2]]
-    places = iter(torch.empty(sum(sizes), dtype=torch.uint8).split_with_sizes(sizes))
-    for part in parts:
-        *matrices, scales = part.tensors
-        moved = [next(places)[: matrix.nbytes].view(matrix.dtype).view(matrix.shape) for matrix in matrices]
-        for matrix, target in zip(matrices, moved, strict=True):
-            target.copy_(matrix)
-        part.tensors = (moved[0], moved[1], scales)
-        part.structure.down, part.structure.up = (matrix.data_ptr() for matrix in moved)
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._lock = threading.Lock()
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def join(self, packed: Iterable[object]) -> None:
+        """Move all parts of an adapter side by side; any thread may do so."""
+        parts = [part for part in packed if isinstance(part, CpuLowRank)]
+        sizes = [-(-tensor.nbytes // _LINE) * _LINE for part in parts for tensor in part.tensors]
+        places = iter(self._take(sum(sizes)).split_with_sizes(sizes))
+        for part in parts:
+            moved = [next(places)[: each.nbytes].view(each.dtype).view(each.shape) for each in part.tensors]
+            for tensor, target in zip(part.tensors, moved, strict=True):
+                target.copy_(tensor)
+            part.tensors = tuple(moved)
+            part.structure.down, part.structure.up, part.structure.scales, part.structure.halves = (
+                tensor.data_ptr() for tensor in moved
+            )
+
+    def _take(self, num_bytes: int) -> torch.Tensor:
+        if num_bytes > _PIECE_BYTES // 2:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        with self._lock:
+            if num_bytes > len(self._rest):
+                self._rest = torch.empty(_PIECE_BYTES, dtype=torch.uint8)
+            taken, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
+        return taken
 
 
 class CpuAdapterTable:
@@ -77,7 +96,7 @@ class CpuAdapterTable:
         """Lay the second matrices out by half panels, each with the ranks that it is made of and no others."""
         is_half = self._dtype is torch.bfloat16 or all(part.down.dtype is torch.bfloat16 for part in adapter.parts)
         dtype = torch.bfloat16 if is_half else torch.float32
-        return _pack(adapter, self._library.panel_width(), dtype, is_lookup=self._is_lookup)
+        return _pack(adapter, self._library.panel_width(), dtype, self._dtype, is_lookup=self._is_lookup)
 
     def place(self, slot: int, packed: CpuLowRank | None) -> None:
         """Put what `pack` made into a slot that no step reads, or clear the slot."""
@@ -111,10 +130,18 @@ class CpuAdapterTable:
         )
 
 
-def _pack(adapter: LowRank, width: int, dtype: torch.dtype, *, is_lookup: bool) -> CpuLowRank:
+def _pack_down(down: torch.Tensor, width: int, row_dtype: torch.dtype) -> torch.Tensor:
+    """Lay a first matrix out in blocks of half a panel, of which a word of two numbers has one of either half."""
+    down = F.pad(down, (0, -down.shape[1] % (width // 2)))
+    if down.dtype is torch.bfloat16 and row_dtype is torch.float32:
+        down = down.view(len(down), -1, 2, width // 4).transpose(2, 3).reshape(len(down), -1)
+    return down
+
+
+def _pack(adapter: LowRank, width: int, dtype: torch.dtype, row_dtype: torch.dtype, *, is_lookup: bool) -> CpuLowRank:
     num_outputs, num_inputs = adapter.shape
     down = torch.cat([part.down.to(dtype) for part in adapter.parts])
-    down = (down.T if is_lookup else down).contiguous()
+    down = (down.T if is_lookup else _pack_down(down, width, row_dtype)).contiguous()
     scales = torch.cat([torch.full((part.rank,), part.scale) for part in adapter.parts])
     features = panel_rows(torch.arange(1, num_outputs + 1)[:, None], width, adapter.is_gated).view(-1, width // 2) - 1
     # Of each part, where its features are among its own; one more, for all others, is zero.
@@ -141,13 +168,11 @@ def _pack(adapter: LowRank, width: int, dtype: torch.dtype, *, is_lookup: bool) 
         blocks.append(block)
         offset += block.numel()
     up = torch.cat([block.reshape(-1) for block in blocks])
+    tensors = (down, up, scales, torch.from_numpy(halves.view(np.uint8)))
     structure = LowRankStructure(
-        down.data_ptr(),
-        up.data_ptr(),
-        scales.data_ptr(),
-        halves.ctypes.data,
+        *(tensor.data_ptr() for tensor in tensors),
         adapter.rank,
         num_inputs,
         DTYPE_NUMBERS[dtype],
     )
-    return CpuLowRank((down, up, scales), halves, structure)
+    return CpuLowRank(tensors, structure)

@@ -13,8 +13,8 @@ namespace headrace {
 
 constexpr int kHalfPanel = kPanel / 2;
 constexpr int kDownRows = 4;   // Rows that share what is read of the first matrix.
-constexpr int kDownRanks = 4;  // Ranks whose sums are made side by side.
 constexpr int kItemRanks = 16;
+constexpr int kBlock = 2 * kLanes;  // Inputs that are multiplied at a time.
 
 // Which ranks the features of half a panel are made of, and where their weights begin.
 struct LowRankHalf {
@@ -24,12 +24,15 @@ struct LowRankHalf {
 
 // The two matrices of an adapter beside one matrix of the model.
 struct LowRank {
-  const void* down;  // [rank, num_inputs].
+  const void* down;  // [rank, row_size]; in bfloat16 beside rows of fp32 each word has an input of both halves of a block.
   const void* up;    // For each half panel, [count, kHalfPanel]; in bfloat16 pairs of ranks, as in panel.h.
   const float* scales;  // [rank].
   const LowRankHalf* halves;  // [2 * panels].
   int32_t rank, num_inputs;
   int32_t dtype;  // Of both: bfloat16, or float32 where rows are of that type.
+
+  int element_size() const { return dtype == kBFloat16 ? 2 : 4; }
+  int row_size() const { return (num_inputs + kBlock - 1) / kBlock * kBlock; }
 };
 
 // By an adapter's slot; null where it leaves the matrix as it is. The array is null where no adapter can be.
@@ -60,89 +63,101 @@ inline Floats halve(Floats a, Floats b) {
   return __builtin_shuffle(a, b, kOwn) + __builtin_shuffle(a, b, kOwn ^ kBit);
 }
 
-// Sums all lanes of four vectors at once, which takes a third of what one after another does.
-inline void sum_lanes(const Floats* vectors, float* sums) {
-  constexpr int kHigh = kLanes / 2, kLow = kLanes / 4;
-  Floats all = halve<kLow>(halve<kHigh>(vectors[0], vectors[1]), halve<kHigh>(vectors[2], vectors[3]));
-  if constexpr (kLow > 2) all += swap_lanes<2>(all);
-  all += swap_lanes<1>(all);
-  sums[0] = all[0];
-  sums[1] = all[kHigh];
-  sums[2] = all[kLow];
-  sums[3] = all[kHigh + kLow];
-}
-
-// Multiplies the inputs from `first` on, one vector after another, by K ranks of weights. Meanwhile memory is asked for
-// those at `next`, of the adapter that comes then: the processor does not foresee where its matrix begins.
-template <typename W, typename T, int R, int K>
-inline void down_rest(const W* weights, const W* next, int size, int first, const T* const* rows, Floats (*sums)[K]) {
-  int i = first;
-  for (; i + kLanes <= size; i += kLanes) {
-    Floats x[R];
-    for (int r = 0; r < R; ++r) x[r] = load(rows[r] + i);
-    for (int k = 0; k < K; ++k) {
-      const Floats weight = load(weights + int64_t{k} * size + i);
-      __builtin_prefetch(next + int64_t{k} * size + i, 0, 2);
-      for (int r = 0; r < R; ++r) sums[r][k] += weight * x[r];
-    }
-  }
-  if (i == size) return;
-  alignas(64) float weight[kLanes], x[kLanes];
-  for (int r = 0; r < R; ++r) {
-    widen(rows[r] + i, x, size - i, kLanes);
-    for (int k = 0; k < K; ++k) {
-      widen(weights + int64_t{k} * size + i, weight, size - i, kLanes);
-      sums[r][k] += load(weight) * load(x);
-    }
+// Sums all lanes of K vectors at once, in the order of horizontal_sum: the sum of one is in lane k * kLanes / K.
+template <int K, int kDistance = kLanes / 2>
+inline Floats sum_lanes(const Floats* vectors) {
+  if constexpr (kDistance == 0) {
+    return vectors[0];
+  } else if constexpr (K == 1) {
+    const Floats sum = vectors[0] + swap_lanes<kDistance>(vectors[0]);
+    return sum_lanes<1, kDistance / 2>(&sum);
+  } else {
+    Floats halves[K / 2];
+    for (int k = 0; k < K / 2; ++k) halves[k] = halve<kDistance>(vectors[k], vectors[k + K / 2]);
+    return sum_lanes<K / 2, kDistance / 2>(halves);
   }
 }
 
-template <typename W, typename T, int R, int K>
-inline void down_sums(const W* weights, const W* next, int size, const T* const* rows, Floats (*sums)[K]) {
-  down_rest<W, T, R, K>(weights, next, size, 0, rows, sums);
-}
+// A block of a row's inputs, and how it is multiplied by a block of weights.
+template <typename W, typename T>
+struct InputBlock {
+  Floats first, second;
+
+  explicit InputBlock(const T* x) : first(load(x)), second(load(x + kLanes)) {}
+
+  Floats add_to(Floats sum, const W* weights) const {
+    if constexpr (std::is_same_v<W, T>) {
+      sum += load(weights) * first;
+      return sum + load(weights + kLanes) * second;
+    } else {
+      const Ints pairs = load_raw<Ints>(weights);
+      sum += (Floats)(pairs << 16) * first;
+      return sum + (Floats)(pairs & ~0xffff) * second;
+    }
+  }
+};
 
 #ifdef __AVX512BF16__
-template <typename W, typename T, int R, int K>
-inline void down_sums(const bfloat16* weights, const bfloat16* next, int size, const bfloat16* const* rows, Floats (*sums)[K]) {
-  int i = 0;
-  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
-    __m512bh x[R];
-    for (int r = 0; r < R; ++r) x[r] = load_raw<__m512bh>(rows[r] + i);
-    for (int k = 0; k < K; ++k) {
-      const auto weight = load_raw<__m512bh>(weights + int64_t{k} * size + i);
-      __builtin_prefetch(next + int64_t{k} * size + i, 0, 2);
-      for (int r = 0; r < R; ++r) sums[r][k] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][k], weight, x[r]);
-    }
+template <>
+struct InputBlock<bfloat16, bfloat16> {
+  __m512bh pairs;
+
+  explicit InputBlock(const bfloat16* x) : pairs(load_raw<__m512bh>(x)) {}
+
+  Floats add_to(Floats sum, const bfloat16* weights) const {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, load_raw<__m512bh>(weights), pairs);
   }
-  down_rest<W, T, R, K>(weights, next, size, i, rows, sums);
-}
+};
 #endif
 
+template <typename W, typename T, int R, int K>
+inline void multiply_block(const W* weights, int stride, const T* const* rows, int first, Floats (*sums)[K]) {
+  for (int r = 0; r < R; ++r) {
+    const InputBlock<W, T> block(rows[r] + first);
+    for (int k = 0; k < K; ++k) sums[r][k] = block.add_to(sums[r][k], weights + int64_t{k} * stride);
+  }
+}
+
+// Multiplies R rows by K ranks of weights. Meanwhile memory is asked for those at `next`, of the adapter that comes then:
+// the processor does not foresee where its matrix begins.
 template <typename W, typename T, int R, int K>
 __attribute__((noinline)) void down_tile(const LowRank& adapter, const void* next, const T* const* rows,
                                          T* const* products, int rank) {
   Floats sums[R][K];
   for (int r = 0; r < R; ++r)
     for (int k = 0; k < K; ++k) sums[r][k] = Floats{};
-  const int size = adapter.num_inputs;
-  const int64_t first = int64_t{rank} * size;
-  down_sums<W, T, R, K>(static_cast<const W*>(adapter.down) + first, static_cast<const W*>(next) + first, size, rows, sums);
+  const int size = adapter.num_inputs, stride = adapter.row_size();
+  const W* weights = static_cast<const W*>(adapter.down) + int64_t{rank} * stride;
+  const W* ahead = static_cast<const W*>(next) + int64_t{rank} * stride;
+  int i = 0;
+  for (; i + kBlock <= size; i += kBlock) {
+    for (int k = 0; k < K; ++k)
+      for (int place = 0; place < kBlock; place += kLine / sizeof(W))
+        __builtin_prefetch(ahead + int64_t{k} * stride + i + place, 0, 2);
+    multiply_block<W, T, R, K>(weights + i, stride, rows, i, sums);
+  }
+  if (i < size) {
+    alignas(64) T rest[R][kBlock] = {};
+    const T* ends[R];
+    for (int r = 0; r < R; ++r) {
+      std::copy(rows[r] + i, rows[r] + size, rest[r]);
+      ends[r] = rest[r];
+    }
+    multiply_block<W, T, R, K>(weights + i, stride, ends, 0, sums);
+  }
   for (int r = 0; r < R; ++r) {
-    float totals[K];
-    if constexpr (K == 4)
-      sum_lanes(sums[r], totals);
-    else
-      for (int k = 0; k < K; ++k) totals[k] = horizontal_sum(sums[r][k]);
-    for (int k = 0; k < K; ++k) store_scalar(products[r] + rank + k, totals[k] * adapter.scales[rank + k]);
+    const Floats totals = sum_lanes<K>(sums[r]);
+    for (int k = 0; k < K; ++k)
+      store_scalar(products[r] + rank + k, totals[k * kLanes / K] * adapter.scales[rank + k]);
   }
 }
 
-template <typename W, typename T, int R>
+// As many ranks at a time as there are registers for their sums.
+template <typename W, typename T, int R, int K = (R <= 2 ? 8 : 4)>
 inline void down_ranks(const LowRank& adapter, const void* next, const T* const* rows, T* const* products, int rank,
                        int end) {
-  for (; rank + kDownRanks <= end; rank += kDownRanks) down_tile<W, T, R, kDownRanks>(adapter, next, rows, products, rank);
-  for (; rank < end; ++rank) down_tile<W, T, R, 1>(adapter, next, rows, products, rank);
+  for (; rank + K <= end; rank += K) down_tile<W, T, R, K>(adapter, next, rows, products, rank);
+  if constexpr (K > 1) down_ranks<W, T, R, (K > 4 ? 4 : 1)>(adapter, next, rows, products, rank, end);
 }
 
 template <typename W, typename T, int R = kDownRows>
@@ -237,36 +252,54 @@ inline void look_up(const LowRank& adapter, int64_t token, T* products) {
   }
 }
 
-// What a multiplication adds to the sums of each row and panel: the products of the row's adapter.
+// What a multiplication adds to the sums of each row and panel: the products of the row's adapter. Each row reads its own
+// memory, few lines in each place, which the processor does not foresee: it is asked for while other rows are multiplied,
+// and so are the first matrices beside the matrix that follows.
 template <typename T>
 struct AddedAdapters {
+  static constexpr bool kReads = true;
   LowRankTable table;
+  LowRankTable next;  // Of the matrix that rows are multiplied by then; may be null.
   const AdapterRows& adapters;
   int num_rows, num_panels;
 
   void operator()(int64_t row, int panel, Floats* sums) const {
-    if (row + kTileRows < num_rows)
-      ask(row + kTileRows, panel);
-    else
-      ask(row + kTileRows - num_rows, panel + omp_get_num_threads());
     const int place = adapters.places[row];
     if (place < 0) return;
     if (const LowRank* adapter = table[adapters.slots[place]])
       add_up(*adapter, adapters.products_at<T>(place), panel, sums);
   }
 
-  // Asks memory for what a row of the next tile, or of the panel that this thread likely takes next, is going to read:
-  // the few lines of each row lie far apart, and the processor does not foresee them.
+  // Asks memory for what the tile at a row reads, all at once.
   void ask(int64_t row, int panel) const {
-    if (row >= num_rows || panel >= num_panels || adapters.places[row] < 0) return;
-    const LowRank* adapter = table[adapters.slots[adapters.places[row]]];
-    if (!adapter) return;
-    const int size = adapter->dtype == kBFloat16 ? 2 : 4;
-    for (int half = 0; half < 2; ++half) {
-      const LowRankHalf& of = adapter->halves[2 * panel + half];
-      const char* weights = static_cast<const char*>(adapter->up) + of.offset * size;
-      for (int64_t byte = 0; byte < int64_t{of.count} * kHalfPanel * size; byte += kLine)
-        __builtin_prefetch(weights + byte, 0, 2);
+    LineList lines;
+    list(row, panel, lines);
+    for (int i = 0; i < lines.count; ++i) __builtin_prefetch(lines.lines[i], 0, 2);
+  }
+
+  // Lists what the tile at a row reads; behind the last row that of the panel that this thread likely takes next.
+  void list(int64_t row, int panel, LineList& lines) const {
+    if (row >= num_rows) {
+      row = 0;
+      panel += omp_get_num_threads();
+      if (panel >= num_panels) return;
+    }
+    const int64_t end = std::min<int64_t>(row + kTileRows, num_rows);
+    for (int before = -1; row < end; ++row) {
+      const int place = adapters.places[row], slot = place < 0 ? -1 : adapters.slots[place];
+      if (slot == before || slot < 0) continue;
+      before = slot;
+      if (const LowRank* adapter = table[slot]) {
+        for (int half = 2 * panel; half < 2 * panel + 2; ++half) {
+          const int64_t first = adapter->halves[half].offset * adapter->element_size();
+          const int64_t size = int64_t{adapter->halves[half].count} * kHalfPanel * adapter->element_size();
+          lines.add(adapter->up, first, first + size);
+        }
+      }
+      if (next && next[slot]) {
+        const int64_t bytes = int64_t{next[slot]->rank} * next[slot]->row_size() * next[slot]->element_size();
+        lines.add(next[slot]->down, bytes * panel / num_panels, bytes * (panel + 1) / num_panels);
+      }
     }
   }
 };

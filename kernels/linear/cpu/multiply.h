@@ -71,6 +71,8 @@ void multiply_quantized(const QuantizedLinear& linear, const Rows& rows, void* t
     const int panel = static_cast<int>(item / parts), row = static_cast<int>(item % parts) * kItemRows;
     multiply_quantized_rows(linear, rows, panel, row, std::min(row + kItemRows, num_rows),
                             [&](int64_t of, Floats* sums) {
+                              if constexpr (More::kReads)
+                                if ((of - row) % kTileRows == 0) more.ask(of + kTileRows, panel);
                               more(of, panel, sums);
                               finish_row<T, kFinish>(target, of * target_stride, panel, linear.num_outputs, sums);
                             });

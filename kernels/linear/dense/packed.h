@@ -28,6 +28,7 @@ struct PackedLinear {
 
 // What a multiplication adds to the sums of a row and panel before they are finished: nothing.
 struct NothingMore {
+  static constexpr bool kReads = false;
   void operator()(int64_t, int, Floats*) const {}
 };
 
@@ -130,20 +131,31 @@ inline void multiply_tile(int count, const PanelProduct<T>& product, int row, Ah
 // last tile of one row would not. The first tile takes the panel from memory, the others find it in the cache: while
 // they compute, memory is asked for the panel at `next`, unless that is null. A single tile asks for what it reads itself
 // a little before; a single row leaves that to the processor, which does it better when it is not disturbed.
-template <typename W, typename T, typename Finisher>
-inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next, Finisher finish) {
+// While rows are multiplied, memory is also asked for what `more` reads for those that follow.
+template <typename W, typename T, typename Finisher, typename More = NothingMore>
+inline void multiply_rows(const PanelProduct<T>& product, int row, int end, const char* next, Finisher finish,
+                          const More& more = {}) {
+  const auto multiply_some = [&](int count, auto ahead) {
+    if constexpr (More::kReads) {
+      LineList list;
+      more.list(row + count, product.panel, list);
+      multiply_tile<W>(count, product, row, ListAhead<decltype(ahead)>{ahead, list.lines, list.lines + list.count}, finish);
+    } else {
+      multiply_tile<W>(count, product, row, ahead, finish);
+    }
+  };
   constexpr int kPieces = kPanel * 4 / kLine;  // Lines of a word: each tile asks for so much of the panel.
   const int64_t piece_bytes = product.linear.panel_bytes(sizeof(W)) / kPieces;
   int tiles = (end - row + kTileRows - 1) / kTileRows;
-  if (end - row == 1) return multiply_tile<W>(1, product, row, NothingAhead{}, finish);
-  if (tiles == 1) return multiply_tile<W>(end - row, product, row, PagesAhead{}, finish);
+  if (end - row == 1) return multiply_some(1, NothingAhead{});
+  if (tiles == 1) return multiply_some(end - row, PagesAhead{});
   int asked = next ? 0 : kPieces;
   for (; row < end; --tiles) {
     const int count = (end - row + tiles - 1) / tiles;
     if (asked < kPieces)
-      multiply_tile<W>(count, product, row, LinesAhead{next + asked++ * piece_bytes}, finish);
+      multiply_some(count, LinesAhead{next + asked++ * piece_bytes});
     else
-      multiply_tile<W>(count, product, row, NothingAhead{}, finish);
+      multiply_some(count, NothingAhead{});
     row += count;
   }
 }
@@ -164,7 +176,7 @@ void multiply_by(const PackedLinear& linear, const T* x, int64_t x_stride, void*
                      [&](int64_t of, Floats* sums) {
                        more(of, panel, sums);
                        finish_row<T, kFinish>(target, of * target_stride, panel, linear.num_outputs, sums);
-                     });
+                     }, more);
   });
 }
 
