@@ -28,10 +28,11 @@ class Line:
     y: Sequence[float]
 
 
-def line_chart(title: str, x_name: str, lines: Sequence[Line], bottom: float = 0.0) -> str:
-    """Return a plot of lines, from 0 on; the vertical axis begins at `bottom`."""
+def line_chart(title: str, x_name: str, lines: Sequence[Line], bottom: float = 0.0, top: float | None = None) -> str:
+    """Return a plot of lines, from 0 on; the vertical axis begins at `bottom`, and ends at `top` or what is largest."""
     right = max((x for line in lines for x in line.x), default=1.0) or 1.0
-    top = _round_up(max((y for line in lines for y in line.y), default=1.0) or 1.0)
+    if top is None:
+        top = _round_up(max((y for line in lines for y in line.y), default=1.0) or 1.0)
     parts = [_frame(top, bottom)]
     for place in range(5):
         x = right * place / 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from shared.kv_budget import EvictedBlocks
+
 
 class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
     """The record of one request.
@@ -18,6 +20,7 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
         in_reasoning: As in `Delta`.
         total_logprob: Sum of the log probabilities of `token_ids`, if they are asked for.
         adapter: Digest of the adapter that made them, whatever its name means by now.
+        evicted: What was evicted by attention before the last of them.
     """
 
     digest: bytes
@@ -29,3 +32,4 @@ class BatchProgress(Struct, frozen=True, array_like=True, tag="batch_progress"):
     in_reasoning: bool = False
     total_logprob: float = 0.0
     adapter: str | None = None
+    evicted: EvictedBlocks | None = None

@@ -44,7 +44,7 @@ from shared.bounds import (
 from shared.cache_hints import CacheHints
 from shared.conversation import ChatOptions, Messages
 from shared.disaggregation import KvReady, RoleNews
-from shared.kv_budget import KvBudget
+from shared.kv_budget import EvictedBlocks, KvBudget
 from shared.media import Media
 from shared.pooling import Pooling, Task
 from shared.prefixes import PrefixNews
@@ -93,6 +93,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         left_out: Of a batch request: parameters of `sampling` that its sender leaves to what the model's files advise.
         key, weight: Of the API key that asks: keys that wait are served in proportion to their weights.
         kv_budget: How many of its tokens the KV cache keeps; None keeps all.
+        evicted: What earlier attempts evicted by attention; this one repeats it.
         probation: Tokens that this attempt has to produce until it is no longer suspected of killing its worker; 0 for
             a request without suspicion. A worker runs one request on probation at a time.
         ready: Where the KV of its prompt is, which the attempt before has computed.
@@ -135,6 +136,7 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
     cache_hints: CacheHints | None = None
     ready: KvReady | None = None
     kv_budget: KvBudget | None = None
+    evicted: EvictedBlocks | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -156,6 +158,7 @@ class Usage(Struct, frozen=True, array_like=True):
         accepted_prediction_tokens: Generated tokens that were accepted drafts of speculative decoding.
         rejected_prediction_tokens: Draft tokens that were wrong, or came after a wrong one.
         evicted_tokens: Tokens that had left the KV cache when the last one was generated (`Request.kv_budget`).
+        evicted_by: The policy by which they left; empty where none had.
     """
 
     prompt_tokens: NumTokens
@@ -164,6 +167,7 @@ class Usage(Struct, frozen=True, array_like=True):
     accepted_prediction_tokens: NumTokens = 0
     rejected_prediction_tokens: NumTokens = 0
     evicted_tokens: NumTokens = 0
+    evicted_by: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Finish(Struct, frozen=True, array_like=True):
@@ -203,6 +207,7 @@ class Delta(Struct, frozen=True, array_like=True):
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
         in_reasoning: In the first delta of an epoch: the text begins inside the model's reasoning.
         prompt_token_ids: The prompt, once, when asked for.
+        evicted: What was evicted by attention since the delta before, if anything was: no token saw less before.
     """
 
     id: str
@@ -216,6 +221,7 @@ class Delta(Struct, frozen=True, array_like=True):
     prompt_tokens: NumTokens | None = None
     in_reasoning: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
+    evicted: EvictedBlocks | None = None
 
 
 class Frame(Struct, frozen=True, array_like=True, tag="frame"):
@@ -365,6 +371,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):
     device_s: float = 0.0
     evicted_tokens: int = 0
     receipt: Receipt | None = None
+    evicted_by: str = ""
 
 
 UNDECODABLE = (msgspec.MsgspecError, RecursionError, ValueError)

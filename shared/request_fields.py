@@ -18,7 +18,7 @@ from shared.cache_hints import CacheHints
 from shared.conversation import ChatMessage, ChatOptions, ToolCall
 from shared.disaggregation import KvReady
 from shared.grammar import Grammar
-from shared.kv_budget import KvBudget
+from shared.kv_budget import EvictedBlocks, KvBudget
 from shared.media import ContentImage, MediaRef
 from shared.pooling import Pooling
 from shared.sampling import Sampling
@@ -36,6 +36,7 @@ _OBJECTS: Mapping[str, type[Struct]] = MappingProxyType(
         "pooling": Pooling,
         "cache_hints": CacheHints,
         "kv_budget": KvBudget,
+        "evicted": EvictedBlocks,
         "ready": KvReady,
     }
 )

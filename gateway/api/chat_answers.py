@@ -59,7 +59,8 @@ class CompletionDetails(Struct, forbid_unknown_fields=True):
 class UsageAnswer(Struct, forbid_unknown_fields=True):
     """Token counts of an answer; in the middle of a stream, without the details.
 
-    `evicted_tokens` is there where a `kv_budget` made the model forget tokens: how many, at the end of each choice.
+    `evicted_tokens` is there where a `kv_budget` made the model forget tokens: how many, at the end of each choice, and
+    `evicted_by` by which policy.
     """
 
     prompt_tokens: int
@@ -68,6 +69,7 @@ class UsageAnswer(Struct, forbid_unknown_fields=True):
     prompt_tokens_details: PromptDetails | UnsetType = UNSET
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
     evicted_tokens: int | UnsetType = UNSET
+    evicted_by: str | UnsetType = UNSET
 
 
 class PromptLogprob(Struct, forbid_unknown_fields=True):
@@ -236,7 +238,9 @@ def usage_answer(totals: UsageTotals) -> UsageAnswer:
             details.accepted_prediction_tokens, details.rejected_prediction_tokens = accepted, rejected
     cached = PromptDetails(totals.cached_tokens)
     total, evicted = prompt_tokens + completion_tokens, totals.evicted_tokens or UNSET
-    return UsageAnswer(prompt_tokens, completion_tokens, total, cached, details, evicted)
+    # Workers of earlier versions know one policy, and do not name it.
+    policy = (totals.evicted_by or "sinks") if evicted else UNSET
+    return UsageAnswer(prompt_tokens, completion_tokens, total, cached, details, evicted, policy)
 
 
 class AnswerIdentity(Struct, frozen=True):
@@ -253,7 +257,12 @@ class AnswerIdentity(Struct, frozen=True):
     def new(
         cls, generation: Generation, fingerprint: str | None = None, stamp: AnswerStamp | None = None
     ) -> AnswerIdentity:
-        """Identify an answer, a new one without a stamp; its id has the prefix that its endpoint's clients know."""
+        """Identify an answer, a new one without a stamp; its id has the prefix that its endpoint's clients know.
+
+        A fingerprint promises equal answers to equal requests: one that may get another is answered without.
+        """
+        if generation.kv_budget is not None and not generation.kv_budget.is_repeatable:
+            fingerprint = None
         prefix = "chatcmpl-" if generation.kind == "chat" else "cmpl-"
         stamp = stamp or AnswerStamp.new()
         return cls(prefix + stamp.token, generation.kind, generation.name, stamp.created, fingerprint, stamp)

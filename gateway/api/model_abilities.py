@@ -16,7 +16,16 @@ from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation, ImageSource, Prompt
 from shared.errors import BadRequestError, prompt_too_long
-from shared.features import CACHE_HINTS, IMAGES, KV_BUDGET, LOGPROB_TOKENS, POOLING_OPTIONS, TEXT_PARTS, WATERMARK
+from shared.features import (
+    CACHE_HINTS,
+    IMAGES,
+    KV_BUDGET,
+    KV_SCORES,
+    LOGPROB_TOKENS,
+    POOLING_OPTIONS,
+    TEXT_PARTS,
+    WATERMARK,
+)
 from shared.pooling import Task
 from shared.sampling import SamplingDefaults, check_markable, with_advice
 from shared.watermark import derived_key
@@ -164,10 +173,14 @@ def check_budget(generation: Generation, load: FleetLoad) -> None:
     Raises:
         ApiError: 400; 503 while workers of an earlier version run.
     """
-    if generation.kv_budget is None or load.num_workers == 0 or KV_BUDGET in load.features:
+    budget = generation.kv_budget
+    if budget is None or load.num_workers == 0:
+        return
+    field, feature = ("kv_budget", KV_BUDGET) if budget.is_repeatable else ("kv_budget.policy", KV_SCORES)
+    if feature in load.features:
         return
     if KV_BUDGET in load.some_features:
-        message = f"Not all workers of `{load.model}` know 'kv_budget' yet: they are being updated."
+        message = f"Not all workers of `{load.model}` know {field!r} yet: they are being updated."
         raise ApiError(503, message, code="no_worker", retry_after_s=UNKNOWN_RETRY_S)
     message = f"'kv_budget': the workers of `{load.model}` cannot evict tokens from the KV cache. Leave it out."
     raise ApiError(400, message, param="kv_budget", code="unsupported_kv_budget")

@@ -21,6 +21,7 @@ class UsageTotals:
         accepted_prediction_tokens, rejected_prediction_tokens: Draft tokens of speculative decoding.
         reasoning_tokens: Generated tokens that were reasoning; added by who reads the text.
         evicted_tokens: Tokens that the model had forgotten at the end of each choice.
+        evicted_by: The policy by which it did; empty where it had forgotten none.
     """
 
     n: int
@@ -32,6 +33,7 @@ class UsageTotals:
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
     evicted_tokens: int = 0
+    evicted_by: str = ""
 
     @property
     def is_known(self) -> bool:
@@ -50,6 +52,7 @@ class UsageTotals:
         self.accepted_prediction_tokens += usage.accepted_prediction_tokens
         self.rejected_prediction_tokens += usage.rejected_prediction_tokens
         self.evicted_tokens += usage.evicted_tokens
+        self.evicted_by = usage.evicted_by or self.evicted_by
 
     def count_delivered(self, prompt_tokens: int, completion_tokens: int) -> None:
         """Count the tokens of all choices that were delivered when the answer was broken off, finished ones too."""

@@ -267,7 +267,7 @@ def _texts(line: BatchLine, results: list[BatchResult]) -> dict[str, Any]:
     totals = UsageTotals(generation.n)
     for place, result in enumerate(results):
         counts = result.prompt_tokens, result.completion_tokens, result.cached_tokens
-        totals.add(place, Usage(*counts, evicted_tokens=result.evicted_tokens))
+        totals.add(place, Usage(*counts, evicted_tokens=result.evicted_tokens, evicted_by=result.evicted_by))
     choices: list[ChatChoice | CompletionChoice] = []
     for index, result in enumerate(_returned_results(generation, results)):
         reason = finish_reason(result.finish, 0, is_function_call=False)

@@ -77,5 +77,6 @@ def as_cached(delta: Delta) -> Delta:
     if delta.finish is None or delta.finish.usage is None:
         return delta
     own = delta.finish.usage
-    usage = Usage(own.prompt_tokens, own.completion_tokens, own.prompt_tokens, evicted_tokens=own.evicted_tokens)
+    counts = own.prompt_tokens, own.completion_tokens, own.prompt_tokens
+    usage = Usage(*counts, evicted_tokens=own.evicted_tokens, evicted_by=own.evicted_by)
     return msgspec.structs.replace(delta, finish=msgspec.structs.replace(delta.finish, usage=usage))

@@ -237,6 +237,7 @@ class Dispatcher:
         for delta in deltas:
             flight.emitted += delta.token_ids
             flight.prompt_tokens = delta.prompt_tokens or flight.prompt_tokens
+            flight.note_evicted(delta)
             flight.has_prompt_output |= bool(delta.text or delta.prompt_logprobs)
         flight.start = len(flight.emitted)
         self._revoker.cancel(request.model, request.id, epoch - 1)

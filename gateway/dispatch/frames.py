@@ -121,6 +121,7 @@ class FrameReceiver:
                     delta.seq == len(emitted)
                     and delta.finish is None
                     and delta.prompt_tokens is None
+                    and delta.evicted is None
                     and delta.token_ids
                     and delta.epoch == flight.epoch
                     and flight.worker == worker
@@ -183,6 +184,7 @@ class FrameReceiver:
             self._on_gap(flight.request.model, now - flight.progressed_at, 1)
         flight.progressed_at = now
         flight.emitted += delta.token_ids
+        flight.note_evicted(delta)
         if delta.token_ids:
             self._flights.note_output(flight)
         if delta.prompt_tokens is not None:
@@ -322,6 +324,7 @@ def _bounded(usage: Usage, most_prompt: int, num_emitted: int) -> Usage:
         min(usage.accepted_prediction_tokens, num_emitted),
         min(usage.rejected_prediction_tokens, _MOST_DRAFTS * (num_emitted + 1)),
         min(usage.evicted_tokens, prompt + num_emitted),
+        usage.evicted_by,
     )
 
 

@@ -17,7 +17,8 @@ from gateway.dispatch.sinks import Sink
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
 from shared.disaggregation import KvReady
-from shared.messages import Request, Usage
+from shared.kv_budget import EvictedBlocks
+from shared.messages import Delta, Request, Usage
 from shared.receipt import Receipt
 from shared.subjects import Queue
 from shared.timeline import MAX_SEQUENCES, Attempt
@@ -136,6 +137,7 @@ class Flight(_Progress):
         probation: Tokens that this epoch's attempt has to produce until it counts as harmless; 0 without suspicion.
         is_parked: Waits, unpublished, until its probation may begin.
         is_held_back: Came while NATS was away, and has never been published.
+        evicted: What its attempts have evicted by attention, which the next one repeats.
         has_prompt_output: The echoed prompt or its log probabilities came without a token.
         log: Its attempts, for its timeline.
         counted_in, awaited_in: Written by the table alone.
@@ -162,6 +164,7 @@ class Flight(_Progress):
     is_parked: bool = False
     is_held_back: bool = False
     prompt_tokens: int = 0
+    evicted: EvictedBlocks | None = None
     has_prompt_output: bool = False
     counted_in: _Count | None = None
     log: FlightLog = field(default_factory=FlightLog)
@@ -232,7 +235,13 @@ class Flight(_Progress):
             sampling=sampling,
             probation=self.probation,
             ready=self.ready,
+            evicted=self.evicted,
         )
+
+    def note_evicted(self, delta: Delta) -> None:
+        """Remember what a delta tells of evictions."""
+        if delta.evicted is not None:
+            self.evicted = delta.evicted if self.evicted is None else self.evicted.joined(delta.evicted)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.errors import BadRequestError
 from shared.grammar import GRAMMAR_PARAM, GrammarError
+from shared.kv_budget import EvictedBlocks
 from shared.messages import Delta, Finish, FinishReason, TokenLogprob, Usage
 from shared.receipt import Timing
 from shared.sampling import Sampling
@@ -72,7 +73,19 @@ class AnswerWriter:
             logprobs,
             None if prelude.logprobs is None else tuple(prelude.logprobs),
             prompt_token_ids=prelude.token_ids,
+            evicted=self._evicted(held) if num_tokens else None,
         )
+
+    @staticmethod
+    def _evicted(held: HeldRequest) -> EvictedBlocks | None:
+        """Return what was evicted since tokens were told last: what the next ones have not seen is among it."""
+        sequence = held.sequence
+        if sequence is None or sequence.scores is None or sequence.budget is None:
+            return None
+        evicted = sequence.scores.told(held.num_told_evictions)
+        if evicted is not None:
+            held.num_told_evictions += len(evicted.places) // sequence.budget.num_evicted
+        return evicted
 
     def _read(self, held: HeldRequest, event: SequenceEvent) -> tuple[str, int, FinishReason | None]:
         """Return the new text, how many of the event's tokens count, and why the answer ends, if it does."""
@@ -102,7 +115,8 @@ class AnswerWriter:
             # Its prompt was computed for it by another worker.
             num_cached = min(num_cached, ready.cached_tokens)
         counts, num_evicted = (num_output_tokens, num_cached), sequence.num_evicted_at(num_output_tokens)
-        usage = Usage(sequence.num_prompt_tokens, *counts, num_accepted, num_rejected, num_evicted)
+        policy = sequence.budget.policy if sequence.budget is not None and num_evicted else ""
+        usage = Usage(sequence.num_prompt_tokens, *counts, num_accepted, num_rejected, num_evicted, policy)
         pooling = held.request.pooling
         if pooling is not None and reason == "length":
             # Its prompt is computed, which is all that was wanted.
@@ -123,7 +137,8 @@ class AnswerWriter:
             return _NOTHING
         held.prelude, held.first_output_at = None, time.monotonic()
         sampling = held.request.sampling
-        held.is_plain = not sampling.stop and sampling.logprobs is None
+        is_scored = held.sequence is not None and held.sequence.scores is not None
+        held.is_plain = not (sampling.stop or is_scored) and sampling.logprobs is None
         return prelude
 
 

@@ -329,7 +329,7 @@ class BatchLane:
         if len(record.token_ids) > len(request.emitted):
             # The prompt's echo is in the recorded text.
             known = {"emitted": record.token_ids, "adapter": record.adapter or request.adapter}
-            held.request = msgspec.structs.replace(request, echo=False, **known)
+            held.request = msgspec.structs.replace(request, echo=False, evicted=record.evicted, **known)
             held.parts = [record.text]
             held.total_logprob, held.in_reasoning = record.total_logprob, record.in_reasoning
             held.resume(len(record.token_ids))

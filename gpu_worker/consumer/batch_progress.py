@@ -91,6 +91,7 @@ class ProgressRecords:
             held.in_reasoning,
             held.total_logprob,
             held.adapter,
+            held.evicted,
         )
         payload = msgspec.msgpack.encode(record)
         begin = max(self._paid_until.get(request.tenant, 0.0), time.monotonic())

@@ -16,6 +16,7 @@ from gpu_worker.consumer.prefixes.chain import PrefixChain
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.text.output_text import OutputText
+from shared.kv_budget import EvictedBlocks
 from shared.messages import Lane, Request, TokenLogprob
 
 
@@ -47,6 +48,7 @@ class HeldRequest:
         num_output_tokens: Generated tokens delivered, to the outbox or to `parts`, those of earlier attempts included.
             The engine may know more already.
         num_earlier_tokens: Those of earlier attempts.
+        num_told_evictions: Evictions by attention that its gateway knows.
         num_recorded_tokens: As many of them as another worker would continue from.
         recorded_at: Monotonic seconds at which that was recorded; 0 before.
         num_tokens_before: `num_output_tokens` when it was last looked whether the request waits; -1 before.
@@ -80,6 +82,7 @@ class HeldRequest:
     vector: bytes | None = None
     num_output_tokens: int = 0
     num_earlier_tokens: int = 0
+    num_told_evictions: int = 0
     num_recorded_tokens: int = 0
     recorded_at: float = 0.0
     num_tokens_before: int = -1
@@ -104,6 +107,12 @@ class HeldRequest:
     def resume(self, num_tokens: int) -> None:
         """Take note of how many tokens earlier attempts generated."""
         self.num_output_tokens = self.num_earlier_tokens = self.num_recorded_tokens = num_tokens
+
+    @property
+    def evicted(self) -> EvictedBlocks | None:
+        """What was evicted by attention, in earlier attempts too; None where that is nothing."""
+        scores = None if self.sequence is None else self.sequence.scores
+        return self.request.evicted if scores is None else scores.told(0)
 
     @property
     def is_untried(self) -> bool:

@@ -11,6 +11,7 @@ from gpu_worker.consumer.held_request import Prelude
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.request_images import check_images
 from gpu_worker.core.block_budget import BlockBudget, block_budget
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.text.infill import InfillPrompt
@@ -59,6 +60,26 @@ class RequestBudgets:
             raise BadRequestError(message, "kv_budget", "unsupported_kv_budget")
         return block_budget(request.kv_budget, self._block_size, self._max_num_blocks)
 
+    def scores(self, request: Request, budget: BlockBudget | None) -> BlockScores | None:
+        """Return the scores of a sequence whose budget goes by them, with what earlier attempts evicted.
+
+        Raises:
+            BadRequestError: What is said to have been evicted cannot have been.
+        """
+        if budget is None or not budget.is_scored:
+            return None
+        evicted, count = request.evicted, budget.num_evicted
+        if evicted is None or evicted.block_size != budget.block_size:
+            # With blocks of another size nothing can be repeated: what is evicted is decided again.
+            return BlockScores(budget)
+        decisions = [evicted.places[first : first + count] for first in range(0, len(evicted.places), count)]
+        least, most = budget.num_sinks, budget.num_blocks - 1
+        for places in decisions:
+            if sorted(set(places)) != list(places) or len(places) != count or places[0] < least or places[-1] > most:
+                allowed = f"{count} ascending numbers from {least} to {most}"
+                raise BadRequestError(f"evicted.places: {list(places[:8])} are not {allowed}.", "evicted")
+        return BlockScores(budget, decisions)
+
 
 class RequestReader:
     """Reads requests for one model. Keeps no state of its own."""
@@ -100,7 +121,7 @@ class RequestReader:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_images(request)
         self._check_watermark(request)
-        self._budgets.read(request)
+        self._budgets.scores(request, self._budgets.read(request))
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
@@ -184,7 +205,7 @@ class RequestReader:
             BadRequestError: The tokenizer makes tokens of the prompt that the model does not have.
         """
         self._check_ids(prompt_ids, "prompt" if request.messages is None else "messages")
-        now = time.monotonic()
+        now, budget = time.monotonic(), self._budgets.read(request)
         sampling = request.sampling if request.pooling is None else _NOTHING
         max_tokens, slot = sampling.max_tokens, None
         if request.adapter is not None:
@@ -214,7 +235,8 @@ class RequestReader:
             prediction=tuple(self._known(prediction_ids)),
             bad_words=self._bad_words(request),
             pooling=self._pooled.plan(request),
-            budget=self._budgets.read(request),
+            budget=budget,
+            scores=self._budgets.scores(request, budget),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:

@@ -55,6 +55,7 @@ class ResultMaker:
         request, sequence = held.request, held.sequence
         num_prompt = 0 if sequence is None else sequence.num_prompt_tokens
         receipt = self._receipts.receipt(held, num_output)
+        num_evicted = 0 if sequence is None else sequence.num_evicted_at(num_output)
         output = request.emitted if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
         return BatchResult(
             id=request.id,
@@ -75,7 +76,8 @@ class ResultMaker:
             in_reasoning=held.in_reasoning,
             chat_format=self._chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
-            evicted_tokens=0 if sequence is None else sequence.num_evicted_at(num_output),
+            evicted_tokens=num_evicted,
+            evicted_by=request.kv_budget.policy if request.kv_budget is not None and num_evicted else "",
             device_s=receipt.device_s,
             receipt=receipt,
         )

@@ -1,7 +1,8 @@
 """A request's budget in blocks: how many its sequence holds, and how many leave at once when these are full.
 
-What a token sees is a function of its place in the sequence, of the budget and of the block size: blocks leave just
-before the token is computed for which there is no room, however the tokens were divided into steps.
+Blocks leave just before the token is computed for which there is no room, however the tokens were divided into steps.
+With the policy `sinks`, what a token sees is a function of its place in the sequence, of the budget and of the block
+size.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import BadRequestError
-from shared.kv_budget import KvBudget
+from shared.kv_budget import KvBudget, KvPolicy
 
 MIN_BLOCKS = 4
 _EVICTED_SHARE = 8
@@ -23,17 +24,31 @@ class BlockBudget:
         num_blocks: That it holds at most.
         num_sinks: The first ones, which stay.
         num_evicted: That leave at once.
+        policy: Which ones leave.
+        num_recent: The last ones, which stay whatever attention they get.
     """
 
     num_blocks: int
     num_sinks: int
     num_evicted: int
     block_size: int
+    policy: KvPolicy = "sinks"
+    num_recent: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens that it keeps at most."""
         return self.num_blocks * self.block_size
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether blocks leave by the attention that they get."""
+        return self.policy != "sinks"
+
+    @property
+    def scored_from(self) -> int | None:
+        """From which place in the cache on it is asked how tokens attend; None where that does not matter."""
+        return self.num_tokens - self.block_size if self.is_scored else None
 
     def num_evicted_tokens(self, num_computed: int) -> int:
         """Return how many tokens have left when this many are computed."""
@@ -41,7 +56,7 @@ class BlockBudget:
         return -(-max(0, num_computed - self.num_tokens) // each) * each
 
     def evicted_places(self) -> range:
-        """Return which blocks of a full table leave, by their places: the oldest ones behind the sinks."""
+        """Return which blocks of a full table leave with `sinks`, by their places: the oldest behind these."""
         return range(self.num_sinks, self.num_sinks + self.num_evicted)
 
 
@@ -55,4 +70,6 @@ def block_budget(budget: KvBudget, block_size: int, max_num_blocks: int) -> Bloc
     if num_blocks < MIN_BLOCKS or num_blocks > max_num_blocks:
         allowed = f"it must be {least} to {most} here" if least <= most else "no budget fits into the context here"
         raise BadRequestError(f"kv_budget.tokens is {budget.tokens}, but {allowed}.", "kv_budget")
-    return BlockBudget(num_blocks, 1, max(1, num_blocks // _EVICTED_SHARE), block_size)
+    num_evicted = max(1, num_blocks // _EVICTED_SHARE)
+    num_recent = 0 if budget.is_repeatable else num_blocks // 2
+    return BlockBudget(num_blocks, 1, num_evicted, block_size, budget.policy, num_recent)

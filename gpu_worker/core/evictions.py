@@ -1,17 +1,20 @@
 """Evicts blocks of sequences that have a budget, before their content is overwritten by their next tokens.
 
 A full table loses some blocks. The keys of those that follow turn back by as many positions, so that a token's position
-is its place among the kept tokens. Blocks that no other sequence holds or can find turn in place, and evicted blocks
-are reused: a sequence that has filled its budget takes no more blocks. What others hold, or could find, they keep as it
-is, and the sequence gets a copy. What a sequence computes after its first eviction is never shared.
+is its place among the kept tokens. A block that turns moves forward in the table, so it turns less often than the table
+has places. Blocks that no other sequence holds or can find turn in place, and evicted blocks are reused: a sequence
+that has filled its budget takes no more blocks. What others hold, or could find, they keep as it is, and the sequence
+gets a copy. What a sequence computes after its first eviction is never shared.
 
 Owns the evictions that no plan has told yet, and blocks that steps up to the one that tells them may still read.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Values
 from dataclasses import dataclass, field
 
 from gpu_worker.core.block_pool import BlockPool
@@ -44,9 +47,9 @@ class Evictions:
 
     def can_evict(self, sequence: Sequence) -> bool:
         """Return whether the pool has the copies that the sequence needs of blocks that others hold too."""
-        assert sequence.budget is not None
-        kept = sequence.block_table[sequence.budget.evicted_places().stop :]
-        return sum(self._pool.num_holders(block) > 1 for block in kept) <= self._pool.num_available
+        gone = _places(sequence)
+        moved = [block for place, block in enumerate(sequence.block_table) if place > gone[0] and place not in gone]
+        return sum(self._pool.num_holders(block) > 1 for block in moved) <= self._pool.num_available
 
     def evict(self, sequence: Sequence, num_spare: int) -> None:
         """Evict blocks of a sequence that is due, and can evict.
@@ -56,26 +59,29 @@ class Evictions:
             num_spare: Free blocks that are promised to no sequence: as many cached blocks may be kept for others.
         """
         assert sequence.budget is not None
-        gone, table = sequence.budget.evicted_places(), sequence.block_table
+        gone, table = _places(sequence), sequence.block_table
+        if sequence.scores is not None:
+            sequence.scores.evict(_number(sequence), tuple(gone))
         planned = _Eviction(sequence)
         kept: list[int] = []
         reused: list[int] = []
-        for block in table[gone.start : gone.stop]:
+        for block in [table[place] for place in gone]:
             if self._is_kept_for_others(block, num_spare - len(planned.replaced)):
                 planned.replaced.append(block)
             else:
                 reused.append(block)
-        shift = len(gone) * sequence.budget.block_size
-        for source in table[gone.stop :]:
-            target = source
+        for place in range(gone[0], len(table)):
+            if place in gone:
+                continue
+            target = source = table[place]
             if self._is_kept_for_others(source, num_spare - len(planned.replaced)):
                 planned.replaced.append(source)
                 (target,) = self._pool.allocate(1)
-            planned.moves.append((source, target, shift))
+            planned.moves.append((source, target, bisect_left(gone, place) * sequence.budget.block_size))
             kept.append(target)
-        sequence.block_table = [*table[: gone.start], *kept, *reused]
-        sequence.num_told_blocks = min(sequence.num_told_blocks, gone.start)
-        sequence.num_evicted_tokens += shift
+        sequence.block_table = [*table[: gone[0]], *kept, *reused]
+        sequence.num_told_blocks = min(sequence.num_told_blocks, gone[0])
+        sequence.num_evicted_tokens += len(gone) * sequence.budget.block_size
         assert sequence not in self._untold, "a sequence has room until its next tokens are planned"
         self._untold[sequence] = planned
 
@@ -117,3 +123,15 @@ class Evictions:
             return True
         self._pool.unlabel([block])
         return False
+
+
+def _number(sequence: Sequence) -> int:
+    """Return how often a sequence has evicted."""
+    assert sequence.budget is not None
+    return sequence.num_evicted_tokens // (sequence.budget.num_evicted * sequence.budget.block_size)
+
+
+def _places(sequence: Sequence) -> Values[int]:
+    """Return which blocks of its table a sequence that is due evicts, by their places in order."""
+    assert sequence.budget is not None
+    return sequence.budget.evicted_places() if sequence.scores is None else sequence.scores.places(_number(sequence))

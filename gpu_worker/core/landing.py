@@ -27,6 +27,10 @@ class Landing:
     def apply(self, step: ScheduledStep, result: StepResult, events: list[SequenceEvent]) -> None:
         """Apply a step, and append what it did to each sequence to `events`."""
         self._blocks.land_states(step, result)
+        for place, attention in result.attention:
+            scores = step.scheduled[place].sequence.scores
+            assert scores is not None, "nobody has asked how the sequence attends"
+            scores.add(attention)
         written: list[tuple[Sequence, int]] = []
         for item, sampled in zip(step.scheduled, result.sampled, strict=True):
             sequence, new = item.sequence, sampled.token_ids

@@ -57,6 +57,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
         row: Its place in the batch, which it keeps until it departs. Whoever was there has departed.
         num_windows: Groups of layers that keep the last tokens.
         num_evicted: Tokens that are not in its blocks any more.
+        scored_from: From which place in the cache on the result tells how its tokens attend; None for none of them.
     """
 
     row: int
@@ -73,6 +74,7 @@ class NewSequence(Struct, frozen=True, gc=False, omit_defaults=True):
     media: tuple[MediaSpan, ...] = ()
     adapter: int | None = None
     num_evicted: int = 0
+    scored_from: int | None = None
 
 
 class Eviction(Struct, frozen=True, gc=False, array_like=True):
@@ -83,8 +85,8 @@ class Eviction(Struct, frozen=True, gc=False, array_like=True):
     Attributes:
         row: None of a sequence that has no row yet: its `NewSequence` tells the rest.
         num_evicted: Tokens of the sequence that have left, altogether: its next tokens are as many places nearer.
-        moves: Of each block that follows what leaves: whose content goes to which block, the keys turned back by how
-            many positions. Source and target may be the same.
+        moves: Of each block that stays, behind one that leaves: whose content goes to which block, the keys turned back
+            by how many positions. Source and target may be the same.
     """
 
     row: int | None

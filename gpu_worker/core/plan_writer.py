@@ -159,6 +159,7 @@ class PlanWriter:
                 sequence.media,
                 sequence.adapter,
                 sequence.num_evicted_tokens,
+                None if sequence.budget is None else sequence.budget.scored_from,
             )
         )
         return row

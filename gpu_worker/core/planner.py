@@ -140,7 +140,10 @@ class Planner:
         running, blocks = self._running, self._blocks
         due = running.take_due(lane, decodes)
         growing = [*due, *running.catching_up[lane].values()]
-        while growing and not ((not blocks.num_budgeted or blocks.evict(growing)) and blocks.try_grow(growing)):
+        is_landed = not self._live.in_flight
+        while growing and not (
+            (not blocks.num_budgeted or blocks.evict(growing, is_landed=is_landed)) and blocks.try_grow(growing)
+        ):
             if self._live.in_flight:
                 running.put_back(lane, due)
                 return False

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 
 from gpu_worker.core.block_budget import BlockBudget
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.group_tables import StateSlot, WindowTable
 from gpu_worker.core.media import MediaSpan, PreparedImage
@@ -125,6 +126,7 @@ class Sequence:
         was_restored: Lower tiers were asked for its prefix since it began to wait.
         pooled: What steps have contributed to that since its first token was computed: float64 numbers.
         budget: Blocks of `block_table` that it may hold; None for as many as its tokens need.
+        scores: Of these blocks, where the budget's policy goes by them.
         num_evicted_tokens: Computed tokens that have left `block_table`, a whole number of blocks.
         has_lost_eviction: A step failed that may have evicted for it, and it was computed again.
     """
@@ -185,6 +187,7 @@ class Sequence:
     images: tuple[PreparedImage, ...] = ()
     record: SequenceRecord = field(default_factory=SequenceRecord)
     budget: BlockBudget | None = None
+    scores: BlockScores | None = None
     num_evicted_tokens: int = 0
     has_lost_eviction: bool = False
 

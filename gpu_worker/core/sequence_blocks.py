@@ -134,10 +134,14 @@ class SequenceBlocks:
         if self.states is not None:
             sequence.state_slot = self.states.open(sequence.block_digests, len(hits), num_known)
 
-    def evict(self, sequences: Values[Sequence]) -> bool:
-        """Evict blocks of running sequences whose budgets are full; False where the pool has too few for copies."""
+    def evict(self, sequences: Values[Sequence], *, is_landed: bool = True) -> bool:
+        """Evict blocks of running sequences whose budgets are full.
+
+        Returns:
+            False where the pool has too few for copies, or steps in flight are to tell what is evicted.
+        """
         for sequence in filter(self.evictions.is_due, sequences):
-            if not self.evictions.can_evict(sequence):
+            if not (is_landed or sequence.scores is None) or not self.evictions.can_evict(sequence):
                 return False
             promised = self._promised(sequence)
             self.evictions.evict(sequence, self.pool.num_available - self._num_promised)
@@ -305,6 +309,8 @@ class SequenceBlocks:
             self.num_budgeted -= 1
             self.evictions.drop(sequence)
             sequence.num_evicted_tokens = 0
+            if sequence.scores is not None:
+                sequence.scores.reset()
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.expected_blocks = 0

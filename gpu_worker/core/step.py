@@ -95,10 +95,17 @@ class SampledTokens(Struct, frozen=True, gc=False):
 
 
 class StepResult(Struct, frozen=True, gc=False):
-    """Outcome of a step: `sampled[i]` belongs to the sequence at place `i` of the plan."""
+    """Outcome of a step: `sampled[i]` belongs to the sequence at place `i` of the plan.
+
+    Attributes:
+        attention: Of sequences with `NewSequence.scored_from`, by their places: how much attention their tokens from
+            there on, accepted drafts included, paid to each of their blocks: probabilities, of the head with the
+            largest, added up over layers and tokens.
+    """
 
     step: int
     sampled: list[SampledTokens]
+    attention: list[tuple[int, list[float]]] = []
 
 
 class CompletedStep(Struct, frozen=True, gc=False):

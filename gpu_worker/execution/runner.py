@@ -25,6 +25,7 @@ from gpu_worker.core.scheduler_config import WindowConfig
 from gpu_worker.core.step import CompletedStep, SampledTokens, StepResult
 from gpu_worker.core.step_interrupt import StepInterrupt
 from gpu_worker.execution.batch.assembled_step import AssembledStep
+from gpu_worker.execution.batch.attention_scores import StagedScores, is_asked
 from gpu_worker.execution.batch.graph_shapes import CapturedSteps, GraphShape, graph_shapes
 from gpu_worker.execution.batch.graphs import ComputedRows, StepGraphs
 from gpu_worker.execution.batch.key_turns import KeyTurns
@@ -51,13 +52,14 @@ from gpu_worker.execution.step import StepHead, SubmittedStep
 from gpu_worker.execution.warm_up import StepLimits, WarmUpProposer, first_plans, warm_up_plans
 from gpu_worker.layers.media_inputs import MediaInputs
 from gpu_worker.layers.ranks import ALONE, Ranks, is_last
+from gpu_worker.layers.scored_tokens import ScoredTokens
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import CausalLM
 from kernels.low_rank import AdapterRows
 
 logger = logging.getLogger(__name__)
 
-StepInputs = tuple[MediaInputs | None, AdapterRows | None]
+StepInputs = tuple[MediaInputs | None, AdapterRows | None, ScoredTokens | None]
 ShareDrafts = Callable[[StepPlan, list[Draft] | None], list[Draft] | None]
 
 
@@ -267,27 +269,30 @@ class TorchModelRunner:
             self._encoder.encode(plan)
             media = self._encoder.inputs(plan, step.sequences, step.layout)
         shape = None
-        if graphs is not None and media is None and step.adapters is None:
+        if graphs is not None and media is None and step.adapters is None and step.scores is None:
             shape = graphs.shape_for(step.layout, is_decode=step.is_decode)
         staged = StagedStep(step.layout, upload) if shape is None else None
         head = self._head.stage(step, upload)
         upload.send()
         if not is_last(self._ranks):
             self._head.tell_last(head, self._ranks)
-        computed = self._replay(step, shape) if staged is None else self._launch(step, staged, media)
+        scored = None if step.scores is None else step.scores.tokens()
+        inputs = (media, step.adapters, scored)
+        computed = self._replay(step, shape) if staged is None else self._launch(step, staged, inputs)
         if self.interrupt is not None:
             self.interrupt.check()
         if not is_last(self._ranks):
             # The last stage answers for all.
             return CompletedStep(StepResult(plan.step, []))
         outputs = self._head.outputs(step, head, computed)
+        outputs.attention = [] if scored is None else [group.attention for group in scored.groups]
         land, drafting = None, self._drafting
         is_observed = drafting is not None and drafting.wants_hidden
         if is_observed:
             self._unlanded.append(step)
         if is_observed or step.drafts is not None:
             land = partial(self._land, drafting, step, computed.hidden)
-        return SubmittedStep(plan.step, outputs, self._downloads, land)
+        return SubmittedStep(step, outputs, self._downloads, land)
 
     def _assemble(self, plan: StepPlan, upload: Upload) -> AssembledStep:
         changes = self._sequences.apply(plan)
@@ -317,6 +322,8 @@ class TorchModelRunner:
             copy_states(self._states, sequences, plan.states, upload)
         step = AssembledStep(plan, shares, layout, self._rows.prompt_lens[layout.rows], drafts, sequences)
         step.adapters = self._rows.adapted(layout.token_rows, self._model.adapters)
+        if self._rows.has_scored and is_asked(layout, scored_from := self._rows.scored_from[layout.rows]):
+            step.scores = StagedScores(layout, scored_from, self._cache.block_size, upload)
         return step
 
     def _depart(self, departed: list[BatchSequence]) -> None:
@@ -326,10 +333,9 @@ class TorchModelRunner:
         if self._drafting is not None and departed:
             self._drafting.forget(departed)
 
-    def _launch(self, step: AssembledStep, staged: StagedStep, media: MediaInputs | None) -> ComputedRows:
+    def _launch(self, step: AssembledStep, staged: StagedStep, inputs: StepInputs) -> ComputedRows:
         """Launch one kernel after the other, up to the hidden vectors."""
         longest, knows_tokens = step.layout.max_context_len, not self.is_asynchronous
-        inputs = (media, step.adapters)
         return ComputedRows(self._forward(staged.tensors, longest, inputs, knows_tokens=knows_tokens), None)
 
     def _replay(self, step: AssembledStep, shape: GraphShape | None) -> ComputedRows:
@@ -360,7 +366,7 @@ class TorchModelRunner:
         return ComputedRows(hidden, self._model.logits(hidden) if shape.has_logits and is_last(self._ranks) else None)
 
     def _forward(
-        self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None), *, knows_tokens: bool
+        self, step: DeviceStep, max_context_len: int, inputs: StepInputs = (None, None, None), *, knows_tokens: bool
     ) -> torch.Tensor:
         token_ids = step.token_ids
         if not knows_tokens:

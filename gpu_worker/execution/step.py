@@ -15,6 +15,7 @@ from gpu_worker.core.draft import Draft
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.step import LogprobEntry, SampledTokens, StepResult
 from gpu_worker.execution.batch.assembled_step import AssembledStep, SampledRows
+from gpu_worker.execution.batch.attention_scores import attention_of
 from gpu_worker.execution.batch.graph_shapes import MAX_VERIFIED_ROWS
 from gpu_worker.execution.batch.graphs import ComputedRows
 from gpu_worker.execution.batch.rows import BatchRows
@@ -40,6 +41,7 @@ class StepOutputs:
     Attributes:
         samples: For each scheduled sequence, whether it samples.
         drafts: Of each sequence that samples; None when the step verifies none.
+        attention: Of each group of `StagedScores.groups`, what its tokens attend to.
     """
 
     samples: list[bool]
@@ -47,6 +49,7 @@ class StepOutputs:
     chunks: list[tuple[PromptChunk, list[TokenScores]]]
     drafts: list[Draft] | None = None
     pooled: list[PooledRows] = field(default_factory=list)
+    attention: list[torch.Tensor] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors, in the order in which `SubmittedStep` unpacks them."""
@@ -58,7 +61,7 @@ class StepOutputs:
         for _, scores in self.chunks:
             for part in scores:
                 tensors += _columns(part)
-        return [*tensors, *(rows.values for rows in self.pooled)]
+        return [*tensors, *(rows.values for rows in self.pooled), *self.attention]
 
 
 class SubmittedStep:
@@ -66,7 +69,7 @@ class SubmittedStep:
 
     def __init__(
         self,
-        step: int,
+        step: AssembledStep,
         outputs: StepOutputs,
         downloads: Downloads,
         land: Callable[[list[SampledTokens]], None] | None = None,
@@ -99,7 +102,10 @@ class SubmittedStep:
                 sampled[place] = _with_pooled(sampled[place], values)
         if self._land is not None:
             self._land(sampled)
-        return StepResult(self._step, sampled)
+        attention = []
+        if (asked := self._step.scores) is not None:
+            attention = attention_of(asked.groups, tensors, sampled, self._step.drafts)
+        return StepResult(self._step.step, sampled, attention)
 
 
 def _unpack_drawn(drawn: list[DrawnTokens], tensors: Iterator[torch.Tensor]) -> tuple[list[int], Entries]:

@@ -294,6 +294,8 @@ class Attention:
         )
         query = self._scaled(query, positions)
         limits = self._scale, shape.sliding_window, shape.soft_cap
+        if (scored := context.scored) is not None:
+            scored.add(query[scored.tokens], cache, block_tables, self._scale, shape.soft_cap, weights.sinks)
         attended = self._attend(
             query,
             cache.keys,

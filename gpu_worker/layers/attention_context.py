@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gpu_worker.layers.layer_state import LayerState
 from gpu_worker.layers.media_inputs import MediaInputs
+from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.layer_cache import LayerCache
 from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows
@@ -48,6 +49,7 @@ class AttentionContext(Struct, frozen=True):
         state_rows: The sequences, as kernels with a state take them; likewise None.
         media: Images of the step; None in a step without.
         adapters: Which tokens have an adapter; None where none has.
+        scored: Tokens that are asked how they attend; None where none is.
         observer: Given the modules and the input of each linear layer of blocks before it multiplies: calibration.
     """
 
@@ -65,6 +67,7 @@ class AttentionContext(Struct, frozen=True):
     media: MediaInputs | None = None
     observer: Callable[[tuple[str, ...], torch.Tensor], None] | None = None
     adapters: AdapterRows | None = None
+    scored: ScoredTokens | None = None
 
     @property
     def may_round(self) -> bool:

@@ -16,8 +16,9 @@ from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_packing import LayerPacking
 from gpu_worker.layers.media_inputs import MediaInputs, rotations_of
 from gpu_worker.layers.ranks import ALONE, Ranks
+from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.cpu_library import CpuLibrary, cpu_library
-from kernels.decoder_stack import CpuDecoderStack, StackInputs, StackShape, StackStep
+from kernels.decoder_stack import CpuDecoderStack, ReadQueries, StackInputs, StackShape, StackStep
 from kernels.low_rank.cpu import CpuAdapterTable
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -53,6 +54,7 @@ class FusedDecoder:
         mixtures = [layer.mixture for layer in packed if layer.mixture is not None]
         self._tokens_per_expert = [mixture.experts.tokens_per_expert for mixture in mixtures]
         self._embedding, self._cos_sin = embedding, cos_sin
+        self._heads, self._scale = (shape.num_heads, shape.head_dim), shape.head_dim**-0.5
         self._num_layers, self._tapped_layers = len(packed), tuple(tapped_layers)
         inputs = StackInputs(embedding, dtype, exchange=ranks.exchange, vocab_size=vocab_size)
         if adapters is not None:
@@ -68,13 +70,29 @@ class FusedDecoder:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Do what `DecoderForm` promises."""
-        media = context.media
+        media, scored = context.media, context.scored
+        read = None if scored is None else self._read_queries(len(token_ids), scored)
         if media is None:
-            return self._stack(stack_step(token_ids, positions, context))
-        return self._compute_media(token_ids, positions, context, media)
+            hidden = self._stack(stack_step(token_ids, positions, context, read))
+        else:
+            hidden = self._compute_media(token_ids, positions, context, media, read)
+        if read is not None and scored is not None:
+            for query, cache in zip(read.queries, context.caches, strict=True):
+                scored.add(query, cache, context.block_tables, self._scale)
+        return hidden
+
+    def _read_queries(self, num_tokens: int, scored: ScoredTokens) -> ReadQueries:
+        rows, num_rows = torch.full((num_tokens,), -1, dtype=torch.int32), len(scored.tokens)
+        rows[scored.tokens] = torch.arange(num_rows, dtype=torch.int32)
+        return ReadQueries(rows, torch.empty(self._num_layers, num_rows, *self._heads, dtype=self._stack.dtype))
 
     def _compute_media(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, media: MediaInputs
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: AttentionContext,
+        media: MediaInputs,
+        read: ReadQueries | None,
     ) -> torch.Tensor:
         # Each token is a row of its own, of embeddings and of rotations that are the step's alone.
         cos_sin, places = rotations_of(media, self._cos_sin, positions)
@@ -87,6 +105,8 @@ class FusedDecoder:
         for start, end in pairwise(starts):
             if start in taps:
                 streams[start] = stream
+            if read is not None:
+                step = step._replace(read=read._replace(queries=read.queries[start:end]))
             stream = self._stack.from_vectors(step, stream, cos_sin, range(start, end))
             if end <= len(media.deep):
                 stream.index_add_(0, media.places, media.deep[end - 1])
@@ -97,7 +117,9 @@ class FusedDecoder:
         return ExpertLoads(self._tokens_per_expert) if self._tokens_per_expert else None
 
 
-def stack_step(token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> StackStep:
+def stack_step(
+    token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, read: ReadQueries | None = None
+) -> StackStep:
     """Describe a step to the kernel."""
     return StackStep(
         token_ids,
@@ -108,4 +130,5 @@ def stack_step(token_ids: torch.Tensor, positions: torch.Tensor, context: Attent
         context.query_starts,
         context.context_lens,
         context.adapters,
+        read,
     )

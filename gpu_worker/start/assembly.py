@@ -49,7 +49,7 @@ from gpu_worker.text.prompt_encoder import PromptEncoder
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.direct_client import DirectClient
 from shared.disaggregation import Role
-from shared.features import FEATURES, IMAGES, KV_BUDGET
+from shared.features import FEATURES, IMAGES, KV_BUDGET, KV_SCORES
 from shared.media_store import MediaStore
 from shared.prefixes import MAX_WAIT_S
 from shared.server_clock import SYNCHRONIZE_INTERVAL_S, ServerClock
@@ -243,6 +243,7 @@ class Worker:
         affinity: PrefixAffinity,
     ) -> HeartbeatSource:
         images = () if self._images is None else (IMAGES,)
+        budgets = (KV_BUDGET, KV_SCORES) if self._can_evict else ()
         return HeartbeatSource(
             identity.worker,
             identity.model,
@@ -256,7 +257,7 @@ class Worker:
             tasks=model.tasks.names,
             chat_format=model.tokenizer.chat_format,
             sampling_defaults=model.directory.sampling_defaults,
-            features=(*FEATURES, *images, *([KV_BUDGET] if self._can_evict else []), *self._adapters.features),
+            features=(*FEATURES, *images, *budgets, *self._adapters.features),
             adapters=self._adapters.slots,
             named_adapters=lambda: self._adapters.orders.beats,
             handover=self._handover,

@@ -171,6 +171,8 @@ def _eviction_problem(config: WorkerConfig, model: ModelConfig, sizes: Scheduler
 
     if config.speculative not in ("off", "ngram", "draft"):
         return f"its drafts are made of what the KV cache holds (HEADRACE_SPECULATIVE is {config.speculative})"
+    if config.decode_context_parallel_size > 1:
+        return "its ranks share the tokens of sequences (HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE)"
     return eviction_problem(model, sizes.max_model_len)
 
 

@@ -41,5 +41,5 @@ EXPORT_STRUCTURE(Stack, FIELD(embedding), FIELD(cos_sin),
                  FIELD(exchange), FIELD(first_token), FIELD(num_own_tokens), FIELD(embedding_adapters),
                  FIELD(interrupt))
 EXPORT_STRUCTURE(Step, FIELD(token_ids), FIELD(positions), FIELD(slots), FIELD(block_tables), FIELD(query_starts),
-                 FIELD(context_lens), FIELD(adapters), FIELD(num_tokens),
-                 FIELD(num_seqs), FIELD(max_blocks), FIELD(block_size))
+                 FIELD(context_lens), FIELD(adapters), FIELD(query_rows), FIELD(queries), FIELD(num_query_rows),
+                 FIELD(num_tokens), FIELD(num_seqs), FIELD(max_blocks), FIELD(block_size))

@@ -89,6 +89,18 @@ class StackLayer:
     adapters: LayerAdapters = LayerAdapters()
 
 
+class ReadQueries(NamedTuple):
+    """Where a step leaves the rotated queries of some of its tokens.
+
+    Attributes:
+        rows: `[num_tokens]` int32, the row of each token; below zero of none.
+        queries: `[num_layers, num_rows, num_heads, head_dim]`, of the stack's type.
+    """
+
+    rows: torch.Tensor
+    queries: torch.Tensor
+
+
 class StackStep(NamedTuple):
     """The tokens of a step; shapes are those of `kernels.rope_kv_write` and `kernels.paged_attention`.
 
@@ -96,6 +108,7 @@ class StackStep(NamedTuple):
 
     Attributes:
         adapters: Which tokens have an adapter.
+        read: Which queries are to be read; None of none.
     """
 
     token_ids: torch.Tensor
@@ -106,6 +119,7 @@ class StackStep(NamedTuple):
     query_starts: torch.Tensor
     context_lens: torch.Tensor
     adapters: AdapterRows | None = None
+    read: ReadQueries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +275,7 @@ class CpuDecoderStack:
             step.query_starts.data_ptr(),
             step.context_lens.data_ptr(),
             None if step.adapters is None else step.adapters.cpu.address,
+            *((None, None, 0) if step.read is None else _read_addresses(step.read)),
             step.token_ids.shape[0],
             step.context_lens.shape[0],
             step.block_tables.shape[1],
@@ -284,6 +299,10 @@ class CpuDecoderStack:
         self._stack.value_strides = strides_of(step.caches[0].values)
         self._stack.cache_dtype = CACHE_DTYPE_NUMBERS[step.caches[0].keys.dtype]
         self._caches = step.caches
+
+
+def _read_addresses(read: ReadQueries) -> tuple[int, int, int]:
+    return read.rows.data_ptr(), read.queries.data_ptr(), read.queries.shape[1]
 
 
 def check_fault(fault: int) -> None:

@@ -76,6 +76,10 @@ struct Step {
   const int32_t* query_starts;
   const int32_t* context_lens;
   const AdapterRows* adapters;  // Null where no token has an adapter.
+  // Where the rotated queries of some tokens are copied to, layer by layer: the row of each token, below zero of none.
+  const int32_t* query_rows;  // Null where none are.
+  void* queries;
+  int32_t num_query_rows;
   int32_t num_tokens, num_seqs, max_blocks, block_size;
 };
 
@@ -294,6 +298,10 @@ struct Walk {
       rotate_token(qkv, values, heads.head_dim, heads, Pairing{},
                    stack.cos_sin + step.positions[token] * heads.rotated_dim, layer.query_norm, layer.key_norm,
                    stack.eps, cache);
+      if (!step.query_rows || step.query_rows[token] < 0) return;
+      const int64_t row = (&layer - stack.layers) * int64_t{step.num_query_rows} + step.query_rows[token];
+      const int64_t size = int64_t{heads.num_heads} * heads.head_dim;
+      std::copy_n(qkv, size, static_cast<T*>(step.queries) + row * size);
     });
   }
 

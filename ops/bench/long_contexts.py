@@ -1,6 +1,6 @@
-"""Budgets of KV cache: perplexity and recall beside a cache that keeps everything, and a long text in flat memory.
+"""Budgets of KV cache: perplexity and recall by policy beside a whole cache, and a long text in flat memory.
 
-Run as `python -m ops.bench.long_contexts`; `--plots` writes plots as SVG to `ops/docs/assets`. The engine alone
+Run as `python -m ops.bench.long_contexts`; `--plots` writes the plots of `ops/docs/long-contexts.md`. The engine alone
 computes the demo model, or `--model`, on texts that it never saw (`ops.demo_model.corpus`). Recall is by how much a
 passage is predicted better at the end of a text that has it at some depth too.
 """
@@ -15,7 +15,8 @@ from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_worker.core.block_budget import BlockBudget, block_budget
+from gpu_worker.core.block_budget import block_budget
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.build import build_runner
 from gpu_worker.execution.memory.kv_cache import bytes_per_block
@@ -28,11 +29,12 @@ from ops.bench.stepping import SteppedEngine, engine_of
 from ops.chart import Line, line_chart, picture
 from ops.demo_model.corpus import held_out_documents
 from ops.stack.config import DEMO_MODEL
-from shared.kv_budget import KvBudget
+from shared.kv_budget import KvBudget, KvPolicy
 from shared.sampling import Sampling
 
 ASSETS = Path(__file__).parents[1] / "docs" / "assets"
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
+SHARES = (0.125, 0.25, 0.5)
+POLICIES: tuple[KvPolicy, ...] = ("sinks", "heavy_hitters", "persistence")
 DEPTHS = (0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
 PASSAGE = 48
 _BLOCK_SIZE = 16
@@ -41,15 +43,17 @@ _BATCH = 4
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A cache: its type of numbers, and the share of a text's tokens that it keeps."""
+    """A cache: its type of numbers, and the share of a text's tokens that it keeps, by a policy."""
 
-    dtype: str
-    share: float
+    dtype: str = "auto"
+    share: float = 1.0
+    policy: KvPolicy = "sinks"
 
     @property
     def name(self) -> str:
-        """How plots and tables call it."""
-        return f"{'16 bits' if self.dtype == 'auto' else self.dtype}, {self.share:.1%} of the tokens"
+        """How tables call it."""
+        kept = "all" if self.share == 1 else f"{self.share:.1%} by {self.policy}"
+        return f"{'16 bits' if self.dtype == 'auto' else self.dtype}, {kept}"
 
 
 class Reader:
@@ -69,23 +73,29 @@ class Reader:
         self._length = length
         self._engine: SteppedEngine = engine_of(self.runner, max_num_seqs=_BATCH, has_prefix_cache=False)
 
-    def budget(self, share: float) -> BlockBudget | None:
-        """Return the budget that keeps a share of a text's tokens; None where it keeps all."""
-        if share >= 1:
-            return None
-        return block_budget(KvBudget(round(share * self._length)), _BLOCK_SIZE, self.runner.max_model_len)
+    def sequence(self, name: str, text: list[int], setting: Setting) -> Sequence:
+        """Return a sequence whose prompt is read."""
+        sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        sequence = Sequence(name, list(text), len(text), sampling, max_tokens=1)
+        if setting.share < 1:
+            _limit(sequence, KvBudget(round(setting.share * self._length), setting.policy), self.runner.max_model_len)
+        return sequence
 
-    def logprobs(self, texts: Values[list[int]], share: float) -> list[list[float]]:
+    def logprobs(self, texts: Values[list[int]], setting: Setting) -> list[list[float]]:
         """Return the log probabilities of each text's tokens but the first."""
         found: dict[str, list[float]] = {str(place): [] for place in range(len(texts))}
-        sampling = Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=0)
         for place, text in enumerate(texts):
-            sequence = Sequence(str(place), list(text), len(text), sampling, max_tokens=1, budget=self.budget(share))
-            self._engine.engine.add(sequence)
+            self._engine.engine.add(self.sequence(str(place), text, setting))
         while self._engine.engine.has_work():
             for event in self._engine.step():
                 found[event.sequence.id] += [entry.logprob for entry in event.prompt_logprobs]
         return [found[str(place)] for place in range(len(texts))]
+
+
+def _limit(sequence: Sequence, budget: KvBudget, max_num_blocks: int) -> None:
+    sequence.budget = block_budget(budget, _BLOCK_SIZE, max_num_blocks)
+    if sequence.budget.is_scored:
+        sequence.scores = BlockScores(sequence.budget)
 
 
 def windows(token_ids: list[int], length: int, count: int) -> list[list[int]]:
@@ -119,40 +129,45 @@ def perplexities(
         # Computed in 32 bits, which stand for 16: the cache of a model served in 16 bits has half of its bytes.
         whole = bytes_per_block(_BLOCK_SIZE, config, reader.runner.dtype) / 2
         own = whole if dtype == "auto" else sum(layer.block_bytes for layer in reader.runner.cache.layers)
-        for share in SHARES:
-            setting, started = Setting(dtype, share), time.perf_counter()
-            rows = reader.logprobs(texts, share)
+        policies = POLICIES if dtype == "auto" else POLICIES[1:2]
+        budgets = [Setting(dtype, share, policy) for policy in policies for share in SHARES]
+        for setting in (Setting(dtype), *budgets):
+            started = time.perf_counter()
+            rows = reader.logprobs(texts, setting)
             mean = -math.fsum(map(math.fsum, rows)) / sum(map(len, rows))
-            found[setting] = share * own / whole, math.exp(mean)
-            exact = found[Setting("auto", 1.0)][1]
+            found[setting] = setting.share * own / whole, math.exp(mean)
+            exact = found[Setting()][1]
             row = {"measure": "perplexity", "at": setting.name, "value": round(found[setting][1], 3)}
             more = {"of 16 bits whole": round(found[setting][1] / exact, 4), "bytes": round(found[setting][0], 4)}
             table.add(row | more, seconds=round(time.perf_counter() - started, 1), length=length, texts=len(texts))
     return found
 
 
-def recall(reader: Reader, cases: Values[tuple[list[int], list[int]]], table: ResultTable) -> dict[float, list[float]]:
-    """Return for each share the nats a token that a passage at each depth saves where it is repeated at the end."""
+def recall(
+    model: Path, cases: Values[tuple[list[int], list[int]]], length: int, table: ResultTable
+) -> dict[Setting, list[float]]:
+    """Return for each cache the nats a token that a passage at each depth saves where it is repeated at the end."""
+    readers = {dtype: Reader(model, dtype, length) for dtype in ("auto", "int8")}
 
-    def nats(texts: list[list[int]], share: float) -> float:
-        rows = reader.logprobs(texts, share)
+    def nats(texts: list[list[int]], setting: Setting) -> float:
+        rows = readers[setting.dtype].logprobs(texts, setting)
         return -math.fsum(math.fsum(row[1 - PASSAGE :]) for row in rows) / (len(rows) * (PASSAGE - 1))
 
-    unseen = nats([[*filler, *passage] for passage, filler in cases], 1.0)
-    found: dict[float, list[float]] = {}
-    for share in (1.0, 0.5, 0.25):
+    unseen = nats([[*filler, *passage] for passage, filler in cases], Setting())
+    found: dict[Setting, list[float]] = {}
+    for setting in (Setting(), Setting("int8"), *(Setting(share=0.5, policy=policy) for policy in POLICIES)):
         for depth in DEPTHS:
             texts = []
             for passage, filler in cases:
                 place = round(depth * len(filler))
                 texts.append([*filler[:place], *passage, *filler[place:], *passage])
-            found.setdefault(share, []).append(unseen - nats(texts, share))
-            at = f"{share:.0%} of the tokens, depth {depth:.0%}"
-            table.add({"measure": "nats saved by a passage", "at": at, "value": round(found[share][-1], 3)})
+            found.setdefault(setting, []).append(unseen - nats(texts, setting))
+            at = f"{setting.name}, depth {depth:.0%}"
+            table.add({"measure": "nats saved by a passage", "at": at, "value": round(found[setting][-1], 3)})
     return found
 
 
-def flat_memory(model: Path, num_tokens: int, budget: int, table: ResultTable) -> None:
+def flat_memory(model: Path, num_tokens: int, budget: KvBudget, table: ResultTable) -> None:
     """Generate a long text with a budget, in an engine that has blocks for no more."""
     runner = build_runner(
         RunnerConfig(
@@ -165,9 +180,9 @@ def flat_memory(model: Path, num_tokens: int, budget: int, table: ResultTable) -
         )
     )
     stepped = engine_of(runner, max_num_seqs=1)
-    own = block_budget(KvBudget(budget), _BLOCK_SIZE, runner.num_blocks)
-    sampling = Sampling(temperature=1.0, seed=1, ignore_eos=True)
-    stepped.engine.add(Sequence("long", [1, 2, 3], 3, sampling, max_tokens=num_tokens, budget=own))
+    sequence = Sequence("long", [1, 2, 3], 3, Sampling(temperature=1.0, seed=1, ignore_eos=True), max_tokens=num_tokens)
+    _limit(sequence, budget, runner.num_blocks)
+    stepped.engine.add(sequence)
     most_blocks, first_kb, started, seconds = 0, 0, time.perf_counter(), 0.0
     for step in range(num_tokens):
         stepped.step()
@@ -181,30 +196,37 @@ def flat_memory(model: Path, num_tokens: int, budget: int, table: ResultTable) -
         ("resident MB from a tenth on", round((_resident_kb() - first_kb) / 1024, 1)),
         ("tokens/s of its last nine tenths, of its first", round(rate * seconds / (num_tokens // 10), 3)),
     ):
-        table.add({"measure": name, "at": f"{num_tokens} tokens, budget {budget}", "value": value})
+        at = f"{num_tokens} tokens, {budget.tokens} kept by {budget.policy}"
+        table.add({"measure": name, "at": at, "value": value})
 
 
 def _resident_kb() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def write_plots(found: dict[Setting, tuple[float, float]], by_depth: dict[float, list[float]]) -> None:
+def write_plots(found: dict[Setting, tuple[float, float]], by_depth: dict[Setting, list[float]]) -> None:
     """Write both plots beside the documentation."""
-    names = {"auto": "16 bits", "int8": "int8"}
+    exact = found[Setting()][1]
+    lines = []
+    for dtype, policy in (*(("auto", policy) for policy in POLICIES), ("int8", POLICIES[1])):
+        settings = [*(Setting(dtype, share, policy) for share in SHARES), Setting(dtype)]
+        sizes, values = zip(*(found[setting] for setting in settings), strict=True)
+        name = policy if dtype == "auto" else f"{policy}, {dtype}"
+        lines.append(Line(name, sizes, [value / exact for value in values]))
+    top = math.ceil(20 * max(max(line.y) for line in lines)) / 20
+    title = "Perplexity, as a multiple of that with a whole cache of 16 bits"
+    _write("kv-budget-perplexity", line_chart(title, "bytes, as a share of that cache", lines, 0.95, top))
     lines = [
-        Line(names[dtype], *zip(*sorted(found[Setting(dtype, share)] for share in SHARES), strict=True))
-        for dtype in names
+        Line(setting.dtype if setting.dtype != "auto" else "whole" if setting.share == 1 else setting.policy, DEPTHS, y)
+        for setting, y in by_depth.items()
     ]
-    charts = {
-        "kv-budget-perplexity": line_chart("perplexity", "bytes, as a share of a whole 16-bit cache", lines),
-        "kv-budget-recall": line_chart(
-            "nats a token that a passage saves",
-            "its depth in the text",
-            [Line(f"{share:.0%} kept", DEPTHS, values) for share, values in by_depth.items()],
-        ),
-    }
-    for name, chart in charts.items():
-        (ASSETS / f"{name}.svg").write_text(picture(chart), encoding="utf-8")
+    title = "Nats a token that a passage saves where it comes again"
+    top = math.ceil(max(max(line.y) for line in lines))
+    _write("kv-budget-recall", line_chart(title, "depth of the passage in the text", lines, min(0.0, *lines[2].y), top))
+
+
+def _write(name: str, chart: str) -> None:
+    (ASSETS / f"{name}.svg").write_text(picture(chart), encoding="utf-8")
 
 
 def main(arguments: Values[str] | None = None) -> None:
@@ -216,15 +238,16 @@ def main(arguments: Values[str] | None = None) -> None:
     parser.add_argument("--recall-length", type=positive, default=800, help="tokens of a text that repeats a passage")
     parser.add_argument("--passages", type=positive, default=8, help="passages at each depth")
     parser.add_argument("--tokens", type=positive, default=100_000, help="tokens of the text in flat memory")
+    parser.add_argument("--policy", choices=POLICIES, default="heavy_hitters", help="which tokens that text keeps")
     parser.add_argument("--plots", action="store_true", help="write the plots of the documentation")
     options = parser.parse_args(arguments)
     tokenizer = ModelTokenizer(read_model_directory(options.model))
     token_ids = [token for text in held_out_documents() for token in _encoded(tokenizer, text)]
     table = ResultTable("long_contexts", ("measure", "at", "value", "of 16 bits whole", "bytes"))
     found = perplexities(options.model, windows(token_ids, options.length, options.texts), options.length, table)
-    reader = Reader(options.model, "auto", options.recall_length)
-    by_depth = recall(reader, repeated(token_ids, options.recall_length, options.passages), table)
-    flat_memory(options.model, options.tokens, 512, table)
+    cases = repeated(token_ids, options.recall_length, options.passages)
+    by_depth = recall(options.model, cases, options.recall_length, table)
+    flat_memory(options.model, options.tokens, KvBudget(512, options.policy), table)
     if options.plots:
         write_plots(found, by_depth)
 

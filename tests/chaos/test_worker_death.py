@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 # No document of the first ends within the tokens of a text; each of the second does, but not in the first few.
 LONG_LIST = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 500}
 SHORT_LIST = {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 10, "maxItems": 12}
+# Three in four of their tokens leave the KV cache before the end. What leaves by attention may differ after a move.
+SINKS, HEAVY = ({**FREE, "kv_budget": {"tokens": 64, "policy": policy}} for policy in ("sinks", "heavy_hitters"))
 # Between digits that the model chooses there are more forced tokens than a recurrent layer keeps drafts.
 FORCED: Any = {"guided_regex": "(the alphabetical order of number [0-9]{3} is unknown to everybody, ){3,9}end"}
 
@@ -70,8 +72,8 @@ def save_recurrent_model(folder: Path) -> None:
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     if request.param == "dense":
         with running_system(tmp_path, "--workers", "2") as running:
-            outputs = (FREE, {"guided_json": LONG_LIST}, {"guided_json": SHORT_LIST})
-            yield Served(running, outputs, num_texts=9, num_at_once=4, max_tokens=200, num_kills=2, least_moved=1)
+            outputs = (FREE, {"guided_json": LONG_LIST}, {"guided_json": SHORT_LIST}, SINKS, HEAVY)
+            yield Served(running, outputs, num_texts=10, num_at_once=4, max_tokens=200, num_kills=2, least_moved=1)
         return
     save_recurrent_model(tmp_path / "recurrent")
     settings = ["--speculative", "ngram", "--num-speculative-tokens", "3", "--num-threads", "1"]
@@ -106,7 +108,9 @@ async def test_texts_stay_the_same_when_workers_are_killed(served: Served) -> No
         for _ in range(5):  # A worker that is killed between two texts moves none.
             begun = asyncio.Semaphore(0)
             disturbed, _ = await asyncio.gather(served.texts(client, begun), kill_now_and_then(served, begun))
-            assert disturbed == undisturbed
+            for index, (text, expected) in enumerate(zip(disturbed, undisturbed, strict=True)):
+                is_promised = served.outputs[index % len(served.outputs)] is not HEAVY
+                assert text == expected if is_promised else text
             num_moved = await asyncio.to_thread(served.system.gauge, "headrace_redispatches_total")
             if num_moved >= served.least_moved:
                 break

@@ -59,7 +59,12 @@ class KvBudgetBody(Struct, forbid_unknown_fields=True):
 
     tokens: Annotated[NumBudgetTokens, described("Tokens that are kept at most; rounded down to whole blocks.")]
     policy: Annotated[
-        KvPolicy | None, described("Which ones are kept: `sinks`, the default, keeps the first and the last ones.")
+        KvPolicy | None,
+        described(
+            "Which ones are kept: `sinks`, the default, keeps the first and the last ones. `heavy_hitters` and "
+            "`persistence` keep these and what got the most attention, or got much the most often; with them, texts "
+            "are not promised to be equal when they are generated again."
+        ),
     ] = None
 
 

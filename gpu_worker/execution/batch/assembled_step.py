@@ -11,6 +11,7 @@ from msgspec import Struct
 from gpu_worker.core.batch_sequences import BatchSequence, Share
 from gpu_worker.core.draft import Draft
 from gpu_worker.core.plan import StepPlan
+from gpu_worker.execution.batch.attention_scores import StagedScores
 from gpu_worker.execution.batch.step_table import HostStep
 from gpu_worker.execution.batch.transfers import Int64s
 from kernels.low_rank import AdapterRows
@@ -61,6 +62,8 @@ class AssembledStep:
         shares: Of each sequence; of a step that only decodes, made only where they are wanted.
         departed: Sequences that have left the batch since the step was submitted.
         adapters: Which tokens have an adapter; None where none has.
+        scores: Which tokens are asked how they attend; None where none is.
+        step: The plan's number.
     """
 
     __slots__ = (
@@ -71,8 +74,10 @@ class AssembledStep:
         "drafts",
         "layout",
         "samples",
+        "scores",
         "sequences",
         "shares",
+        "step",
     )
 
     def __init__(
@@ -85,7 +90,9 @@ class AssembledStep:
         sequences: Values[BatchSequence] = (),
     ) -> None:
         self.layout = layout
+        self.step = plan.step
         self.adapters: AdapterRows | None = None
+        self.scores: StagedScores | None = None
         self.shares = shares
         self.drafts = drafts
         self.sequences = sequences

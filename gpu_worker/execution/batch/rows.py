@@ -18,6 +18,8 @@ from gpu_worker.execution.batch.transfers import DTYPES, Int32s, Int64s, StagedA
 from gpu_worker.layers.adapters import AdapterTargets
 from kernels.low_rank import AdapterRows
 
+NEVER = np.iinfo(np.int64).max
+
 
 class BlockTables:
     """The tables of all rows.
@@ -72,9 +74,11 @@ class BatchRows:
         prompt_lens: `[max_num_seqs + 1]`, prompt tokens of each row's sequence, less those that were evicted: the place
             in the cache, which may be before its beginning, from which output counts.
         evicted: `[max_num_seqs + 1]`, tokens of each row's sequence that are not in the cache any more.
+        scored_from: `[max_num_seqs + 1]`, place in the cache from which tokens are asked how they attend, or `NEVER`.
         adapters: `[max_num_seqs + 1]`, the slot of each row's adapter; below zero without.
         has_adapters: Whether any row has one.
         has_evicted: Whether any row's sequence has evicted tokens.
+        has_scored: Whether tokens of any row are asked how they attend.
     """
 
     def __init__(self, max_num_seqs: int, width: int, device: torch.device, num_windows: int = 0) -> None:
@@ -83,7 +87,8 @@ class BatchRows:
         self.windows = [BlockTables(max_num_seqs + 1, width, device) for _ in range(num_windows)]
         self.prompt_lens: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
         self.evicted: Int64s = np.zeros(max_num_seqs + 1, dtype=np.int64)
-        self.has_evicted = False
+        self.has_evicted = self.has_scored = False
+        self.scored_from: Int64s = np.full(max_num_seqs + 1, NEVER, dtype=np.int64)
         self.adapters: Int32s = np.full(max_num_seqs + 1, -1, dtype=np.int32)
         self.has_adapters = False
 
@@ -117,12 +122,17 @@ class BatchRows:
         """Bring block tables up to date with a plan."""
         if plan.departed and self.has_adapters:
             self.adapters[plan.departed] = -1
+        if plan.departed and self.has_scored:
+            self.scored_from[plan.departed] = NEVER
         for item in plan.new:
+            self.scored_from[item.row] = NEVER if item.scored_from is None else item.scored_from
             self.prompt_lens[item.row] = item.num_prompt_tokens - item.num_evicted
             self.evicted[item.row] = item.num_evicted
             self.adapters[item.row] = -1 if item.adapter is None else item.adapter
         if plan.new or (plan.departed and self.has_adapters):
             self.has_adapters = bool((self.adapters >= 0).any())
+        if plan.new or (plan.departed and self.has_scored):
+            self.has_scored = bool((self.scored_from != NEVER).any())
         self._evict(plan)
         if plan.blocks:
             for group, tables in enumerate((self._whole, *self.windows)):

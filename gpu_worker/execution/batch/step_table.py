@@ -27,6 +27,7 @@ from gpu_worker.execution.memory.kv_cache import KVCache
 from gpu_worker.execution.memory.state_pool import StatePool
 from gpu_worker.layers.attention_context import AttentionContext, WindowContext
 from gpu_worker.layers.media_inputs import MediaInputs
+from gpu_worker.layers.scored_tokens import ScoredTokens
 from kernels.layer_cache import EVERY_TOKEN, CachedTokens
 from kernels.low_rank import AdapterRows
 from kernels.state_rows import StateRows, StateSaves
@@ -266,6 +267,7 @@ def step_context(
     max_context_len: int,
     media: MediaInputs | None = None,
     adapters: AdapterRows | None = None,
+    scored: ScoredTokens | None = None,
 ) -> AttentionContext:
     """Describe a step to the layers; `max_context_len` tokens of a sequence are in the cache at most."""
     state_rows = None
@@ -293,6 +295,7 @@ def step_context(
         state_rows=state_rows,
         media=media,
         adapters=adapters,
+        scored=scored,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.chat_answers import usage_answer
+from gateway.api.chat_answers import AnswerIdentity, usage_answer
 from gateway.api.model_abilities import check_budget
 from gateway.api.schemas.parsing import parse_chat, parse_completion
 from gateway.api.sequences import wire_requests
@@ -18,7 +18,7 @@ from gateway.cache.recording import as_cached
 from gateway.errors import ApiError
 from gateway.fleet.fleet_load import FleetLoad
 from gateway.generation import Generation
-from shared.features import FEATURES, KV_BUDGET
+from shared.features import FEATURES, KV_BUDGET, KV_SCORES
 from shared.kv_budget import KvBudget
 from shared.messages import Delta, Finish, Request, Usage, decode_request, encode_request
 
@@ -74,24 +74,40 @@ def test_fleet_that_cannot_evict_is_not_asked_to() -> None:
     with pytest.raises(ApiError, match="cannot evict tokens") as caught:
         check_budget(asked, load(FEATURES))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "kv_budget", "unsupported_kv_budget")
-    with pytest.raises(ApiError, match="being updated") as caught:
-        check_budget(asked, load(FEATURES, (*FEATURES, KV_BUDGET)))
-    assert caught.value.status == 503
+    scored = completion(kv_budget={"tokens": 512, "policy": "persistence"})
+    check_budget(scored, load((*FEATURES, KV_BUDGET, KV_SCORES)))
+    for generation, of_all, of_some in ((asked, FEATURES, KV_BUDGET), (scored, (*FEATURES, KV_BUDGET), KV_SCORES)):
+        with pytest.raises(ApiError, match="being updated") as caught:
+            check_budget(generation, load(of_all, (*of_all, of_some)))
+        assert caught.value.status == 503
 
 
 def test_answers_of_other_budgets_are_not_repeated() -> None:
-    budgets = [None, {"tokens": 512}, {"tokens": 1024}]
+    budgets = [None, {"tokens": 512}, {"tokens": 1024}, {"tokens": 512, "policy": "heavy_hitters"}]
     keys = {cache_key("t", completion(kv_budget=budget), ()) for budget in budgets}
-    assert len(keys) == 3
+    assert len(keys) == 4
 
 
 def test_usage_says_that_tokens_were_evicted() -> None:
     totals = UsageTotals(1)
-    totals.add(0, Usage(10, 90, evicted_tokens=32))
-    assert msgspec.to_builtins(usage_answer(totals))["evicted_tokens"] == 32
+    totals.add(0, Usage(10, 90, evicted_tokens=32, evicted_by="persistence"))
+    answer = msgspec.to_builtins(usage_answer(totals))
+    assert (answer["evicted_tokens"], answer["evicted_by"]) == (32, "persistence")
+    of_earlier_worker = UsageTotals(1)
+    of_earlier_worker.add(0, Usage(10, 90, evicted_tokens=32))
+    assert msgspec.to_builtins(usage_answer(of_earlier_worker))["evicted_by"] == "sinks"
     plain = UsageTotals(1)
     plain.add(0, Usage(10, 90))
-    assert "evicted_tokens" not in msgspec.to_builtins(usage_answer(plain))
+    assert not {"evicted_tokens", "evicted_by"} & set(msgspec.to_builtins(usage_answer(plain)))
     repeated = as_cached(Delta("a", 0, 90, finish=Finish("length", Usage(10, 90, evicted_tokens=32))))
     assert repeated.finish is not None
     assert repeated.finish.usage == Usage(10, 90, 10, evicted_tokens=32)
+
+
+def test_answer_that_may_differ_when_it_is_generated_again_has_no_fingerprint() -> None:
+    """Which claims that an equal request gets an equal answer."""
+    fingerprints = {
+        policy: AnswerIdentity.new(completion(kv_budget={"tokens": 512, "policy": policy}), "of-files").fingerprint
+        for policy in ("sinks", "heavy_hitters", "persistence")
+    }
+    assert fingerprints == {"sinks": "of-files", "heavy_hitters": None, "persistence": None}

@@ -7,6 +7,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,18 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.stack.config import DEMO_MODEL
 from shared.conversation import ChatMessage, ChatOptions
 from shared.disaggregation import KvReady
-from shared.messages import Delta, Finish, FinishReason, Frame, Request, Usage, encode
+from shared.kv_budget import EvictedBlocks, KvBudget
+from shared.messages import (
+    Delta,
+    Finish,
+    FinishReason,
+    Frame,
+    Request,
+    Usage,
+    decode_request,
+    encode,
+    encode_request,
+)
 from shared.receipt import Timing
 from tests.gateway.dispatch_bench import ListSink
 
@@ -97,6 +109,26 @@ async def test_delta_of_an_older_epoch_is_dropped_and_its_sender_told(received: 
     assert received.cancels == [("a", 0)]
     received.accept(Frame("w", 2, [Delta("a", 1, 2, (9,), "new")]))
     assert (tokens(flight), flight.emitted) == (1, [7, 8, 9])
+
+
+async def test_next_attempt_is_told_what_was_evicted(received: Received) -> None:
+    """An attempt that began anew, with blocks of this size or another, has told all of its own."""
+    flight, found = received.held("a"), []
+    told = [
+        EvictedBlocks(16, (1, 2)),
+        None,
+        EvictedBlocks(16, (3, 4), first=2),
+        EvictedBlocks(16, (9, 9)),
+        EvictedBlocks(32, (5,)),
+    ]
+    for seq, evicted in enumerate(told, start=2):
+        frame = Frame("w", 1, [Delta("a", 0, seq, (9,), "?", evicted=evicted)])
+        received.accept(msgspec.msgpack.decode(encode(frame), type=Frame))
+        found.append(flight.evicted)
+    assert found == [told[0], told[0], EvictedBlocks(16, (1, 2, 3, 4)), *told[3:]]
+    flight.request = msgspec.structs.replace(flight.request, kv_budget=KvBudget(512, "persistence"))
+    request = decode_request(encode_request(flight.attempt()))
+    assert (request.evicted, request.emitted) == (told[-1], (7, 8, 9, 9, 9, 9, 9))
 
 
 async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(received: Received) -> None:

@@ -16,11 +16,14 @@ from gpu_worker.consumer.held_request import HeldRequest
 from gpu_worker.consumer.pooled_answers import PooledAnswers
 from gpu_worker.consumer.queued_message import QueuedMessage
 from gpu_worker.consumer.request_reader import RequestReader
+from gpu_worker.core.block_budget import BlockBudget
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.model_runner import InvalidLogitsError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import LogprobEntry, SequenceEvent
 from gpu_worker.text.model_directory import read_model_directory
 from shared.grammar import GRAMMAR_PARAM, Grammar
+from shared.kv_budget import EvictedBlocks
 from shared.messages import Delta, Finish, FinishReason, Request
 from shared.sampling import Sampling
 from tests.gpu_worker.consumer.harness import BUDGETS, DEMO_MODEL, TASKS, TOKENIZER
@@ -100,6 +103,23 @@ def test_drafts_behind_a_stop_string_do_not_count_as_accepted() -> None:
     usage = finish.usage
     assert usage.accepted_prediction_tokens <= usage.completion_tokens < len(token_ids) - 1
     assert usage.accepted_prediction_tokens + usage.rejected_prediction_tokens == len(token_ids) + 2
+
+
+def test_evictions_are_told_with_the_first_tokens_that_did_not_see_what_left() -> None:
+    """Those of earlier attempts too: the gateway may not have heard of all."""
+    held, sequence = held_request(Sampling(), [], echo=False)
+    sequence.budget = BlockBudget(8, 1, 1, 16, "heavy_hitters", 4)
+    sequence.scores = scores = BlockScores(sequence.budget, [(3,)])
+    writer, told = AnswerWriter(TOKENIZER, POOLED), []
+    for place, new in enumerate([[], [(1,), (2,)], [], [(3,)]]):
+        scores.decisions += new
+        finish: FinishReason | None = "length" if place == 3 else None
+        sequence.token_ids.append(40)
+        told.append(writer.delta(held, SequenceEvent(sequence, (40,), place, finish)))
+    places = [(3,), (1, 2), None, (3,)]
+    assert [delta.evicted and delta.evicted.places for delta in told] == places
+    assert held.evicted == EvictedBlocks(16, (3, 1, 2, 3))
+    assert [delta.evicted.first for delta in told if delta.evicted] == [0, 1, 3]
 
 
 def test_end_names_the_stop_that_ended_the_text() -> None:

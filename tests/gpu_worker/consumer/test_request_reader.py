@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import ops
@@ -19,7 +20,7 @@ from gpu_worker.text.score_prompt import ScoredText
 from gpu_worker.text.tokenizer import ModelTokenizer
 from shared.conversation import ChatMessage
 from shared.errors import BadRequestError
-from shared.kv_budget import KvBudget
+from shared.kv_budget import EvictedBlocks, KvBudget
 from shared.media import ContentImage, MediaRef
 from shared.messages import Request
 from shared.pooling import Pooling
@@ -221,6 +222,28 @@ def test_budget_that_cannot_be_kept_to_is_refused(reader: RequestReader, fields:
     with pytest.raises(BadRequestError, match=message) as caught:
         reader.prompt(request(text="x", **fields))
     assert caught.value.param == "kv_budget"
+
+
+def test_attempt_repeats_what_was_evicted_with_blocks_of_its_size(reader: RequestReader) -> None:
+    asked = request(token_ids=(1, 2), kv_budget=KvBudget(256, "heavy_hitters"), evicted=EvictedBlocks(16, (1, 7, 2, 3)))
+    scores = reader.sequence(asked, "a", [1, 2], []).scores
+    assert scores is not None
+    assert scores.decisions == [(1, 7), (2, 3)]
+    other = msgspec.structs.replace(asked, evicted=EvictedBlocks(32, (1, 2)))
+    scores = reader.sequence(other, "a", [1, 2], []).scores
+    assert scores is not None
+    assert scores.decisions == []
+    sinks = msgspec.structs.replace(asked, kv_budget=KvBudget(256))
+    assert reader.sequence(sinks, "a", [1, 2], []).scores is None
+
+
+@pytest.mark.parametrize("places", [(1,), (3, 1), (1, 1), (0, 1), (1, 16), (1, 2, 3)])
+def test_evictions_that_cannot_have_been_are_refused(reader: RequestReader, places: tuple[int, ...]) -> None:
+    """Sixteen blocks, of which two leave at once, never the first."""
+    asked = request(text="x", kv_budget=KvBudget(256, "persistence"), evicted=EvictedBlocks(16, places))
+    with pytest.raises(BadRequestError, match="2 ascending numbers from 1 to 15") as caught:
+        reader.prompt(asked)
+    assert caught.value.param == "evicted"
 
 
 def test_model_that_cannot_evict_says_why() -> None:

@@ -27,6 +27,7 @@ from itertools import chain
 import msgspec
 
 from gpu_worker.core.batch_sequences import BatchSequence, BatchSequences, Share
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.group_tables import WindowTable
 from gpu_worker.core.plan import Eviction, StepPlan
 from gpu_worker.core.step import LogprobEntry, SampledTokens, ScheduledSequence, ScheduledStep, StepResult
@@ -93,6 +94,7 @@ class _Work:
     slot: int | None
     num_evicted: int
     budget: tuple[int, int, int] | None
+    scores: BlockScores | None
 
     @property
     def end(self) -> int:
@@ -109,7 +111,14 @@ class OracleStep:
 
     def result(self) -> StepResult:
         self._runner.evict(self._evictions)
-        return StepResult(self._number, self._runner.compute(self._number, self._work))
+        sampled = self._runner.compute(self._number, self._work)
+        # Any numbers do: they need only differ from sequence to sequence, and be the same again.
+        attention = [
+            (place, [float((work.end * (block + 7) * len(work.token_ids)) % 11) for block in range(12)])
+            for place, work in enumerate(self._work)
+            if work.scores is not None
+        ]
+        return StepResult(self._number, sampled, attention)
 
     def lose(self) -> None:
         """Fail: the device wrote something into the slots, and what it sampled is of no use. It may have evicted."""
@@ -285,11 +294,12 @@ class OracleRunner:
             for blocks, num_released in zip(sequence.window_tables, released, strict=True)
         ]
         tables = (list(sequence.token_ids), list(sequence.block_table), [], windows)
-        num_evicted, budget = self._evicted[sequence.row], None
+        num_evicted, budget, scores = self._evicted[sequence.row], None, None
         if planned is not None and (live_budget := planned.sequence.budget) is not None:
             num_sinks, each = live_budget.num_sinks, live_budget.num_evicted
             budget = (live_budget.num_tokens, num_sinks * self.block_size, each * self.block_size)
-        return _Work(share, self._rows[sequence], salt, *tables, sequence.state_slot, num_evicted, budget)
+            scores = planned.sequence.scores
+        return _Work(share, self._rows[sequence], salt, *tables, sequence.state_slot, num_evicted, budget, scores)
 
     def _draft(self, work: _Work) -> None:
         count = work.item.num_draft_tokens
@@ -321,7 +331,7 @@ class OracleRunner:
             return SampledTokens((0,) if item.samples else ())
         expected = values
         if work.budget is not None:
-            kept = kept_tokens(item.start, *work.budget)
+            kept = kept_tokens(item.start, *work.budget, None if work.scores is None else work.scores.decisions)
             assert len(kept) == item.start - work.num_evicted + 1, f"{sequence.id} has evicted too much or too little"
             kept += range(item.start + 1, len(values))
             assert len(kept) <= work.budget[0], f"{sequence.id} computes tokens for which it should evict first"

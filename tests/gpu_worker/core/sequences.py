@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from itertools import count
 
+from gpu_worker.core.block_budget import BlockBudget
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.sequence import Sequence
 from shared.cache_hints import CacheHints
 from shared.messages import Lane
@@ -51,11 +53,33 @@ def make_sequence(
     )
 
 
-def kept_tokens(place: int, num_tokens: int, num_sinks: int, num_evicted: int) -> list[int]:
-    """Return which tokens are kept when the one at `place` is computed, itself the last; all sizes in tokens."""
+def limit(sequence: Sequence, budget: BlockBudget, decisions: Iterable[tuple[int, ...]] = ()) -> Sequence:
+    """Give a sequence a budget, and return it; an attempt before has made the decisions."""
+    sequence.budget = budget
+    sequence.scores = BlockScores(budget, list(decisions)) if budget.is_scored else None
+    return sequence
+
+
+def kept_tokens(
+    place: int,
+    num_tokens: int,
+    num_sinks: int,
+    num_evicted: int,
+    decisions: Iterable[tuple[int, ...]] | None = None,
+) -> list[int]:
+    """Return which tokens are kept when the one at `place` is computed, itself the last; all sizes in tokens.
+
+    `decisions` are the places of the blocks that leave, eviction by eviction; without, those behind the sinks leave.
+    """
     kept: list[int] = []
+    coming = None if decisions is None else iter(decisions)
     for token in range(place + 1):
         if len(kept) == num_tokens:
-            kept = kept[:num_sinks] + kept[num_sinks + num_evicted :]
+            gone = set(range(num_sinks, num_sinks + num_evicted))
+            if coming is not None:
+                places = next(coming)
+                size = num_evicted // len(places)
+                gone = {block * size + offset for block in places for offset in range(size)}
+            kept = [each for index, each in enumerate(kept) if index not in gone]
         kept.append(token)
     return kept

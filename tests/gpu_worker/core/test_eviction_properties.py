@@ -14,7 +14,7 @@ from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.step import ScheduledStep
 from tests.gpu_worker.core.harness import BLOCK
 from tests.gpu_worker.core.paged_oracle import reference_tokens
-from tests.gpu_worker.core.sequences import EOS, make_sequence
+from tests.gpu_worker.core.sequences import EOS, limit, make_sequence
 from tests.gpu_worker.core.test_scheduler_properties import POOL, VOCAB_SIZE, SchedulerMachine, lanes, prompts
 
 budgets = st.sampled_from(
@@ -23,6 +23,8 @@ budgets = st.sampled_from(
         BlockBudget(5, 1, 2, BLOCK),
         BlockBudget(8, 2, 3, BLOCK),
         BlockBudget(12, 1, 1, BLOCK),
+        BlockBudget(5, 1, 1, BLOCK, "heavy_hitters", 2),
+        BlockBudget(8, 2, 2, BLOCK, "persistence", 2),
     ]
 )
 
@@ -53,7 +55,7 @@ class EvictingMachine(SchedulerMachine):
         stop_ids = frozenset() if request["ignore_eos"] else frozenset([EOS])
         emitted, _ = reference_tokens(b"a", prompt, min(num_emitted, max_tokens), stop_ids, VOCAB_SIZE)
         sequence = make_sequence(prompt, emitted=emitted, max_tokens=max_tokens, salt=b"a", **request)
-        sequence.budget = budget
+        limit(sequence, budget)
         if sequence.num_prompt_tokens < self.scheduler.config.max_model_len:
             self.sequences.append(sequence)
             self.harness.add(sequence)

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_worker.core.block_budget import BlockBudget, block_budget
 from gpu_worker.core.block_pool import BlockPool
+from gpu_worker.core.block_scores import BlockScores
 from gpu_worker.core.evictions import Evictions
 from gpu_worker.core.scheduler import Scheduler
 from gpu_worker.core.scheduler_config import SchedulerConfig
@@ -16,17 +17,15 @@ from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from shared.errors import BadRequestError
-from shared.kv_budget import KvBudget
+from shared.kv_budget import EvictedBlocks, KvBudget
 from tests.gpu_worker.core.harness import BLOCK, Harness
-from tests.gpu_worker.core.sequences import kept_tokens, make_sequence
+from tests.gpu_worker.core.sequences import kept_tokens, limit, make_sequence
 
 BUDGET = BlockBudget(num_blocks=6, num_sinks=1, num_evicted=2, block_size=BLOCK)
 
 
 def budgeted(prompt: list[int] | int, budget: BlockBudget = BUDGET, **fields: object) -> Sequence:
-    sequence = make_sequence(prompt, **fields)  # type: ignore[arg-type]
-    sequence.budget = budget
-    return sequence
+    return limit(make_sequence(prompt, **fields), budget)  # type: ignore[arg-type]
 
 
 def full(pool: BlockPool) -> Sequence:
@@ -157,6 +156,82 @@ def test_step_that_evicts_and_fails_is_computed_once_more_and_no_third_time() ->
     while harness.scheduler.has_work():
         harness.step()
     harness.assert_reference(other)
+
+
+HEAVY, LASTING = (BlockBudget(8, 1, 2, BLOCK, policy, 4) for policy in ("heavy_hitters", "persistence"))
+
+
+def test_blocks_between_sinks_and_recent_ones_leave_that_got_the_least_attention() -> None:
+    scores = BlockScores(HEAVY)
+    for _ in range(2):
+        scores.add([0, 3, 1, 2, 0, 0, 0, 0])
+    assert scores.places(0) == (2, 3)
+    scores.evict(0, (2, 3))
+    # Only what was paid since counts.
+    scores.add([0, 0, 7, 8, 9, 0, 0, 0])
+    assert scores.places(1) == (1, 2)
+    scores.evict(1, (1, 2))
+    assert scores.decisions == [(2, 3), (1, 2)]
+
+
+def test_block_that_got_more_than_its_share_more_often_stays_whatever_it_got() -> None:
+    heavy, lasting = BlockScores(HEAVY), BlockScores(LASTING)
+    for number, (place, attention) in enumerate([(2, 5.0), (2, 5.0), (1, 90.0)]):
+        for scores in (heavy, lasting):
+            scores.add([attention if block == place else 0.0 for block in range(8)])
+            if number < 2:
+                scores.evict(number, (6, 7))
+    assert (heavy.places(2), lasting.places(2)) == ((2, 3), (1, 3))
+
+
+def test_decisions_are_repeated_where_the_sequence_is_computed_again() -> None:
+    first = BlockScores(HEAVY)
+    first.add([0, 0, 5, 0, 0, 0, 0, 0])
+    first.evict(0, first.places(0))
+    told = first.told(0)
+    assert told == EvictedBlocks(BLOCK, (1, 3))
+    again = BlockScores(HEAVY, [(1, 3)])
+    again.add([0, 9, 0, 9, 0, 0, 0, 0])
+    assert again.places(0) == (1, 3)
+    again.evict(0, (1, 3))
+    assert again.told(1) is None
+    again.evict(1, (2, 3))
+    more = again.told(1)
+    assert told is not None
+    assert more is not None
+    assert told.joined(more) == EvictedBlocks(BLOCK, (1, 3, 2, 3))
+    assert told.joined(EvictedBlocks(16, (1,))) == EvictedBlocks(16, (1,))
+
+
+def test_keys_turn_back_by_what_left_before_them() -> None:
+    pool = BlockPool(8)
+    sequence = limit(make_sequence(100), HEAVY, [(1, 3)])
+    sequence.block_table, sequence.num_computed_tokens = pool.allocate(8), 8 * BLOCK
+    before, evictions = sequence.block_table, Evictions(pool)
+    evictions.evict(sequence, 0)
+    (told,) = evictions.take(1)
+    shifts = [BLOCK, *[2 * BLOCK] * 4]
+    kept = [before[2], *before[4:]]
+    assert told.moves == [(block, block, shift) for block, shift in zip(kept, shifts, strict=True)]
+    assert sequence.block_table == [before[0], *kept, before[1], before[3]]
+
+
+def test_eviction_by_attention_waits_for_the_steps_that_tell_it() -> None:
+    """A device that runs behind: with sinks two steps are in flight throughout."""
+    for policy, waits in (("sinks", False), ("heavy_hitters", True)):
+        harness = Harness(max_steps_in_flight=2)
+        sequence = budgeted(20, BlockBudget(6, 1, 2, BLOCK, policy, 2), max_tokens=60, ignore_eos=True)  # type: ignore[arg-type]
+        harness.add(sequence)
+        in_flight = set()
+        while harness.scheduler.has_work():
+            num_evicted = sequence.num_evicted_tokens
+            plan = harness.try_schedule() if harness.can_submit() else None
+            if sequence.num_evicted_tokens > num_evicted:
+                in_flight.add(len(harness.in_flight) - (plan is not None))
+            if plan is None or not harness.can_submit():
+                harness.land()
+        assert (in_flight == {0}) if waits else (1 in in_flight)
+        harness.assert_reference(sequence)
 
 
 def test_budget_may_be_the_whole_context_and_no_block_more() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpu_worker.adapters.reader import PackedAdapter, read_packed
+from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.execution.ranks import process as process_module
@@ -29,6 +30,7 @@ from shared.errors import HeadraceError
 from shared.sampling import Sampling
 from tests.gpu_worker.adapters.peft_files import linear_sizes, write_adapter
 from tests.gpu_worker.adapters.test_merged import AdaptedRun
+from tests.gpu_worker.core.sequences import limit
 from tests.gpu_worker.execution.engine_run import random_prompt, save_tiny_model
 from tests.gpu_worker.execution.ranks import full_member
 from tests.gpu_worker.execution.ranks.group_run import Run, started
@@ -134,7 +136,8 @@ def _sequences() -> list[Sequence]:
         slot = number % 3 - 1
         prompt = [*shared, *random_prompt(number // 3, seed=number // 3)]
         own = (None, b"") if slot < 0 else (slot, bytes([slot + 1]))
-        found.append(Sequence(str(number), prompt, len(prompt), sampling, max_tokens=10, adapter=own[0], salt=own[1]))
+        sequence = Sequence(str(number), prompt, len(prompt), sampling, max_tokens=10, adapter=own[0], salt=own[1])
+        found.append(sequence if number < 6 else limit(sequence, BlockBudget(4, 1, 1, 4)))
     return found
 
 
@@ -150,6 +153,7 @@ def test_two_processes_answer_as_one_before_and_after_a_rank_is_killed(tmp_path:
         _place(alone, adapters)
         expected = ways(alone)
     assert len({tuple(expected[0].tokens[str(number)]) for number in range(3)}) == 3
+    assert expected[0].tokens == expected[1].tokens == expected[2].tokens
     with started(tmp_path / "model", 2, None, **settings) as (run, group):
         assert group is not None
         _place(run, adapters)

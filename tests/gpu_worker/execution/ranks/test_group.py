@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.model_runner import BrokenRunnerError, InterruptedRunnerError
 from gpu_worker.core.plan import StepPlan
 from gpu_worker.core.sequence import Sequence
@@ -35,6 +36,7 @@ from gpu_worker.speculative.ngram.proposer import NgramProposer
 from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError
 from shared.sampling import Sampling
+from tests.gpu_worker.core.sequences import limit
 from tests.gpu_worker.execution.engine_run import VOCAB, Outcome, random_prompt, save_tiny_model
 from tests.gpu_worker.execution.mixed_sequences import mixed_sequences
 from tests.gpu_worker.execution.ranks.group_run import Run, started
@@ -60,8 +62,22 @@ def assert_same(found: Outcome, expected: Outcome, tolerance: float = 1e-4) -> N
                 assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
-def check(directory: Path, size: int, proposer: Proposer | None = None, **settings: Any) -> None:
-    """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts."""
+def check(
+    directory: Path,
+    size: int,
+    proposer: Proposer | None = None,
+    budget: BlockBudget | None = None,
+    **settings: Any,
+) -> None:
+    """Answer the same sequences alone and as a group: with room, with preemptions, and with drafts.
+
+    Every third one, of which some have grammars, gets the budget.
+    """
+
+    def sequences() -> list[Sequence]:
+        found = list(mixed_sequences(12))
+        return found if budget is None else [limit(s, budget) if s.id[-1] in "147" else s for s in found]
+
     ways: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 32}, {"proposer": proposer or NgramProposer(100_000)})
     with started(directory, 1) as (alone, _):
         expected = [alone.answer(sequences(), **way) for way in ways]
@@ -113,7 +129,7 @@ def assert_gone(pids: Iterable[int]) -> None:
 
 def test_two_ranks_give_the_tokens_of_one_before_and_after_one_is_killed(tmp_path: Path) -> None:
     save_tiny_model(tmp_path)
-    check(tmp_path, 2)
+    check(tmp_path, 2, budget=BlockBudget(4, 1, 1, 4))
 
 
 @pytest.mark.slow

@@ -1,0 +1,73 @@
+"""How much attention the blocks of a sequence get, and which of them leave for it.
+
+Only tokens of the block that fills a budget are asked how they attend, so who is asked depends on the place in the text
+alone. Decisions are recorded: when the sequence is computed again, here or on another worker, it
+repeats them, and tokens see what they saw. Later decisions depend on numbers that were computed again.
+
+Source: Zhang et al., arXiv 2306.14048 (heavy hitters); Liu et al., arXiv 2305.17118, algorithm 2 (persistence). They
+score single tokens of each head by all queries; here blocks are scored, over all heads and layers, by some queries. The
+first paper adds up over a token's life: only the last queries count here, by which less is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Values
+from itertools import chain, zip_longest
+
+from gpu_worker.core.block_budget import BlockBudget
+from shared.kv_budget import EvictedBlocks
+
+
+class BlockScores:
+    """Belongs to one sequence.
+
+    Attributes:
+        decisions: Of each eviction, the places of the blocks that left; at first those of earlier attempts.
+    """
+
+    def __init__(self, budget: BlockBudget, decisions: Values[tuple[int, ...]] = ()) -> None:
+        self.decisions = list(decisions)
+        self._budget = budget
+        # Since the last eviction, and how often it was more than the mean before.
+        self._attention: list[float] = []
+        self._counts: list[float] = []
+
+    def add(self, attention: Values[float]) -> None:
+        """Add how much attention some tokens paid to each block."""
+        self._attention = [sum(pair) for pair in zip_longest(self._attention, attention, fillvalue=0.0)]
+
+    def places(self, number: int) -> tuple[int, ...]:
+        """Return which blocks of the full table eviction `number` evicts, in order."""
+        if number < len(self.decisions):
+            return self.decisions[number]
+        scores, budget = self._scores(), self._budget
+        candidates = range(budget.num_sinks, budget.num_blocks - budget.num_recent)
+        # Of equal ones the oldest leave.
+        return tuple(sorted(sorted(candidates, key=lambda place: scores[place])[: budget.num_evicted]))
+
+    def evict(self, number: int, places: tuple[int, ...]) -> None:
+        """Let the blocks at these places leave, in eviction `number`."""
+        if number == len(self.decisions):
+            self.decisions.append(places)
+        self._counts = [score for place, score in enumerate(self._scores()) if place not in places]
+        self._attention = []
+
+    def told(self, first: int) -> EvictedBlocks | None:
+        """Return the decisions from number `first` on; None where there are none."""
+        places = tuple(chain.from_iterable(self.decisions[first:]))
+        return EvictedBlocks(self._budget.block_size, places, first * self._budget.num_evicted) if places else None
+
+    def reset(self) -> None:
+        """Forget the scores, because the sequence is computed again."""
+        self._attention, self._counts = [], []
+
+    def _scores(self) -> list[float]:
+        """Return the score of each block of the full table."""
+        # A runner may tell of more blocks than there are: nobody attends to these.
+        count = self._budget.num_blocks
+        attention = [*self._attention, *[0.0] * count][:count]
+        if self._budget.policy == "heavy_hitters":
+            return attention
+        mean = sum(attention) / count
+        counts = [*self._counts, *[0] * (count - len(self._counts))]
+        return [before + (paid > mean) for before, paid in zip(counts, attention, strict=True)]
