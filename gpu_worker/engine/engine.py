@@ -277,7 +277,9 @@ class Engine:
             pending = CompletedStep(StepResult(step.step, []))
         else:
             try:
-                if self._interrupt is not None and not self._isolation.is_active:
+                # Keys may have turned in a step that evicts, so it cannot begin again.
+                can_begin_again = not (self._isolation.is_active or step.plan.evictions)
+                if self._interrupt is not None and can_begin_again:
                     self._under_way = self.scheduler.first_tokens.under_way(step, started)
                 pending = self._submit(step)
             except Exception as error:
