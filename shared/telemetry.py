@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import sys
 import time
 
@@ -17,6 +18,8 @@ FORMATS = ("text", "json")
 
 _STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _MAX_VALUE_LENGTH = 500
+# Of characters that need no quotes; others are looked at one by one.
+_is_plain = re.compile(r"[!#-<>-\[\]-~]+").fullmatch
 # Tracebacks are worth more room; what a client sends is bounded where it is logged.
 _MAX_JSON_LENGTH = 20_000
 
@@ -70,6 +73,9 @@ def configure_logging(level: str, log_format: str = "text", **fields: str) -> No
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(fields) if log_format == "json" else LineFormatter(fields))
+    # Lines do not name the place in the source, which is looked for on the stack, nor threads and processes.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -89,8 +95,12 @@ def _one_line(text: str) -> str:
 
 
 def _quote(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
     if len(text) > _MAX_VALUE_LENGTH:
         text = text[:_MAX_VALUE_LENGTH] + "…"
-    is_plain = text.isprintable() and text != "" and not any(mark in text for mark in ' "=\\')
-    return text if is_plain else json.dumps(text)
+    if _is_plain(text):
+        return text
+    needs_quotes = not text.isprintable() or text == "" or any(mark in text for mark in ' "=\\')
+    return json.dumps(text) if needs_quotes else text

@@ -1,14 +1,15 @@
 """Which images a step encodes, and whose embeddings the runner keeps.
 
 The stages of the vision tower are charged to the step's token budget, at what a layer costs in tokens, so a large image
-passes them, tile by tile, over several steps. How many tokens a layer has to compute is known; how long it takes beside
-them is learned. Embeddings are kept within a bound, the least recently used go first;
+passes them, tile by tile, over several steps. How many tokens have as much to compute as a layer is known; how long
+each stage takes beside them is learned. Embeddings are kept within a bound, the least recently used go first;
 only an image that is encoded for a sequence alone may exceed it, where others need all that is kept. An image that a
 running sequence needs goes only for one that is before it in order, so there is always one that gets on.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,10 +20,8 @@ from gpu_worker.core.scheduler_config import MediaConfig
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from shared.errors import BadRequestError
 
-_LEAST_SLOWNESS, _MOST_SLOWNESS = 0.25, 8.0
-"""Bounds of how long a layer takes for each token that it costs: a disturbance is not believed."""
-_WEIGHT = 0.2
-"""Of a step, in the mean of the logarithms of what steps show."""
+_MOST_CHANGE, _MOST_SLOWNESS = 2.0, 16.0
+"""Of a stage's slowness, by a step, and at all: a disturbance is not believed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,12 +29,13 @@ class _Kept:
     """An image that the runner keeps.
 
     Attributes:
-        layer_cost: Of each such pass, in tokens that have as much to compute.
+        layer_cost: Of a tile in a layer, in tokens that have as much to compute.
         num_passes: Of its tiles through stages, when the step that is being planned is done.
         holders: Sequences that need it, each with the end of the image in it.
     """
 
     num_rows: int
+    num_tiles: int
     layer_cost: int
     num_passes: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -54,7 +54,8 @@ class EncoderSchedule:
         self._works: dict[bytes, EncodeWork] = {}
         self._used: set[bytes] = set()
         self._spent = 0
-        self._slowness = 1.0
+        # By stage: how many times as long it takes as the tokens that a layer costs.
+        self._slowness = [1.0] * self._config.num_stages
 
     def validate(self, sequence: Sequence) -> None:
         """Refuse images that could never be encoded; any thread may call it.
@@ -77,7 +78,9 @@ class EncoderSchedule:
             if kept.holders:
                 kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
 
-    def reach(self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool) -> tuple[int, int]:
+    def reach(
+        self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool, is_first: bool
+    ) -> tuple[int, int]:
         """Return how many of a sequence's next tokens the step can compute, and what it is charged for its images.
 
         Args:
@@ -85,13 +88,14 @@ class EncoderSchedule:
             num_tokens: To compute at most.
             budget: Tokens that are left of the step's.
             is_alone: Nothing else is computed, so nothing is delayed: the image is encoded at once, for nothing.
+            is_first: One pass may exceed the budget, or a small one would stop the image for ever.
         """
         before = self._spent
         first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
         for span in sequence.media:
             if first < span.end and span.start < end:
                 room = 0 if is_alone else budget - (self._spent - before)
-                if not self._encode(sequence, span, room, is_alone=is_alone):
+                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first):
                     end = max(first, span.start)
                     break
         charged = 0 if is_alone else self._spent - before
@@ -103,7 +107,7 @@ class EncoderSchedule:
         end = sequence.num_computed_tokens + num_tokens
         for span in sequence.media:
             if sequence.num_computed_tokens < span.end and span.start < end:
-                self._encode(sequence, span, 0, is_alone=True)
+                self._encode(sequence, span, 0, is_alone=True, is_first=True)
 
     def take(self) -> tuple[list[bytes], list[EncodeWork]]:
         """Return what the plan says: images to forget, and then those to encode."""
@@ -117,11 +121,23 @@ class EncoderSchedule:
 
     def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
         """Learn from a step in which encoding took `encoding_s` that a token takes `token_s`."""
-        kept = [(self._kept.get(work.digest), work.end - work.first) for work in works]
-        cost_s = token_s * sum([count * image.layer_cost for image, count in kept if image is not None])
-        if cost_s:
-            seen = max(_LEAST_SLOWNESS, min(_MOST_SLOWNESS, encoding_s / cost_s))
-            self._slowness *= (seen / self._slowness) ** _WEIGHT
+        expected_s, stages = 0.0, set[int]()
+        for work in works:
+            if (kept := self._kept.get(work.digest)) is None:
+                return
+            for number in range(work.first, work.end):
+                expected_s += token_s * self._cost(kept, number)
+                stages.add(number // kept.num_tiles)
+        if expected_s <= 0.0:
+            return
+        seen = max(1 / _MOST_CHANGE, min(_MOST_CHANGE, encoding_s / expected_s))
+        for stage in stages:
+            slowness = self._slowness[stage] * math.sqrt(seen)
+            self._slowness[stage] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
+
+    def _cost(self, kept: _Kept, number: int) -> float:
+        """Return how many tokens take as long as a pass."""
+        return kept.layer_cost * self._slowness[number // kept.num_tiles]
 
     def reset(self) -> None:
         """Forget all images: steps that encoded them may have failed."""
@@ -131,31 +147,30 @@ class EncoderSchedule:
         self._used.clear()
         self._num_rows = 0
 
-    def _encode(self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool) -> bool:
-        """Let tiles of an image pass as many layers as there is budget for; return True if all have passed all."""
+    def _encode(self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool, is_first: bool) -> bool:
+        """Let tiles of an image pass as many stages as there is budget for; return True if all have passed all."""
         digest = span.digest
         kept = self._kept.get(digest)
         if kept is None:
             if not self._make_room(sequence, span.num_rows) and not is_alone:
                 return False
-            kept = self._kept[digest] = _Kept(span.num_rows, span.layer_cost)
+            kept = self._kept[digest] = _Kept(span.num_rows, span.num_tiles, span.layer_cost)
             self._num_rows += span.num_rows
         self._kept.move_to_end(digest)
         self._used.add(digest)
         if all(holder is not sequence for holder, _ in kept.holders):
             kept.holders.append((sequence, max(each.end for each in sequence.media if each.digest == digest)))
         num_passes = self._config.num_stages * span.num_tiles
-        count, cost = num_passes - kept.num_passes, max(1, round(span.layer_cost * self._slowness))
-        if count and not is_alone:
-            # One pass of the first image in each step, so that a small budget does not stop it for ever.
-            least = 0 if self._works else 1
-            count = min(count, max(least, budget // cost))
-        if count:
-            first = self._works[digest].first if digest in self._works else kept.num_passes
-            kept.num_passes += count
+        first = self._works[digest].first if digest in self._works else kept.num_passes
+        while kept.num_passes < num_passes:
+            cost = max(1, round(self._cost(kept, kept.num_passes)))
+            if not is_alone and cost > budget and (self._works or not is_first):
+                return False
+            kept.num_passes += 1
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
-            self._spent += count * cost
-        return kept.num_passes == num_passes
+            self._spent += cost
+            budget -= cost
+        return True
 
     def _make_room(self, sequence: Sequence, num_rows: int) -> bool:
         """Forget images until there is room for another; return False where others need theirs first."""

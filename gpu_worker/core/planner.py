@@ -66,6 +66,7 @@ class Planner:
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self.encoder = EncoderSchedule(config.media)
+        self._saved_for_images = 0
         self._writer = PlanWriter(self.encoder.take, blocks.evictions.take)
 
     @property
@@ -273,11 +274,14 @@ class Planner:
         Returns:
             How many are left then, and what images were charged.
         """
-        charged = 0
+        charged, num_before = 0, len(scheduled)
         for sequence in prompts:
             num_tokens = self._blocks.reach(sequence, min(sequence.num_uncomputed_tokens, left - num_kept))
             if sequence.media:
-                num_tokens, cost = self.encoder.reach(sequence, num_tokens, left - num_kept, is_alone=not scheduled)
+                is_first = len(scheduled) == num_before
+                num_tokens, cost = self.encoder.reach(
+                    sequence, num_tokens, left - num_kept, is_alone=not scheduled, is_first=is_first
+                )
                 left, charged = left - cost, charged + cost
             if num_tokens < sequence.num_uncomputed_tokens and sequence.needs_one_step:
                 continue
@@ -298,7 +302,13 @@ class Planner:
         for sequence, wanted in chunks:
             num_tokens = self._blocks.reach(sequence, wanted)
             if sequence.media:
-                num_tokens, cost = self.encoder.reach(sequence, num_tokens, wanted, is_alone=not scheduled)
+                # A pass that costs more than a step may spend on batch work waits until steps have saved as much.
+                self._saved_for_images += wanted
+                num_tokens, cost = self.encoder.reach(
+                    sequence, num_tokens, self._saved_for_images, is_alone=not scheduled, is_first=False
+                )
+                if cost or num_tokens:
+                    self._saved_for_images = 0
                 left, charged = left - cost, charged + cost
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))

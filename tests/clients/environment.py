@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-INSTALL_TIMEOUT_S = 900
+INSTALL_TIMEOUT_S = 3600
 
 
 # Each library in an environment of its own, or the one that wants an older release of another would have its way.

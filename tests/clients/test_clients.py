@@ -175,7 +175,7 @@ def _cell(why: str | None) -> str:
     return "" if why is None else "no" if why else "yes"
 
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(4500)]
 
 # Name in the table, and the script that tries its features.
 CLIENTS = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import mean
+
 import msgspec
 import pytest
 
@@ -12,6 +15,7 @@ from gpu_worker.core.scheduler_config import MediaConfig, SchedulerConfig
 from gpu_worker.core.sequence import Sequence
 from gpu_worker.core.step import SampledTokens, ScheduledStep, StepResult
 from shared.errors import BadRequestError
+from shared.messages import Lane
 from shared.sampling import Sampling
 
 LAYERS = 6
@@ -132,6 +136,44 @@ def test_an_expensive_image_passes_a_layer_a_step() -> None:
     for _ in range(LAYERS):
         assert encoded_layers(runner.step().plan) == 1
     runner.finish(300)
+
+
+def stream_with_images(lane: Lane, duration_s: Callable[[ScheduledStep], float]) -> list[float]:
+    """Return how long the steps of a stream take beside images of a lane."""
+    scheduler, now, seconds = make_scheduler(budget=200, max_rows=400), 0.0, list[float]()
+    runner = Runner(scheduler)
+    scheduler.add(text("stream", max_tokens=350))
+    for number in range(340):
+        if number >= 40 and not any(sequence.media for sequence in scheduler.sequences):
+            sequence = seeing(f"i{number}", (chr(number), 40), cost=20)
+            sequence.lane = lane
+            scheduler.add(sequence)
+        done = runner.step()
+        seconds.append(duration_s(done))
+        now += seconds[-1]
+        scheduler.observe(done, StepResult(done.step, [SampledTokens() for _ in done.scheduled]), seconds[-1], now)
+    assert sum(map(encoded_layers, runner.plans)) >= LAYERS
+    return seconds
+
+
+def test_images_of_batch_work_slow_a_stream_down_by_what_batch_work_may() -> None:
+    def duration_s(step: ScheduledStep) -> float:
+        return 0.01 + 0.002 * len(step.scheduled) + 0.001 * step.num_tokens + 0.02 * encoded_layers(step.plan)
+
+    seconds = stream_with_images("batch", duration_s)
+    assert mean(seconds[140:]) < 1.1 * mean(seconds[:40])
+
+
+def test_one_pass_of_each_stage_costs_what_it_takes() -> None:
+    """A stage that takes long has steps without other prompts; steps of quick ones are filled."""
+
+    def duration_s(step: ScheduledStep) -> float:
+        stages = [number for work in step.plan.encodes for number in range(work.first, work.end)]
+        encoding_s = sum(0.15 if number == 3 else 0.01 for number in stages)
+        return 0.01 + 0.002 * len(step.scheduled) + 0.001 * step.num_tokens + encoding_s
+
+    seconds = stream_with_images("interactive", duration_s)
+    assert max(seconds[140:]) < 1.1 * (0.014 + 0.2)
 
 
 @pytest.mark.parametrize("slowness", [0.4, 1.0, 3.0])
