@@ -25,8 +25,8 @@ from pydantic import BaseModel
 
 # It sends traces to OpenAI otherwise.
 set_tracing_disabled(True)
-# It takes a response that a limit has ended for a failure.
-SHORT = ModelSettings(max_tokens=400, extra_body={"stop": ["("]})
+# It takes a response that a limit has ended for a failure. One answer in thirty repeats itself until then, if it may.
+SHORT = ModelSettings(max_tokens=400, extra_body={"stop": ["("], "frequency_penalty": 1.0})
 CALLING = ModelSettings(max_tokens=100, tool_choice="required", parallel_tool_calls=False)
 
 
