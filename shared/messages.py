@@ -3,7 +3,6 @@
 Every message is a tagged msgspec Struct carried as msgpack. Unknown fields are ignored, so a newer peer may add
 fields at the end. `Request` is encoded as a map, because people write it by hand, also as JSON, in which unknown fields
 are refused. What is sent once per step (`Frame`, `Delta`) is encoded as arrays, because its size and speed matter.
-
 One wire request is one sequence: the gateway turns `n` choices and lists of prompts into several requests.
 """
 
@@ -82,7 +81,6 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         truncate_prompt_tokens: Only so many of the prompt's last tokens count; -1: as many as leave room in the
             context for the output. With `pooling` the first ones count, and -1 is as many as the model reads.
         cache_salt: Prompts share computed blocks only where their salts are equal.
-        return_prompt_token_ids: Send the prompt's token ids with the first generated token.
         pooling: The answer is numbers made of the prompt, and nothing is generated: `sampling` does not apply.
         prediction: What the client expects the output to resemble; it changes the speed at most, never the answer.
         traceparent: W3C's name of the span that this request is part of, when requests are traced.
@@ -202,11 +200,9 @@ class Delta(Struct, frozen=True, array_like=True):
         token_ids: May be empty: the first delta of an epoch says which worker holds the request.
         text: Text that became certain in this step. It may lag behind `token_ids` while a UTF-8 character or a possible
             stop string is incomplete; the lag is a function of the tokens alone, so another worker continues exactly.
-        logprobs: One entry per generated token, when asked for.
         prompt_logprobs: For the prompt's tokens, once, when asked for; None for the first, which has no condition.
         prompt_tokens: Length of the prompt in tokens, in the first delta of an epoch.
         in_reasoning: In the first delta of an epoch: the text begins inside the model's reasoning.
-        prompt_token_ids: The prompt, once, when asked for.
         evicted: What was evicted by attention since the delta before, if anything was: no token saw less before.
     """
 
@@ -249,13 +245,10 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         last_returned: The same of those that it has given back: that one, and those before it, may wait there again.
         last_resumed, last_resumed_returned: The same in the queue of what goes before it.
         chat_format: Name of the description in `shared.formats` of how the model writes reasoning and tool calls.
-        tasks: What the worker can do with a prompt.
-        metrics: What it counts of itself, for Prometheus.
         sampling_defaults: What the model's files advise for requests that do not say; None for nothing.
         num_reconnects: Connections to NATS that the worker has made anew: frames may have been lost with each before.
         features, adapters: What it understands that earlier versions do not, and has named; gateways send nothing else.
         prefixes: What it holds of prompts, and what waits for another worker that does; None: it takes no part in that.
-        services: What it has served tenants.
         roles: Its part in computing prompts and answers on different workers; None: it does both.
     """
 

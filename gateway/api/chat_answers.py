@@ -59,8 +59,7 @@ class CompletionDetails(Struct, forbid_unknown_fields=True):
 class UsageAnswer(Struct, forbid_unknown_fields=True):
     """Token counts of an answer; in the middle of a stream, without the details.
 
-    `evicted_tokens` is there where a `kv_budget` made the model forget tokens: how many, at the end of each choice, and
-    `evicted_by` by which policy.
+    `evicted_tokens` is how many tokens a `kv_budget` made the model forget, at the end of each choice, if it made any.
     """
 
     prompt_tokens: int

@@ -52,13 +52,9 @@ class Loss:
 
 @dataclass(slots=True)
 class FlightLog:
-    """Attempts of one flight. Times are loop times; the timeline converts them to the request's clock.
+    """Attempts of one flight: why the present one was made and since when a worker has it, and those before it.
 
-    Attributes:
-        claimed_at: When a worker said that it has the present attempt; None while none has.
-        why: Why the present attempt was made.
-        ended: The attempts before it.
-        receipts: By epoch.
+    Times are loop times; the timeline converts them to the request's clock. Receipts are by epoch.
     """
 
     claimed_at: float | None = None

@@ -292,8 +292,7 @@ class Attention:
             None if written is None else written.scales,
             values,
         )
-        query = self._scaled(query, positions)
-        limits = self._scale, shape.sliding_window, shape.soft_cap
+        query, limits = self._scaled(query, positions), (self._scale, shape.sliding_window, shape.soft_cap)
         if (scored := context.scored) is not None:
             scored.add(query[scored.tokens], cache, block_tables, self._scale, shape.soft_cap, weights.sinks)
         attended = self._attend(
