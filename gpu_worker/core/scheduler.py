@@ -127,7 +127,7 @@ class Scheduler:
             num_device_hits=self._blocks.num_device_hits,
             num_evicted_blocks=self._blocks.num_evicted,
             num_retained_blocks=self._blocks.num_retained,
-            token_s=self.token_s,
+            full_step_rate=self.full_step_rate,
         )
 
     @property
@@ -138,9 +138,9 @@ class Scheduler:
         )
 
     @property
-    def token_s(self) -> float:
-        """Seconds that a prompt's token adds to a step; 0 while no step has told."""
-        return self._step_time.token_s if self._step_time.is_sure_of_tokens else 0.0
+    def full_step_rate(self) -> float:
+        """Prompt tokens per second of a full step, by the model of step times; 0 while unknown."""
+        return self._step_time.prefill_rate(self.config.max_num_batched_tokens)
 
     @property
     def num_blank_blocks(self) -> int:

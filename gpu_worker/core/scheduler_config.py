@@ -132,7 +132,7 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
         num_device_hits: Those of them that no tier below the device's memory had to bring.
         num_evicted_blocks: Blocks of the prefix cache that were overwritten so far.
         num_retained_blocks: Blocks that are evicted last at present, because a request asked for it.
-        token_s: Seconds that a prompt's token adds to a step, by the model of step times; 0 while unknown.
+        full_step_rate: Prompt tokens per second of a full step, by the model of step times; 0 while unknown.
     """
 
     running: int
@@ -150,4 +150,4 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
     num_evicted_blocks: int = 0
     num_retained_blocks: int = 0
     groups: tuple[tuple[str, int, int], ...] = ()
-    token_s: float = 0.0
+    full_step_rate: float = 0.0

@@ -83,10 +83,11 @@ class StepTimeModel:
         """Return whether steps have told what batch sequences and their prompts take."""
         return max(self._covariance[2][2], self._covariance[3][3]) <= _SURE_OF_BATCH**2
 
-    @property
-    def is_sure_of_tokens(self) -> bool:
-        """Return whether steps have told what a prompt's tokens take."""
-        return self.is_known and self._covariance[3][3] <= _SURE_OF_TOKENS**2
+    def prefill_rate(self, num_tokens: int) -> float:
+        """Return a prompt's tokens per second in steps of that many; 0 until steps have told what tokens take."""
+        if not self._costs_s or self._covariance[3][3] > _SURE_OF_TOKENS**2:
+            return 0.0
+        return num_tokens / self.predict(1, 0, num_tokens - 1)
 
     @property
     def token_s(self) -> float:

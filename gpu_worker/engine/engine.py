@@ -26,7 +26,7 @@ from gpu_worker.core.scheduler_config import SchedulerStats
 from gpu_worker.core.sequence import Sequence, SequenceStatus
 from gpu_worker.core.step import CompletedStep, ScheduledStep, SequenceEvent, StepResult
 from gpu_worker.core.step_interrupt import StepGivenUpError, StepInterrupt
-from gpu_worker.engine.rates import StepRates, expected_prefill
+from gpu_worker.engine.rates import StepRates
 from shared.worker_metrics import StepCounts
 
 MAX_CONTROL_STEPS = 3
@@ -61,8 +61,8 @@ class EngineStats(SchedulerStats, frozen=True, kw_only=True):
 
     @property
     def expected_prefill_rate(self) -> float:
-        """Tokens per second that a prompt will be computed at (`expected_prefill`)."""
-        return expected_prefill(self.prefill_rate, self.token_s)
+        """Tokens per second that a prompt will be computed at; short prompts fill no step that could be measured."""
+        return self.prefill_rate or self.full_step_rate
 
 
 class Engine:
@@ -290,7 +290,7 @@ class Engine:
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
         if self._tiers is not None:
-            self._tiers.prefill_rate = expected_prefill(self._rates.prefill, self.scheduler.token_s)
+            self._tiers.prefill_rate = self._rates.prefill or self.scheduler.full_step_rate
             self._tiers.flush()
         return self._runner.submit(step.plan)
 

@@ -27,19 +27,6 @@ class Rate:
         self._seconds = self._seconds * keep + duration_s
 
 
-def expected_prefill(rate: float, token_s: float) -> float:
-    """Return prompt tokens per second: as measured in full steps, which short prompts never fill, or by `token_s`.
-
-    Args:
-        rate: `StepRates.prefill`.
-        token_s: Seconds that a token of a prompt adds to a step, by the model of step times; 0 while unknown.
-
-    Returns:
-        0 while both are unknown.
-    """
-    return rate or (1 / token_s if token_s else 0.0)
-
-
 class StepRates:
     """Prefill and decode rates as heartbeats report them."""
 
