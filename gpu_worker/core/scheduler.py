@@ -261,8 +261,8 @@ class Scheduler:
         self._landing.apply(step, result, events)
         return events
 
-    def roll_back(self) -> list[ScheduledSequence]:
-        """Undo all steps in flight, because the oldest could not be executed. Their results must not come any more.
+    def roll_back(self, *, has_failed: bool = True) -> list[ScheduledSequence]:
+        """Undo all steps in flight, because the oldest failed or was given up. Their results must not come any more.
 
         What they wrote into blocks will be written again. The next plan names their sequences as departed, so that the
         runner forgets what these steps made of them.
@@ -280,7 +280,8 @@ class Scheduler:
                 if sequence.status is not SequenceStatus.FINISHED:
                     sequence.num_computed_tokens = item.start
         self._in_flight.clear()
-        self._planner.encoder.reset()
+        if has_failed:
+            self._planner.encoder.reset()
         self._live.release_ended(self._live.num_planned)
         self._running.departed += touched
         self._lose_evictions(evicting)

@@ -38,6 +38,7 @@ class _Flight(Struct, frozen=True):
     pending: PendingStep
     started: float
     is_retry: bool
+    under_way: StepUnderWay | None
 
 
 class EngineStats(SchedulerStats, frozen=True, kw_only=True):
@@ -224,10 +225,10 @@ class Engine:
 
     def _begin_again(self, flight: _Flight) -> list[SequenceEvent]:
         """Undo a step that was given up. It was in flight alone, and what it computed is planned anew."""
-        step, self._landed_at = self.scheduler.first_tokens.under_way(flight.step, flight.started), self._clock()
-        assert step is not None, "it was given up"
-        self.scheduler.first_tokens.give_up(step, self._landed_at)
-        self.scheduler.roll_back()
+        assert flight.under_way is not None, "only such steps are given up"
+        self._landed_at = self._clock()
+        self.scheduler.first_tokens.give_up(flight.under_way, self._landed_at)
+        self.scheduler.roll_back(has_failed=False)
         self._let_leave()
         return self.scheduler.take_events()
 
@@ -273,20 +274,25 @@ class Engine:
         if step is None:
             return False
         pending: PendingStep
+        under_way = None
         if not step.scheduled:
             pending = CompletedStep(StepResult(step.step, []))
         else:
             try:
-                # Keys may have turned in a step that evicts, so it cannot begin again.
-                can_begin_again = not (self._isolation.is_active or step.plan.evictions)
-                if self._interrupt is not None and can_begin_again:
-                    self._under_way = self.scheduler.first_tokens.under_way(step, started)
+                self._under_way = self._may_be_given_up(step, started)
                 pending = self._submit(step)
             except Exception as error:
                 pending = RefusedStep(error)
-            self._under_way = None
-        self._in_flight.append(_Flight(step, pending, started, self._isolation.is_active))
+            under_way, self._under_way = self._under_way, None
+        self._in_flight.append(_Flight(step, pending, started, self._isolation.is_active, under_way))
         return bool(step.scheduled)
+
+    def _may_be_given_up(self, step: ScheduledStep, now: float) -> StepUnderWay | None:
+        # What drafts for a sequence would have to read all of it again.
+        has_drafted = self.scheduler.speculation is not None and step.num_decodes > 0
+        if self._interrupt is None or self._isolation.is_active or has_drafted:
+            return None
+        return self.scheduler.first_tokens.under_way(step, now)
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
         if self._tiers is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -135,11 +136,18 @@ class Disturbed:
 
     def submit(self, plan: StepPlan) -> PendingStep:
         assert self.engine is not None
-        if self.engine._under_way is not None and self._random.random() < 0.5:
-            assert self._runner.interrupt is not None
-            self._runner.interrupt.ask(plan.step)
+        interrupt = self._runner.interrupt
+        assert interrupt is not None
+        asking = Timer(self._random.choice([0.0, 0.0, 0.0005, 0.001]), interrupt.ask, [plan.step])
+        if self.engine._under_way is not None and self._random.random() < 0.7:
+            asking.start()
+            if not asking.interval:
+                asking.join()
+        try:
+            return self._runner.submit(plan)
+        except StepGivenUpError:
             self.num_given_up += 1
-        return self._runner.submit(plan)
+            raise
 
 
 @pytest.mark.parametrize("form", ["fused", "layered"])
@@ -169,6 +177,16 @@ def test_real_steps_that_were_given_up_leave_nothing_behind(
                 outcome.add(event)
         assert engine.stats.num_failed_steps == 0
         outputs.append((outcome.tokens, outcome.logprobs))
-        assert disturbed is None or disturbed.num_given_up > 3
+        assert disturbed is None or disturbed.num_given_up > 2
         runner.clear()
     assert outputs[0] == outputs[1]
+
+
+def test_images_stay_encoded_where_a_step_is_given_up() -> None:
+    forgotten: list[bool] = []
+    beside = Beside()
+    beside.engine.scheduler._planner.encoder.reset = lambda: forgotten.append(True)  # type: ignore[method-assign]
+    for seed in range(20):
+        beside.ask(8, 0.06, seed)
+    assert beside.num_given_up
+    assert not forgotten
