@@ -23,7 +23,7 @@ from tests.shared.test_bounds import encoded, name_of, request_with
 
 MakeWorker = Callable[..., Awaitable[RunningWorker]]
 # What these say is not about the answer, or ends it before it begins.
-ELSEWHERE = {"epoch", "version", "deadline", "created", "probation", "messages"}
+ELSEWHERE = {"epoch", "version", "deadline", "created", "probation", "messages", "evicted"}
 NUMBERS = [leaf for leaf in leaves(Request) if isinstance(leaf.type, Number)]
 # What a model does not have is within the bounds of messages, and refused at intake.
 MODELS_OWN = (

@@ -21,6 +21,7 @@ STREAMS = {
     "HR_RESPONSES",
     "HR_BATCHES",
     "HR_ENDS",
+    "HR_HOURS",
     "HR_USAGE",
     "HR_STREAMS",
     "HR_MEDIA",
