@@ -116,7 +116,7 @@ await run({
   records: async () => {
     const places = z.object({ places: z.record(z.enum(["x", "y"]), z.number().int().min(0).max(99)) });
     for (const model of [compatible(MODEL), openai(MODEL)]) {
-      const answer = await generateObject({ ...common, model, schema: places, maxOutputTokens: 200 });
+      const answer = await generateObject({ ...common, model, schema: places, maxOutputTokens: 200, temperature: 0 });
       check(Object.keys(answer.object.places).sort().join() === "x,y", answer.object);
     }
   },
