@@ -225,6 +225,8 @@ class BlockTiers:
             except Exception:
                 _log.exception("a block could not be loaded from a lower tier; it is computed")
             load.note_ended()
+        if self._peers is not None and (wanted := load.leave()) is not None:
+            self._peers.forget(item[:2] for item in wanted)
 
     def _load_one(self, load: BlockLoad, number: int, wanted: Wanted) -> None:
         group, digest, block = wanted

@@ -26,7 +26,7 @@ class BlockLoad:
         self._arrived = [False] * len(wanted)
         self._num_taken = 0
         self._num_ended = 0
-        self._has_ended = False
+        self._has_ended = self._was_left = False
         self._lock = threading.Lock()
 
     @property
@@ -55,6 +55,15 @@ class BlockLoad:
         """Take note that a content has arrived, or does not come."""
         with self._lock:
             self._num_ended += 1
+
+    def leave(self) -> list[Wanted] | None:
+        """Return what was wanted, once: to who ends last, when nothing is under way or begun any more."""
+        with self._lock:
+            has_more = not self._has_ended and self._num_taken < len(self._wanted)
+            if has_more or self._num_ended < self._num_taken or self._was_left:
+                return None
+            self._was_left = True
+            return self._wanted
 
     def end(self) -> list[bool]:
         """Stop, and say of each wanted content whether it arrived whole. No block is written to from now on."""

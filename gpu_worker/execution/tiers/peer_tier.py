@@ -60,7 +60,28 @@ class PeerSession:
 
     def expect(self, names: Iterable[Name]) -> None:
         """Ask for these contents as soon as one of them is wanted: they come without a round trip for each."""
-        self._expected.extend(name for name in names if name in self.contents)
+        self._expected.extend(names)
+
+    def forget(self, names: Iterable[Name]) -> None:
+        """Let go of contents that are not wanted any more, and take off the wire what was asked for.
+
+        Raises:
+            OSError: The connection is of no more use.
+        """
+        dropped = set(names)
+        try:
+            with self._lock:
+                # Others may append meanwhile.
+                for _ in range(len(self._expected)):
+                    if (name := self._expected.popleft()) not in dropped:
+                        self._expected.append(name)
+                while self._asked and not self.is_closed:
+                    self._take_in()
+                for name in dropped:
+                    self._received.pop(name, None)
+        except OSError:
+            self.close()
+            raise
 
     def get(self, name: Name) -> bytearray | None:
         """Return a content with its header, not verified; None where the other side has none.
@@ -82,12 +103,16 @@ class PeerSession:
 
     def _receive(self, name: Name) -> None:
         if name not in self._asked:
-            asked = [name]
+            asked = {name: None}
             while self._expected and len(asked) < MAX_ASKED:
-                if (later := self._expected.popleft()) != name:
-                    asked.append(later)
+                later = self._expected.popleft()
+                if later not in self._asked and later not in self._received:
+                    asked[later] = None
             send_frame(self._connection, Kind.GET, b"".join(ITEM.pack(*each) for each in asked))
             self._asked.extend(asked)
+        self._take_in()
+
+    def _take_in(self) -> None:
         for each in self._receiver.receive(self._asked):
             self._received[self._asked.popleft()] = each
 
@@ -160,9 +185,18 @@ class PeerTier:
 
     def expect(self, names: Iterable[Name]) -> None:
         """Take note of the contents that are going to be read, in this order."""
+        for session, own in self._by_session(names).items():
+            session.expect(own)
+
+    def forget(self, names: Iterable[Name]) -> None:
+        """Let go of contents of `expect` that were not read: whoever wanted them has ended."""
         names = list(names)
         for session in list(self._sessions.values()):
-            session.expect(names)
+            if not session.is_closed:
+                try:
+                    session.forget(names)
+                except OSError as error:
+                    self._failed(session.address, error)
 
     def has(self, group: int, digest: bytes) -> bool:
         """Return whether the content can be fetched."""
@@ -196,6 +230,13 @@ class PeerTier:
         for session in sessions.values():
             session.close()
         return bool(sessions)
+
+    def _by_session(self, names: Iterable[Name]) -> dict[PeerSession, list[Name]]:
+        found: dict[PeerSession, list[Name]] = {}
+        for name in names:
+            if (session := self._find(*name)) is not None:
+                found.setdefault(session, []).append(name)
+        return found
 
     def _find(self, group: int, digest: bytes) -> PeerSession | None:
         name = (group, digest)

@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.tiers import Wanted
 from gpu_worker.execution.tiers import block_server, peer_tier, peer_wire, shared_memory
 from gpu_worker.execution.tiers.block_server import BlockServer, split_address
-from gpu_worker.execution.tiers.channels import _PLACE, SharedReceiver
+from gpu_worker.execution.tiers.channels import _PLACE, Receiver, SharedReceiver
 from gpu_worker.execution.tiers.file_format import HEADER_BYTES, Maker
 from gpu_worker.execution.tiers.leases import GIVE_WAY_S, Lease, Leases
+from gpu_worker.execution.tiers.loading import BlockLoad
 from gpu_worker.execution.tiers.peer_tier import PeerTier
 from gpu_worker.execution.tiers.peer_wire import (
     ITEM,
@@ -599,6 +601,60 @@ def test_a_prefix_is_asked_for_at_once(pair: Pair, expected: Answer, monkeypatch
     answer, resumed = pair.go_on(begun)
     assert (answer, resumed.num_cached_tokens) == (expected, 60)
     assert sent == [Kind.GET]
+
+
+@contextlib.contextmanager
+def session_with(names: list[tuple[int, bytes]], asked: list[int]) -> Iterator[peer_tier.PeerSession]:
+    """Yield a session with a sender that notes how many contents each question names, and sends each its digest."""
+    reader, sender = socket.socketpair()
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                _, body = receive_frame(sender, MAX_REQUEST_BYTES, 60)
+                asked.append(len(body) // ITEM.size)
+                for _, digest in ITEM.iter_unpack(body):
+                    send_frame(sender, Kind.BLOCK, digest)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    session = peer_tier.PeerSession(reader, Receiver(reader, [32]), frozenset(names), "a:1")
+    try:
+        yield session
+    finally:
+        session.close()
+        thread.join(10)
+        sender.close()
+
+
+def test_contents_that_two_loads_want_are_asked_for_once() -> None:
+    names, asked = [(0, bytes([number]) * 32) for number in range(40)], list[int]()
+    with session_with(names, asked) as session:
+        session.expect(names)
+        session.expect(names)
+        assert [session.get(name) for name in names] == [digest for _, digest in names]
+        assert asked == [40]
+
+
+def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go() -> None:
+    names, asked = [(0, bytes([number]) * 32) for number in range(100)], list[int]()
+    peers = PeerTier([32], 4)
+    with session_with(names, asked) as session:
+        peers._sessions["r"] = session
+        peers.expect(names)
+        assert session.get(names[0]) is not None
+        load = BlockLoad(b"", [Wanted(group, digest, 0) for group, digest in names], [])
+        assert load.take() is not None
+        load.end()
+        assert load.leave() is None, "a content is under way"
+        load.note_ended()
+        left = load.leave()
+        assert left is not None
+        peers.forget(item[:2] for item in left)
+        assert (load.leave(), list(session._asked), session._received) == (None, [], {})
+        # What was expected is not asked for with what another load wants.
+        assert session.get(names[99]) == names[99][1]
+        assert asked == [64, 1]
 
 
 @pytest.mark.parametrize(("num_contents", "is_open"), [(32, True), (33, False), (1 << 20, False)])
