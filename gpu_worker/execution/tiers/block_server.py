@@ -131,12 +131,13 @@ class BlockServer:
         try:
             sender = self._sender(connection)
             maker = self._maker()
-            lease = None if maker is None or sender is None else self._open(connection)
-            if lease is None or maker is None or sender is None:
+            opened = None if maker is None or sender is None else self._open(connection)
+            if opened is None or maker is None or sender is None:
                 send_frame(connection, Kind.REFUSED)
                 return
+            lease, kind = opened
             sender.begin()
-            send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in lease.rows))
+            send_frame(connection, kind, b"".join(ITEM.pack(*name) for name in lease.rows))
             while (names := _asked(connection, lease)) is not None:
                 sender.send(self._find(names, lease, maker))
             was_read = True
@@ -149,7 +150,8 @@ class BlockServer:
                 self._leases.end(lease, was_read=was_read)
             self._end(connection)
 
-    def _open(self, connection: socket.socket) -> Lease | None:
+    def _open(self, connection: socket.socket) -> tuple[Lease, Kind] | None:
+        """Return the lease that the first frame opens, and what its list is sent as."""
         kind, body = receive_frame(connection, MAX_REQUEST_BYTES, OPEN_S)
         if kind is not Kind.OPEN:
             raise PeerError(f"a connection begins with a frame {kind.name}")
@@ -164,7 +166,8 @@ class BlockServer:
             del self._strangers[connection]
         if opening.version != VERSION:
             return None
-        return self._leases.open(opening.lease, opening.request, opening.epoch, connection)
+        lease = self._leases.open(opening.lease, opening.request, opening.epoch, connection)
+        return None if lease is None else (lease, Kind.CONTENTS_OF_MANY if opening.asks_many else Kind.CONTENTS)
 
     def _sender(self, connection: socket.socket) -> Sender | None:
         """Return how contents go to a connection; None to one of another user."""

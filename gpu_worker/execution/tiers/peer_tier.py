@@ -46,8 +46,17 @@ MAX_SESSIONS = 64
 class PeerSession:
     """A connection on which one lease is read. Several threads may have a `get` on its way."""
 
-    def __init__(self, connection: socket.socket, receiver: Receiver, contents: frozenset[Name], address: str) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        receiver: Receiver,
+        contents: frozenset[Name],
+        address: str,
+        max_asked: int = MAX_ASKED,
+    ) -> None:
+        """Read `contents`, asking for `max_asked` at once at most."""
         self.contents = contents
+        self._max_asked = max_asked
         self.address = address
         self.is_closed = False
         self._connection = connection
@@ -104,7 +113,7 @@ class PeerSession:
     def _receive(self, name: Name) -> None:
         if name not in self._asked:
             asked = {name: None}
-            while self._expected and len(asked) < MAX_ASKED:
+            while self._expected and len(asked) < self._max_asked:
                 later = self._expected.popleft()
                 if later not in self._asked and later not in self._received:
                     asked[later] = None
@@ -161,7 +170,7 @@ class PeerTier:
             return False
         try:
             most_contents = len(self._rows) * (1 + num_tokens // self._block_tokens)
-            opening = encode(Opening(VERSION, lease, request, epoch))
+            opening = encode(Opening(VERSION, lease, request, epoch, asks_many=True))
             session = _open(address, opening, self._rows, most_contents)
         except OSError as error:
             self._failed(address, error)
@@ -263,9 +272,10 @@ def _open(address: str, opening: bytes, rows: list[int], most_contents: int) -> 
         send_frame(connection, Kind.OPEN, opening)
         receiver.begin()
         kind, body = receive_frame(connection, most_contents * ITEM.size)
-        if kind is not Kind.CONTENTS or len(body) % ITEM.size:
+        if kind not in (Kind.CONTENTS, Kind.CONTENTS_OF_MANY) or len(body) % ITEM.size:
             raise PeerError("the lease is not known there, or over")
-        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address)
+        max_asked = MAX_ASKED if kind is Kind.CONTENTS_OF_MANY else 1
+        return PeerSession(connection, receiver, frozenset(ITEM.iter_unpack(body)), address, max_asked)
     except BaseException:
         receiver.close()
         connection.close()

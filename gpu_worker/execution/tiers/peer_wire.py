@@ -1,8 +1,9 @@
 """Frames between a worker that keeps KV under leases and one that fetches it.
 
 Length (4 bytes, little endian, of what follows), kind (1 byte), body. The client opens a lease and is told what there
-is; then it asks for contents, many at once, gets them in that order (`channels`), and says in the end that it has all
-it wants. What a frame may be long is known before it is read, and who is slow amid a frame is given up.
+is; then it asks for contents, many at once where the server is known to take that, gets them in that order
+(`channels`), and says in the end that it has all it wants. What a frame may be long is known before it is read, and who
+is slow amid a frame is given up.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Kind(enum.IntEnum):
     REFUSED = 7
     SHARED = 8
     PLACES = 9
+    CONTENTS_OF_MANY = 10
+    """`CONTENTS` of a server that takes many names in a `GET`, to a client that `asks_many`."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +57,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
     lease: LeaseToken
     request: RequestId
     epoch: Epoch
+    asks_many: bool = False
 
 
 class PeerError(OSError):

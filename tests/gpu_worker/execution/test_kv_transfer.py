@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -655,6 +656,40 @@ def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go
         # What was expected is not asked for with what another load wants.
         assert session.get(names[99]) == names[99][1]
         assert asked == [64, 1]
+
+
+def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> None:
+    names = [(0, bytes([number]) * 32) for number in range(3)]
+    asked: list[int] = []
+
+    def act(connection: socket.socket) -> None:
+        receive_frame(connection, 512, 5)
+        send_frame(connection, Kind.CONTENTS, b"".join(ITEM.pack(*name) for name in names))
+        while True:
+            kind, body = receive_frame(connection, 512, 60)
+            asked.append(len(body))
+            if kind is not Kind.GET or len(body) != ITEM.size:
+                return
+            _, digest = ITEM.unpack(body)
+            send_frame(connection, Kind.BLOCK, MAKER.header(0, digest, SALT, memoryview(digest)) + digest)
+
+    peers = PeerTier([32], 4)
+    peers.maker = MAKER
+    with lying(act) as address:
+        assert peers.open(address, "0" * 32, "r", 1, 61)
+        peers.expect(names)
+        read = [peers.read(*name, SALT) for name in names]
+        peers.close("r")
+    assert [None if each is None else each.tobytes() for each in read] == [digest for _, digest in names]
+    assert asked[:3] == [ITEM.size] * 3
+
+
+def test_reader_of_an_earlier_version_gets_the_list_that_it_knows(pair: Pair) -> None:
+    lease = pair.grant(pair.begin()[1])
+    with socket.create_connection(split_address(pair.giving.server.address), timeout=5) as reader:
+        # Without what was added to the frame since.
+        send_frame(reader, Kind.OPEN, msgspec.msgpack.encode([1, lease.token, "r", 1]))
+        assert receive_frame(reader, 1 << 20, 5)[0] is Kind.CONTENTS
 
 
 @pytest.mark.parametrize(("num_contents", "is_open"), [(32, True), (33, False), (1 << 20, False)])
