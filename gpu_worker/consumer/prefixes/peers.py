@@ -18,6 +18,9 @@ from shared.prefixes import LINK_BYTES, MAX_ANNOUNCED, PrefixNews
 HEARD_S = 2.0
 """A worker that was not heard for so long is not asked."""
 DISTRUST_S = 5.0
+IN_VAIN_HALF_S = 10.0
+"""After so long half as many askings in vain count: a worker that was busy for a while is asked again."""
+MAX_IN_VAIN = 8.0
 MAX_PEERS = 1024
 MAX_ASKED = 3
 
@@ -41,7 +44,10 @@ class _Peer:
     num_blank: int = 0
     adapters: ResidentAdapters = b""
     is_draining: bool = False
-    num_in_vain: int = 0
+    num_in_vain: float = 0.0
+
+    def note_in_vain(self) -> None:
+        self.num_in_vain = min(MAX_IN_VAIN, self.num_in_vain + 1)
 
     def may_be_asked(self, now: float) -> bool:
         """Whether it takes requests, was heard lately, and has answered when it was asked."""
@@ -63,6 +69,7 @@ class PeerPrefixes:
             if len(self._peers) >= MAX_PEERS:
                 return
             peer = self._peers[beat.worker] = _Peer()
+        peer.num_in_vain *= 0.5 ** (max(0.0, now - peer.heard_at) / IN_VAIN_HALF_S)
         peer.heard_at, peer.is_draining, peer.prefill_rate = now, beat.draining, beat.prefill_rate
         news, peer.adapters = beat.prefixes, beat.resident_adapters
         peer.num_blank = 0 if news is None else news.num_blank
@@ -75,12 +82,15 @@ class PeerPrefixes:
         """Ask a worker nothing for a while."""
         if (peer := self._peers.get(worker)) is not None:
             peer.distrusted_until = now + DISTRUST_S
-            peer.num_in_vain += 1
+            peer.note_in_vain()
 
     def note_asked(self, worker: str, *, has_taken: bool) -> None:
         """Note what came of asking a worker: those that announce much and take nothing are asked last."""
         if (peer := self._peers.get(worker)) is not None:
-            peer.num_in_vain = 0 if has_taken else peer.num_in_vain + 1
+            if has_taken:
+                peer.num_in_vain = 0.0
+            else:
+                peer.note_in_vain()
 
     def holders(self, places: Mapping[bytes, int], now: float) -> list[tuple[int, str]]:
         """Return the workers that announce most of a chain, the best first, each with its last link's place."""
@@ -104,7 +114,7 @@ class PeerPrefixes:
 
     def _best(self, is_fit: Callable[[_Peer], bool], now: float) -> list[str]:
         found = [
-            (-peer.num_in_vain, peer.num_blank, worker)
+            (-round(peer.num_in_vain), peer.num_blank, worker)
             for worker, peer in self._peers.items()
             if peer.may_be_asked(now) and is_fit(peer)
         ]
