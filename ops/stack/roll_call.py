@@ -18,7 +18,7 @@ from shared.batch_streams import DEFAULT_TENANT
 from shared.calls import call_process
 from shared.errors import DependencyError
 from shared.messages import Heartbeat
-from shared.nats_connection import connect
+from shared.nats_connection import SEND_ERRORS, close, connect
 from shared.streams import StreamLimits, ensure_streams, reshape_streams
 from shared.subjects import ALL_WORKERS, drain_subject
 from shared.usage_ledger import delete_old_days, delete_old_receipts
@@ -81,8 +81,13 @@ class RollCall:
                 on_close=self._on_close,
                 timeout_s=CONNECT_TIMEOUT_S,
             )
-        await self._set_up()
-        await self._client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+        try:
+            await self._set_up()
+            await self._listen(self._client)
+        except BaseException:
+            # Abandoned, it would stay connected.
+            await close(self._client)
+            raise
 
     @property
     def is_connected(self) -> bool:
@@ -114,12 +119,22 @@ class RollCall:
         if self._client is not None:
             await self._client.close()
 
+    async def _listen(self, client: Client) -> None:
+        try:
+            await client.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+        except SEND_ERRORS as error:
+            raise DependencyError(f"heartbeats cannot be listened to: {error!r}") from error
+
     async def _set_up(self) -> None:
         assert self._client is not None
-        await ensure_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
-        await reshape_streams(self._client.jetstream(), StreamLimits(), [DEFAULT_TENANT])
-        await delete_old_receipts(self._client.jetstream())
-        await delete_old_days(self._client.jetstream())
+        js = self._client.jetstream()
+        try:
+            await ensure_streams(js, StreamLimits(), [DEFAULT_TENANT])
+            await reshape_streams(js, StreamLimits(), [DEFAULT_TENANT])
+            await delete_old_receipts(js)
+            await delete_old_days(js)
+        except SEND_ERRORS as error:
+            raise DependencyError(f"streams cannot be set up: {error!r}") from error
 
     async def _on_reconnect(self) -> None:
         # The interactive stream lives in memory: a restarted server has forgotten it.
@@ -129,14 +144,15 @@ class RollCall:
             _log.warning("streams not restored", extra={"error": str(error)})
 
     async def _on_close(self) -> None:
-        self._reopening = asyncio.create_task(self._reopen())
+        if self._reopening is None or self._reopening.done():
+            self._reopening = asyncio.create_task(self._reopen())
 
     async def _reopen(self) -> None:
         """Connect anew after the server has closed the connection for good."""
-        while True:
+        while self._client is None or self._client.is_closed:
             await asyncio.sleep(RETRY_S)
             try:
-                return await self.open()
+                await self.open()
             except DependencyError as error:
                 _log.warning("NATS: %s", error)
 

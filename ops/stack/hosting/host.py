@@ -33,7 +33,7 @@ from shared.errors import ConfigError, DependencyError
 from shared.hosted_models import HOST_BEAT_INTERVAL_S, HostBeat, HostedModel, ModelOrder, ModelReply
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, Heartbeat, encode
-from shared.nats_connection import SEND_ERRORS, connect
+from shared.nats_connection import SEND_ERRORS, close, connect
 from shared.subjects import ALL_WORKERS, check_setting, host_subject, model_order_subject
 
 ROUND_S = 0.2
@@ -129,8 +129,12 @@ class Host:
         name = f"host-{self._settings.host_name}"
         login = {"user": access.user, "password": access.password}
         self._nats = await connect(access.url, role="worker", name=name, files=access.files, **login)  # type: ignore[arg-type]
-        await self._nats.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
-        await self._nats.subscribe(model_order_subject(self._settings.host_name), cb=self._on_order)
+        try:
+            await self._nats.subscribe(ALL_WORKERS, cb=self._on_heartbeat)
+            await self._nats.subscribe(model_order_subject(self._settings.host_name), cb=self._on_order)
+        except SEND_ERRORS as error:
+            await close(self._nats)
+            raise DependencyError(f"NATS cannot be listened to: {error!r}") from error
 
     async def run(self) -> None:
         """Keep the workers in line until cancelled."""

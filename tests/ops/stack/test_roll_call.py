@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import nats
 import pytest
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from ops.stack import console
+from ops.stack import roll_call as roll_call_module
 from ops.stack.plan import NatsAccess
 from ops.stack.roll_call import Beat, RollCall
+from shared.errors import DependencyError
 from shared.messages import encode
 from shared.subjects import worker_subject
 from tests.gateway.api.test_app import heartbeat
@@ -63,6 +67,46 @@ async def test_connection_that_the_server_closes_for_good_is_made_anew(
     await until(lambda: first.is_closed and roll_call.is_connected)
     assert roll_call._client is not first
     await roll_call.close()
+
+
+async def test_connection_that_cannot_be_used_is_closed_and_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Mock] = []
+
+    async def make(*_: object, **__: object) -> Mock:
+        client = Mock(is_closed=False, subscribe=AsyncMock())
+
+        async def end() -> None:
+            client.is_closed = True
+
+        client.close = AsyncMock(side_effect=end)
+        made.append(client)
+        return client
+
+    failures = [DependencyError("JetStream is not up"), NatsTimeoutError(), NatsTimeoutError()]
+
+    async def fail(*_: object) -> None:
+        if len(made) <= len(failures):
+            raise failures[len(made) - 1]
+
+    monkeypatch.setattr(roll_call_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(roll_call_module, "connect", make)
+    for step in ("ensure_streams", "reshape_streams", "delete_old_receipts", "delete_old_days"):
+        monkeypatch.setattr(roll_call_module, step, AsyncMock(side_effect=fail))
+    roll_call = RollCall(NatsAccess("nats://127.0.0.1:1", None, None))
+    await roll_call._on_close()
+    reopening = roll_call._reopening
+    assert reopening is not None
+    await asyncio.wait_for(reopening, 20)
+    assert [client.is_closed for client in made] == [True, True, True, False]
+    made[-1].subscribe.assert_awaited_once()
+    # What cannot be listened on is of no use either.
+    failures.clear()
+    refusing = await make()
+    refusing.subscribe.side_effect = NatsTimeoutError
+    monkeypatch.setattr(roll_call_module, "connect", AsyncMock(return_value=refusing))
+    with pytest.raises(DependencyError, match="cannot be listened to"):
+        await roll_call.open()
+    assert refusing.is_closed
 
 
 async def test_server_that_does_not_appear_is_told_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

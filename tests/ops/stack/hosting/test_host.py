@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
+from nats.errors import ConnectionClosedError
 
 from ops.stack.console import Console
+from ops.stack.hosting import host as host_module
 from ops.stack.hosting.config import HostSettings
 from ops.stack.hosting.host import Host
 from ops.stack.plan import NatsAccess
+from shared.errors import DependencyError
 from shared.hosted_models import ModelOrder, ModelReply
 from shared.messages import encode
 from shared.nats_connection import connect
@@ -43,3 +47,14 @@ async def test_host_hears_orders_again_after_the_server_has_closed_its_connectio
     running.cancel()
     await gateway.close()
     await host.stop(1)
+
+
+async def test_connection_on_which_orders_cannot_be_heard_is_closed_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nats = Mock(subscribe=AsyncMock(side_effect=ConnectionClosedError), close=AsyncMock())
+    monkeypatch.setattr(host_module, "connect", AsyncMock(return_value=nats))
+    parts = (HostSettings(host_name="h"), NatsAccess("nats://127.0.0.1:1", None, None), {}, tmp_path, Console())
+    with pytest.raises(DependencyError, match="cannot be listened to"):
+        await Host(*parts, hang_timeout_s=10, audit_file=tmp_path / "audit.log").start()
+    nats.close.assert_awaited_once()
