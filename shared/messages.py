@@ -303,7 +303,7 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         unclaimed_of: `unclaimed` and `unclaimed_tokens` by model; None from gateways that do not tell them apart.
         features: What the gateway understands that earlier versions do not; others write nothing that needs more.
         services: By model, how far tenants were ahead at workers that are silent now.
-        adapter_names: How far the names of adapters were read; None before that, and from earlier versions.
+        adapter_names: How far the names of adapters were read; None from earlier versions.
     """
 
     gateway: PeerName

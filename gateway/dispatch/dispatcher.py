@@ -30,6 +30,7 @@ from gateway.dispatch.sweep import Prober, Sweep
 from gateway.dispatch.timelines import TimelineKeeper
 from gateway.dispatch.timeouts import RecoveryLimits
 from gateway.errors import ApiError
+from gateway.fleet.adapter_names import NOTHING_READ
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.fleet_load import FleetLoad, OwnRequests
@@ -385,6 +386,7 @@ class Dispatcher:
             unclaimed_of=unclaimed_of,
             features=GATEWAY_FEATURES,
             services=self.fleet.services.of_silent(now, unclaimed_of, self.fleet.models()),
-            adapter_names=self.fleet.named_adapters.read,
+            # Only gateways of earlier versions tell nothing.
+            adapter_names=self.fleet.named_adapters.read or NOTHING_READ,
         )
         await self._nats.publish(gateway_subject(self.name), encode(heartbeat))

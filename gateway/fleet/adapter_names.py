@@ -31,6 +31,8 @@ REVIEW_S = 5.0
 LEASE_S = 20.0
 """For how long names mean what was read: a gateway that cannot read them uses none after that."""
 
+NOTHING_READ = NamesRead(0.0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class FoundAdapter:
@@ -56,8 +58,8 @@ class NamedAdapters:
 
     @property
     def is_current(self) -> bool:
-        """Whether names may be used: another gateway may have changed them since they were read."""
-        return self.read_at is None or time.monotonic() - self.read_at < LEASE_S
+        """Whether names may be used: they were read, and not so long ago that another gateway may have changed them."""
+        return self.read_at is not None and time.monotonic() - self.read_at < LEASE_S
 
     def find(self, name: str, tenant: str | None) -> NamedAdapter | None:
         """Return what a tenant means by a name; None if that is nothing. Without a tenant: what all mean."""
@@ -165,7 +167,7 @@ class AdapterNameFollower:
         self._names = AdapterNames(self._js)
         self._named = named
         self._tell = tell
-        self._read = NamesRead(0.0, 0)
+        self._read = NOTHING_READ
         self._reading = asyncio.Lock()
         self._has_heard = asyncio.Event()
 
@@ -199,7 +201,9 @@ class AdapterNameFollower:
             try:
                 info = await self._js.stream_info(ADAPTERS_STREAM)
             except NotFoundError:
-                return  # the version before has set NATS up: there are no names
+                # The version before has set NATS up, or the stream is gone: nobody can change a name.
+                self._named.read_at = began
+                return
             assert info.created is not None
             created = info.created.timestamp()
             if created != self._read.created or info.state.last_seq < self._read.seq:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -93,6 +94,7 @@ async def connection(nats_url: str) -> AsyncIterator[Client]:
 @pytest.fixture
 def fleet() -> Fleet:
     fleet = Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+    fleet.named_adapters.read_at = math.inf
     fleet.note_heartbeat(heartbeat("org/demo"), time.monotonic())
     return fleet
 

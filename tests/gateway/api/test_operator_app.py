@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -127,6 +128,7 @@ def client(
     read_names: Callable[[], Awaitable[None]] = read_nothing,
 ) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
     fleet = fleet or Fleet("g", FleetLimits(), OwnRequests(lambda model: (0, 0), dict))
+    fleet.named_adapters.read_at = math.inf
     for beat in (heartbeat("org/demo", worker="w", features=ADAPTING), *others):
         fleet.note_heartbeat(beat, time.monotonic())
     metrics, queue, needs = metrics or GatewayMetrics(), queue or Queue(), needs_of(fleet)

@@ -6,10 +6,12 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 
 from gateway.api.adapter_orders import AdapterOrders
 from gateway.api.model_abilities import with_adapter
@@ -18,12 +20,13 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.errors import ApiError
 from gateway.fleet.adapter_names import LEASE_S, AdapterNameFollower, FoundAdapter, NamedAdapters
 from gateway.generation import Generation, Prompt
-from shared.adapter_calls import AdapterBeat, AdapterReply
+from shared.adapter_calls import AdapterBeat, AdapterReply, NamesRead
 from shared.adapter_names import AdapterNames, NamedAdapter
 from shared.adapter_store import AdapterContent
+from shared.direct_client import DirectClient
 from shared.features import ADAPTER_STORE, FEATURES
 from shared.hosted_models import HostBeat, HostedModel
-from shared.messages import Heartbeat, decode_request, encode
+from shared.messages import GatewayHeartbeat, Heartbeat, decode_request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import ADAPTERS_STREAM, StreamLimits, ensure_streams
@@ -141,6 +144,35 @@ def test_request_without_an_adapter_has_no_such_field() -> None:
     (request,) = wire_requests(adapted, "t", "hr.tok.g", 30.0, "req_1")
     assert decode_request(encode(request)).adapter == ONE
     assert request.model == "m"
+
+
+def test_gateway_that_never_read_names_uses_none() -> None:
+    watched = _watched((AdapterBeat("a", ONE),))
+    watched.fleet.named_adapters.read_at = None
+    with pytest.raises(ApiError, match="cannot read what names of adapters mean"):
+        with_adapter(_asked("a"), watched.fleet)
+
+
+async def test_gateway_that_never_read_names_tells_so() -> None:
+    nats, sent = Mock(num_reads=0, new_inbox=lambda: "_INBOX.a.b"), list[bytes]()
+
+    async def publish(subject: str, payload: bytes) -> None:
+        sent.append(payload)
+
+    nats.publish = publish
+    await Dispatcher(nats, "g", tasks=TaskSupervisor()).send_heartbeat()
+    assert msgspec.msgpack.decode(sent[0], type=GatewayHeartbeat).adapter_names == NamesRead(0.0, 0)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["never-made", "gone"])
+async def test_names_of_workers_are_used_while_there_is_no_stream_of_others(is_gone: bool) -> None:
+    watched = _watched((AdapterBeat("a", ONE),))
+    named = watched.fleet.named_adapters
+    named.read_at = time.monotonic() - LEASE_S if is_gone else None
+    nats = Mock(spec=DirectClient)
+    nats.jetstream.return_value.stream_info = AsyncMock(side_effect=NotFoundError)
+    await AdapterNameFollower(nats, named, AsyncMock()).read()
+    assert with_adapter(_asked("a"), watched.fleet).adapter == ONE
 
 
 def _named(tenant: str | None, digest: str | None) -> NamedAdapter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -44,6 +45,7 @@ class Watched:
         self.now = 100.0
         self.awaited = (100, 1000)
         self.fleet = Fleet("gw", FleetLimits(), OwnRequests(lambda model: (3, 30), lambda: {"m": self.awaited}))
+        self.fleet.named_adapters.read_at = math.inf
 
     def hear(self, **changes: object) -> None:
         self.fleet.note_heartbeat(msgspec.structs.replace(BEAT, **changes), self.now)
