@@ -31,6 +31,7 @@ class _Kept:
     Attributes:
         layer_cost: Of a tile in a layer, in tokens that have as much to compute.
         num_passes: Of its tiles through stages, when the step that is being planned is done.
+        saved: Tokens that batch steps have left unused since the last pass, because they were too few for the next.
         holders: Sequences that need it, each with the end of the image in it.
     """
 
@@ -38,6 +39,7 @@ class _Kept:
     num_tiles: int
     layer_cost: int
     num_passes: int = 0
+    saved: int = 0
     holders: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
@@ -79,7 +81,7 @@ class EncoderSchedule:
                 kept.holders = [holder for holder in kept.holders if _is_needed(*holder)]
 
     def reach(
-        self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool, is_first: bool
+        self, sequence: Sequence, num_tokens: int, budget: int, *, is_alone: bool, is_first: bool, saves: bool = False
     ) -> tuple[int, int]:
         """Return how many of a sequence's next tokens the step can compute, and what it is charged for its images.
 
@@ -89,14 +91,17 @@ class EncoderSchedule:
             budget: Tokens that are left of the step's.
             is_alone: Nothing else is computed, so nothing is delayed: the image is encoded at once, for nothing.
             is_first: One pass may exceed the budget, or a small one would stop the image for ever.
+            saves: A pass that costs more than the budget waits until steps have saved what is missing, and no more.
         """
         before = self._spent
         first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
         for span in sequence.media:
             if first < span.end and span.start < end:
                 room = 0 if is_alone else budget - (self._spent - before)
-                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first):
+                if not self._encode(sequence, span, room, is_alone=is_alone, is_first=is_first, saves=saves):
                     end = max(first, span.start)
+                    if saves and self._spent == before and span.digest in self._kept:
+                        self._kept[span.digest].saved += max(0, budget - (end - first))
                     break
         charged = 0 if is_alone else self._spent - before
         end = min(end, first + max(0, budget - charged))
@@ -120,7 +125,7 @@ class EncoderSchedule:
         return taken
 
     def observe(self, works: Iterable[EncodeWork], encoding_s: float, token_s: float) -> None:
-        """Learn from a step in which encoding took `encoding_s` that a token takes `token_s`."""
+        """Learn how long stages take beside tokens, of which each takes `token_s`, from a step's `encoding_s`."""
         expected_s, stages = 0.0, set[int]()
         for work in works:
             if (kept := self._kept.get(work.digest)) is None:
@@ -147,7 +152,16 @@ class EncoderSchedule:
         self._used.clear()
         self._num_rows = 0
 
-    def _encode(self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool, is_first: bool) -> bool:
+    def _encode(
+        self,
+        sequence: Sequence,
+        span: MediaSpan,
+        budget: int,
+        *,
+        is_alone: bool,
+        is_first: bool,
+        saves: bool = False,
+    ) -> bool:
         """Let tiles of an image pass as many stages as there is budget for; return True if all have passed all."""
         digest = span.digest
         kept = self._kept.get(digest)
@@ -164,8 +178,11 @@ class EncoderSchedule:
         first = self._works[digest].first if digest in self._works else kept.num_passes
         while kept.num_passes < num_passes:
             cost = max(1, round(self._cost(kept, kept.num_passes)))
+            if saves:
+                budget += min(kept.saved, cost)
             if not is_alone and cost > budget and (self._works or not is_first):
                 return False
+            kept.saved = 0
             kept.num_passes += 1
             self._works[digest] = EncodeWork(digest, first, kept.num_passes)
             self._spent += cost

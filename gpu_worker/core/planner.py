@@ -66,7 +66,6 @@ class Planner:
         self._admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self.encoder = EncoderSchedule(config.media)
-        self._saved_for_images = 0
         self._writer = PlanWriter(self.encoder.take, blocks.evictions.take)
 
     @property
@@ -302,13 +301,9 @@ class Planner:
         for sequence, wanted in chunks:
             num_tokens = self._blocks.reach(sequence, wanted)
             if sequence.media:
-                # A pass that costs more than a step may spend on batch work waits until steps have saved as much.
-                self._saved_for_images += wanted
                 num_tokens, cost = self.encoder.reach(
-                    sequence, num_tokens, self._saved_for_images, is_alone=not scheduled, is_first=False
+                    sequence, num_tokens, wanted, is_alone=not scheduled, is_first=False, saves=True
                 )
-                if cost or num_tokens:
-                    self._saved_for_images = 0
                 left, charged = left - cost, charged + cost
             if num_tokens > 0 and (num_tokens == wanted or not sequence.needs_one_step):
                 scheduled.append(self._take(sequence, num_tokens, step))

@@ -164,6 +164,29 @@ def test_images_of_batch_work_slow_a_stream_down_by_what_batch_work_may() -> Non
     assert mean(seconds[140:]) < 1.1 * mean(seconds[:40])
 
 
+def test_batch_image_that_waited_for_rows_saved_nothing_meanwhile() -> None:
+    """No step beside a stream has more than the one pass that was saved for."""
+    scheduler = make_scheduler(budget=200, max_rows=40)
+    runner, encoder = Runner(scheduler), scheduler._planner.encoder
+    scheduler.add(text("stream", max_tokens=390))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "_make_room", lambda *_: False)
+        sequence = seeing("i", ("x", 40), cost=20)
+        sequence.lane = "batch"
+        scheduler.add(sequence)
+        for number in range(150):
+            done = runner.step()
+            sampled = [SampledTokens() for _ in done.scheduled]
+            scheduler.observe(done, StepResult(done.step, sampled), 0.013, 0.013 * (number + 1))
+        assert not any(map(encoded_layers, runner.plans))
+    for number in range(150, 350):
+        done = runner.step()
+        sampled = [SampledTokens() for _ in done.scheduled]
+        scheduler.observe(done, StepResult(done.step, sampled), 0.013 + 0.02 * encoded_layers(done.plan), 0.02 * number)
+    passes = list(map(encoded_layers, runner.plans))
+    assert (sum(passes), max(passes)) == (LAYERS, 1)
+
+
 def test_one_pass_of_each_stage_costs_what_it_takes() -> None:
     """A stage that takes long has steps without other prompts; steps of quick ones are filled."""
 
