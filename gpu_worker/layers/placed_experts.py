@@ -62,6 +62,8 @@ class PlacedExperts(SummedExperts):
         self._replaceable = experts
         self._stored = share.stored
         self._own = share.own
+        # Places whose weights may be of any expert, because a change has failed.
+        self._torn: set[int] = set()
         device = experts.tokens_per_expert.device
         self._places = torch.zeros(share.num_experts, ranks.size, dtype=torch.int32, device=device)
         self._num_places = torch.ones(share.num_experts, dtype=torch.int64, device=device)
@@ -80,7 +82,12 @@ class PlacedExperts(SummedExperts):
         return {place - self._own.start: self._prepare(places[place]) for place in new}
 
     def adopt(self, places: Sequence[int], prepared: Mapping[int, Any]) -> None:
-        """Have other experts in some places from the next step on; all ranks do so between the same two steps."""
+        """Have other experts in some places from the next step on; all ranks do so between the same two steps.
+
+        Raises:
+            Exception: They could not be written: `restore`, before anything is computed.
+        """
+        self._torn |= prepared.keys()
         found: list[list[int]] = [[] for _ in self._num_places]
         for place, expert in enumerate(places):
             found[expert].append(place)
@@ -91,17 +98,20 @@ class PlacedExperts(SummedExperts):
             self._places.copy_(torch.tensor([(own * size)[:size] for own in found], dtype=torch.int32))
             self._num_places.copy_(torch.tensor([len(own) for own in found]))
         self.places = tuple(places)
+        self._torn -= prepared.keys()
 
     def restore(self, places: Sequence[int]) -> None:
-        """Read what is new at this rank and have it in its places, one after another, while nothing is computed.
+        """Read what is new at this rank, or was written in part, one after another, while nothing is computed.
 
         Raises:
             Exception: One cannot be read.
         """
-        for place in self._own:
-            if places[place] != self.places[place]:
-                self._replaceable.replace(place - self._own.start, self._prepare(places[place]))
+        self._torn |= {place - self._own.start for place in self._own if places[place] != self.places[place]}
+        with torch.inference_mode():
+            for place in sorted(self._torn):
+                self._replaceable.replace(place, self._prepare(places[place + self._own.start]))
         self.adopt(places, {})
+        self._torn.clear()
 
     def _prepare(self, expert: int) -> Any:
         gate_up, down = self._stored

@@ -76,8 +76,9 @@ class Rebalancing:
         self._ready = None
         layer = self._layers[move.layer]
         self._group.send([encode(MoveExperts(move.number))])
-        self.num_moved += sum(one != other for one, other in zip(layer.places, move.places, strict=True))
+        before = layer.places
         layer.adopt(move.places, move.prepared)
+        self.num_moved += sum(one != other for one, other in zip(before, move.places, strict=True))
         self._has_moved.set()
 
     def _tokens(self) -> list[Loads]:

@@ -166,7 +166,7 @@ class GroupRunner:
         # Who sends pieces of an adapter stops, because the group is lost.
         with self._sending:
             self._packed.clear()
-            self.group.reform(self.own.num_blocks, self.own.restart)
+            self.group.reform(self.own.num_blocks, self._restart)
         try:
             for slot, (pieces, max_rank) in self._adapters.items():
                 self._place_at_others(slot, pieces, max_rank)
@@ -175,6 +175,16 @@ class GroupRunner:
             self.group.end(f"an adapter cannot be placed again: {error}")
             if self._num_in_vain > _MAX_IN_VAIN:
                 raise BrokenRunnerError(error, is_logged=True) from error
+
+    def _restart(self) -> None:
+        """Begin anew, with the experts that the others were told of: a move may have failed half-way here.
+
+        Raises:
+            Exception: An expert cannot be read. Then the group is not formed, and the worker ends.
+        """
+        for experts in self.own.model.placed_experts:
+            experts.restore(experts.places)
+        self.own.restart()
 
     def _tell(self, plan: StepPlan, drafts: list[Draft] | None) -> list[Draft] | None:
         self._was_told = True

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from gpu_worker.execution.ranks.runner import GroupRunner
+from gpu_worker.execution.runner import TorchModelRunner
 from gpu_worker.layers.division import Division, IndivisibleError, divided_layer
 from gpu_worker.models.loader import load_model
 from kernels import cpu_library as library_module
@@ -62,6 +65,38 @@ def check(name: str, redundant: int, directory: Path) -> None:
 @pytest.mark.parametrize(("name", "redundant"), [("mxfp4", 2), ("recurrent-qwen3_5_moe", 0), ("gguf-qwen3-moe", 4)])
 def test_experts_that_move_score_as_those_of_one_process(name: str, redundant: int, tmp_path: Path) -> None:
     check(name, redundant, tmp_path)
+
+
+def recovered_logits(directory: Path, ranks: ThreadRanks) -> torch.Tensor:
+    """Score a prompt after moves that failed at rank 0 when all but one of a layer's experts were written."""
+    ranks.num_redundant_experts = 2
+    model = load_model(directory, torch.float32, CPU, ranks=ranks)
+    layers = tuple(divided_layer(layer, Division.of(ranks)) for layer in model.config.layers)
+    model.config = replace(model.config, layers=layers)
+    own = Mock(spec=TorchModelRunner, model=model)
+    runner = Mock(spec=GroupRunner, own=own)
+    for experts in model.placed_experts:
+        before = experts.places
+        ready = dict(experts.prepare(before[1:] + before[:1]))
+        assert len(ready) > 1
+        if ranks.rank == 0:
+            ready[max(ready)] = None
+            with pytest.raises(TypeError):
+                experts.adopt(before[1:] + before[:1], ready)
+            assert experts.places == before
+    GroupRunner._restart(runner)
+    own.restart.assert_called_once_with()
+    return PagedRun(model, [TOKENS]).step({0: len(TOKENS)})[0]
+
+
+def test_move_that_fails_half_way_at_rank_0_changes_no_scores(tmp_path: Path) -> None:
+    MIXTURES["mxfp4"](tmp_path)
+    side_by_side = torch.cat(
+        on_ranks(2, lambda ranks: recovered_logits(tmp_path, ranks), has_whole_experts=True), dim=1
+    )
+    whole = logits(tmp_path)
+    atol = 1e-4 * float(whole.abs().max())
+    torch.testing.assert_close(side_by_side[:, : whole.shape[1]], whole, atol=atol, rtol=0)
 
 
 @pytest.mark.slow
