@@ -294,9 +294,12 @@ class TimelineKeeper:
         if request is None:
             return
         timeline = self._timeline(request)
-        for life in timeline.sequences:
-            if life.id == flight_id and life.attempts:
-                life.attempts[-1] = structs.replace(life.attempts[-1], receipt=receipt)
+        lives = [life for life in timeline.sequences if life.id == flight_id and life.attempts]
+        if not lives:
+            # It ended before anything was known of its request, or is beyond the bounds.
+            return
+        for life in lives:
+            life.attempts[-1] = structs.replace(life.attempts[-1], receipt=receipt)
         if isinstance(request, _Packed):
             self._encode(late.key, request, timeline)
         elif request.ended_at is not None:

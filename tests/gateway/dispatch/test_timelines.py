@@ -156,6 +156,18 @@ def test_receipt_of_a_cancelled_request_counts_when_it_comes_late() -> None:
     assert receipt.device_s == bench.usage.device_s == 0.5
 
 
+def test_late_receipt_of_a_sequence_that_ended_before_its_request_was_known_is_counted() -> None:
+    bench = Bench()
+    flight = bench.begin()
+    bench.running.clear()
+    bench.keeper._running.clear()
+    bench.keeper.sequence_ended(flight, "cancelled", None)
+    bench.end(flight, bench.timeline())
+    bench.tell(flight, finish(), has_ended=True)
+    assert bench.usage.device_s == 0.5
+    assert bench.only().sequences == []
+
+
 def test_receipt_that_comes_much_too_late_counts_no_more() -> None:
     bench = Bench()
     flight = bench.begin()
