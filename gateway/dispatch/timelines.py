@@ -98,7 +98,7 @@ class _Late:
 
 
 class TimelineKeeper:
-    """Keeps the last `max_kept` requests for fifteen minutes at most."""
+    """Keeps the last requests for fifteen minutes at most: `max_kept`, and up to an eighth more until room is made."""
 
     def __init__(
         self,

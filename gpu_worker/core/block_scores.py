@@ -5,8 +5,9 @@ alone. Decisions are recorded: when the sequence is computed again, here or on a
 repeats them, and tokens see what they saw. Later decisions depend on numbers that were computed again.
 
 Source: Zhang et al., arXiv 2306.14048 (heavy hitters); Liu et al., arXiv 2305.17118, algorithm 2 (persistence). They
-score single tokens of each head by all queries; here blocks are scored, over all heads and layers, by some queries. The
-first paper adds up over a token's life: only the last queries count here, by which less is lost.
+score single tokens of each head by all queries; here blocks are scored by some queries, over all
+layers and heads that the answering rank has: all of the model's where there is one rank. The first paper adds up over a
+token's life: only the last queries count here, by which less is lost.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class StepResult(Struct, frozen=True, gc=False):
     Attributes:
         attention: Of sequences with `NewSequence.scored_from`, by their places: how much attention their tokens from
             there on, accepted drafts included, paid to each of their blocks: probabilities, of the head with the
-            largest, added up over layers and tokens.
+            largest, added up over layers and tokens. Heads and layers are the answering rank's.
     """
 
     step: int

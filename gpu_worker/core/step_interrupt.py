@@ -8,6 +8,8 @@ import time
 
 from shared.errors import HeadraceError
 
+_ASKED, _RUNNING = 0, 1
+
 
 class StepGivenUpError(HeadraceError):
     """A step was ended before it was done. What it wrote into blocks will be written again."""
@@ -17,13 +19,14 @@ class StepGivenUpError(HeadraceError):
 
 
 class StepInterrupt:
-    """Two numbers of steps, one that is to end and one that is computed; the latter is given up once they are equal.
+    """The number of the step that was asked to end, and of the running one, which ends when the two are equal.
 
     So whoever asks too late asks for nothing. Compiled code reads them, too.
     """
 
     def __init__(self) -> None:
-        self._steps = (ctypes.c_int64 * 2)(-1, 0)
+        self._steps = (ctypes.c_int64 * 2)()
+        self._steps[_ASKED] = -1
         self._was_asked = threading.Event()
 
     @property
@@ -34,16 +37,16 @@ class StepInterrupt:
     @property
     def is_asked(self) -> bool:
         """Return whether the step that is computed should end."""
-        return self._steps[0] == self._steps[1]
+        return self._steps[_ASKED] == self._steps[_RUNNING]
 
     def ask(self, step: int) -> None:
         """Ask for the end of a step; any thread may call it."""
-        self._steps[0] = step
+        self._steps[_ASKED] = step
         self._was_asked.set()
 
     def begin(self, step: int) -> None:
         """Say which step is computed from now on; called by the thread that computes."""
-        self._steps[1] = step
+        self._steps[_RUNNING] = step
 
     def check(self) -> None:
         """Raise `StepGivenUpError` if the step should end."""

@@ -38,7 +38,7 @@ class BesideSteps:
         self._experts: tuple[PrepareExperts, Mapping[int, Any]] | None = None
 
     def do(self, task: Task) -> None:
-        """Begin a task, or use between two steps what one has made ready.
+        """Begin a task, or, between two steps, place the adapter or move the experts that an earlier one made ready.
 
         Raises:
             Exception: Experts cannot move, though they were read.
