@@ -61,7 +61,7 @@ class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         began: Unix seconds.
         outcome: `completed`, `failed`, `disconnected`, `slow_reader`, `refused`, or `running`.
         error: Code and message that the client was told.
-        source: `generated`, `cache`, or `shared` with an identical request that was in flight.
+        source: `generated` or `cache`.
         asked: Parameters of the request that are not text.
         stop: Its stop strings, where the operator has texts shown.
         not_kept: Names of further parameters, or of those that are kept in part.

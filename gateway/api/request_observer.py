@@ -73,7 +73,7 @@ class RequestRecord:
         outcome: `refused` until it was dispatched; then how its answer ended.
         error_code, error_message: What its client was told, if that was an error. Not the exception: its traceback
             holds this record, and such circles wait for the garbage collector.
-        source: Whether it was `generated`, came from the `cache`, or was `shared` with an identical request in flight.
+        source: Whether it was `generated` or came from the `cache`.
         key: Tells it from others with its `x-request-id`.
         span: Its span, when requests are traced; `traceparent` names it to workers.
         status: Of its answer; 0 while it runs.
