@@ -68,6 +68,7 @@ class RequestRecord:
     Attributes:
         route: Our own name of it.
         began_at: `time.monotonic()`, as the other times are.
+        began: The same moment in Unix seconds.
         dispatched_at: When it was admitted and its sequences had been handed to the queue, or to one in flight.
         first_token_at: When its first output came.
         outcome: `refused` until it was dispatched; then how its answer ended.
@@ -85,6 +86,7 @@ class RequestRecord:
     route: str
     request_id: str
     began_at: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.time)
     tenant: str | None = None
     generation: Generation | None = None
     dispatched_at: float | None = None
@@ -147,7 +149,7 @@ class RequestRecord:
         return Timeline(
             id=self.request_id,
             gateway=gateway,
-            began=time.time() - (now - began_at),
+            began=self.began,
             route=self.route,
             model="" if generation is None else generation.model,
             tenant=self.tenant or "",

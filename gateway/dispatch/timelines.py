@@ -66,13 +66,14 @@ class SeenRequest(Protocol):
 
 @dataclass(slots=True)
 class _Packed:
-    """A long request: its timeline is encoded."""
+    """A long request: its timeline is encoded, with `num_packed` sequences; later ones are beside it."""
 
     request_id: str
     began_at: float
     ended_at: float | None
     tenant: str | None
     content: bytes
+    num_packed: int
     sequences: list[SequenceLife] = field(default_factory=list)
     left_out: int = 0
 
@@ -227,16 +228,23 @@ class TimelineKeeper:
         return structs.replace(timeline, sequences=sequences, left_out=left_out)
 
     def _pack(self, key: str, request: SeenRequest) -> None:
-        """Encode what is kept of a request with many attempts or steps, and leave out what is too long."""
+        """Encode what is kept of a request with many attempts or steps."""
         if not _is_short(request.sequences):
             self._encode(key, request, self._timeline(request))
 
     def _encode(self, key: str, request: SeenRequest, timeline: Timeline) -> None:
-        content = _encode(timeline)
-        if len(content) > MAX_TIMELINE_BYTES:
-            timeline = structs.replace(timeline, sequences=[], left_out=len(timeline.sequences) + timeline.left_out)
-            content = _encode(timeline)
-        self._kept[key] = _Packed(request.request_id, request.began_at, request.ended_at, request.tenant, content)
+        """Keep a timeline encoded; of one that is too long the later half of its sequences is left out, and so on."""
+        while len(content := _encode(timeline)) > MAX_TIMELINE_BYTES and (num := len(timeline.sequences)):
+            left_out = timeline.left_out + num - num // 2
+            timeline = structs.replace(timeline, sequences=timeline.sequences[: num // 2], left_out=left_out)
+        self._kept[key] = _Packed(
+            request.request_id,
+            request.began_at,
+            request.ended_at,
+            request.tenant,
+            content,
+            len(timeline.sequences),
+        )
 
     def _make_room(self) -> None:
         """Let go of what ended long ago, and of the oldest requests of the tenants with the most if there are too many.
@@ -314,7 +322,8 @@ def sort_key(order: Order) -> Callable[[Summary], float]:
 
 
 def _add(request: SeenRequest, life: SequenceLife) -> None:
-    if len(request.sequences) < MAX_SEQUENCES:
+    num_packed = request.num_packed if isinstance(request, _Packed) else 0
+    if num_packed + len(request.sequences) < MAX_SEQUENCES:
         request.sequences.append(life)
     else:
         request.left_out += 1
@@ -322,10 +331,11 @@ def _add(request: SeenRequest, life: SequenceLife) -> None:
 
 def _is_short(lives: list[SequenceLife]) -> bool:
     """Return whether sequences take less memory than their encoding could: nearly all requests have one attempt."""
-    if len(lives) > 1 or len(lives[0].attempts) > 1:
-        return False
-    receipt = lives[0].attempts[0].receipt
-    return receipt is None or len(receipt.prefills) + len(receipt.preempted_s) <= _SHORT
+    attempts = [attempt for life in lives for attempt in life.attempts]
+    if not attempts:
+        return True
+    receipt = attempts[0].receipt
+    return len(attempts) == 1 and (receipt is None or len(receipt.prefills) + len(receipt.preempted_s) <= _SHORT)
 
 
 def _life(flight: Flight, end: str, now: float, began_at: float) -> SequenceLife:

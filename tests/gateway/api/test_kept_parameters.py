@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,13 @@ def kept(route: str, body: dict[str, Any], *, keeps_texts: bool = True) -> tuple
     record.parsed(Principal("key", "t"), generation)
     record.end(200, keeps_texts=keeps_texts)
     return generation, record.timeline("gw")
+
+
+def test_wall_clock_that_is_set_moves_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RequestRecord("chat", "r")
+    began = record.timeline("gw").began
+    monkeypatch.setattr(time, "time", lambda: began + 3600.0)
+    assert record.timeline("gw").began == began
 
 
 def asked_again(route: str, timeline: Timeline) -> Generation:

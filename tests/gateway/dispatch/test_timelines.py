@@ -328,7 +328,25 @@ def test_what_is_kept_is_bounded_in_number_and_in_bytes() -> None:
         bench.keeper.sequence_ended(flight, "completed", finish())
     bench.end(flight, bench.timeline("long"))
     assert len(msgspec.msgpack.encode(bench.only("long"))) <= MAX_TIMELINE_BYTES
-    assert bench.only("long").left_out == MAX_SEQUENCES
+    assert (len(bench.only("long").sequences), bench.only("long").left_out) == (1, MAX_SEQUENCES - 1)
+
+
+@pytest.mark.parametrize(("num_attempts", "num_shown"), [(1, MAX_SEQUENCES), (4, 2)])
+def test_sequences_that_end_after_a_long_request_are_bounded_too(num_attempts: int, num_shown: int) -> None:
+    """In number, and in bytes: where they are too long, some are shown all the same."""
+    bench = Bench()
+    flight, parts = bench.begin(), tuple(PrefillPart(1.0, 1.0, 7) for _ in range(64))
+    bench.end(flight, bench.timeline())
+    for flight.epoch in range(num_attempts):
+        flight.log.receipts[flight.epoch] = Receipt(taken=0.0, prefills=parts)
+        if flight.epoch < num_attempts - 1:
+            flight.log.end(flight.attempt_ended("silent", bench.now))
+    for _ in range(MAX_SEQUENCES + 4):
+        bench.keeper.sequence_ended(flight, "completed", finish())
+    told = bench.only()
+    assert num_shown <= len(told.sequences) <= MAX_SEQUENCES
+    assert len(told.sequences) + told.left_out == MAX_SEQUENCES + 4
+    assert len(msgspec.msgpack.encode(told)) <= MAX_TIMELINE_BYTES
 
 
 def test_requests_of_long_ago_are_let_go() -> None:
