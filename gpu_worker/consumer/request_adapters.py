@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,13 +67,16 @@ class RequestAdapters:
         names: AdapterNames,
         engine: EngineThread,
         held: HeldRequests,
+        forget: Callable[[PackedAdapter], object] = lambda _: None,
     ) -> None:
+        """Hold none yet; the engine's thread calls `forget` with each adapter that was read and placed, or given up."""
         self.slots = slots
         self.named: dict[str, str] = {}
         self.load_s = 0.0
         self.give_back: Callable[[HeldRequest], None] | None = None
         self._read_files = read
         self._place_in_slot = place
+        self._forget = forget
         self._store = store
         self._names = names
         self._engine = engine
@@ -205,16 +209,14 @@ class RequestAdapters:
                 raise BadRequestError(reason, "model", "adapter_refused") from error
             took_s = time.monotonic() - started
             self.load_s += (took_s - self.load_s) * (_SMOOTHING if self.load_s else 1.0)
-            async with self._turn:
-                slot = await self._free_slot(digest, adapter.num_bytes)
-                if slot is not None:
-                    try:
+            try:
+                async with self._turn:
+                    if (slot := await self._free_slot(digest, adapter.num_bytes)) is not None:
                         await self._place(slot, adapter)
-                    except BaseException:
-                        self.slots.release(slot)
-                        raise
-                    self.slots.add(digest, slot)
-                    _log.info("adapter %s loaded in %.3f s: rank %d", digest[:12], took_s, adapter.max_rank)
+                        self.slots.add(digest, slot)
+                        _log.info("adapter %s loaded in %.3f s: rank %d", digest[:12], took_s, adapter.max_rank)
+            finally:
+                self._engine.call(partial(self._forget, adapter))
         return True
 
     async def _read(self, digest: str) -> PackedAdapter:
@@ -222,6 +224,7 @@ class RequestAdapters:
             await self._store.fetch(digest, Path(name), self.slots.max_bytes)
             adapter = await asyncio.to_thread(self._read_files, Path(name))
         if adapter.num_bytes > self.slots.max_bytes:
+            self._engine.call(partial(self._forget, adapter))
             problem = f"it takes {adapter.num_bytes} bytes in memory, and HEADRACE_MAX_LORA_BYTES is"
             raise AdapterError(f"{problem} {self.slots.max_bytes}")
         return adapter
@@ -282,9 +285,13 @@ class RequestAdapters:
                 error = raised
             loop.call_soon_threadsafe(told, error)
 
-        self._engine.call(place)
-        if (error := await problem) is not None:
-            raise AdapterStoreError(f"it cannot be placed in memory ({error})") from error
+        try:
+            self._engine.call(place)
+            if (error := await problem) is not None:
+                raise AdapterStoreError(f"it cannot be placed in memory ({error})") from error
+        except BaseException:
+            self.slots.release(slot)
+            raise
 
     async def close(self) -> None:
         """Let go of the store."""

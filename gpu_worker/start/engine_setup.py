@@ -56,11 +56,16 @@ _log = logging.getLogger(__name__)
 
 
 class Adapting(NamedTuple):
-    """How many adapters may be in memory, what reads one in any thread, and what places it in a slot between steps."""
+    """How many adapters may be in memory, what reads one in any thread, and what places it in a slot between steps.
+
+    Attributes:
+        forget: Called once an adapter that was read is placed, or will not be.
+    """
 
     num_slots: int
     read: Callable[[Path], PackedAdapter]
     place: Callable[[int, PackedAdapter], None]
+    forget: Callable[[PackedAdapter], object] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +246,7 @@ def _adapting(config: WorkerConfig, runner: TorchModelRunner, group: GroupRunner
             group.prepare_adapter(adapter)
             return adapter
 
-        return Adapting(targets.num_slots, read_for_all, group.place_adapter)
+        return Adapting(targets.num_slots, read_for_all, group.place_adapter, group.forget_adapter)
     if lora_modules(config):
         raise ConfigError("HEADRACE_LORA_MODULES", "is set, but this model cannot have adapters")
     return None

@@ -64,7 +64,7 @@ class WorkerAdapters:
         if adapting is not None and access is not None:
             self.slots = AdapterSlots(adapting.num_slots, access.max_bytes)
             ways = (adapting.read, adapting.place)
-            self.requests = RequestAdapters(self.slots, *ways, access.store, names, engine, held)
+            self.requests = RequestAdapters(self.slots, *ways, access.store, names, engine, held, adapting.forget)
         self.orders = AdapterOrders(nats, worker, self.requests, store, names)
 
     @property

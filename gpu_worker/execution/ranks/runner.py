@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,8 +29,6 @@ from shared.errors import HeadraceError
 
 _MAX_IN_VAIN = 3
 """Times in a row that the group may be lost before a step has ended."""
-_MAX_PACKED = 4
-"""Adapters that ranks keep packed, but not placed; as many are loaded at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +49,7 @@ class GroupRunner:
         # By slot, the encoded pieces of the adapter that all ranks have there, and its rank: new ranks need them all.
         self._adapters: dict[int, tuple[Sequence[bytes], int]] = {}
         # Adapters that the others have packed, and are not placed yet: the number that they are kept under.
-        self._packed: OrderedDict[PackedAdapter, int] = OrderedDict()
+        self._packed: dict[PackedAdapter, int] = {}
         self._sending = threading.RLock()
         # Of several stages each computes a plan meanwhile.
         self.max_steps_in_flight = max(runner.max_steps_in_flight, group.ranks.num_stages)
@@ -114,15 +111,15 @@ class GroupRunner:
     def prepare_adapter(self, adapter: PackedAdapter) -> None:
         """Have the other ranks pack an adapter beside steps, in the thread that read it.
 
-        Whatever goes wrong is found when it is placed.
+        Whatever goes wrong is found when it is placed. They keep it until then, or until `forget_adapter`.
         """
         with contextlib.suppress(RankLostError, RankProblemError), self._sending:
-            number = self._pack_at_others(adapter.pieces, adapter.max_rank, pauses=True)
-            self._packed[adapter] = number
-            while len(self._packed) > _MAX_PACKED:
-                # There was no room for it, or no request wanted it any more.
-                _, number = self._packed.popitem(last=False)
-                self.group.send([encode(PlaceAdapter(number, None))])
+            self._packed[adapter] = self._pack_at_others(adapter.pieces, adapter.max_rank, pauses=True)
+
+    def forget_adapter(self, adapter: PackedAdapter) -> None:
+        """Let the other ranks forget an adapter that was prepared, unless it was placed. As `place_adapter`."""
+        if (number := self._packed.pop(adapter, None)) is not None:
+            self.group.send([encode(PlaceAdapter(number, None))])
 
     def place_adapter(self, slot: int, adapter: PackedAdapter) -> None:
         """Place an adapter in a slot that no step reads, at all ranks, in the thread that submits steps.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_worker.adapters.reader import read_packed
+from gpu_worker.adapters.reader import PackedAdapter, read_packed
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer import request_adapters
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -56,9 +55,15 @@ class Bench:
         self.names, self.held = Names(), HeldRequests()
         self.slots = AdapterSlots(num_slots, 1 << 20)
         place = lambda slot, adapter: self.targets.place(slot, adapter.packed, adapter.max_rank)  # noqa: E731
-        read = partial(read_packed, targets=self.targets)
+        self.read: list[PackedAdapter] = []
+        self.forgotten: list[PackedAdapter] = []
+
+        def read(path: Path) -> PackedAdapter:
+            self.read.append(read_packed(path, self.targets))
+            return self.read[-1]
+
         parts: Any = (self.slots, read, place, self.store, self.names, Engine(), self.held)
-        self.adapters = RequestAdapters(*parts)
+        self.adapters = RequestAdapters(*parts, self.forgotten.append)
 
     async def put(self, seed: int, **config: Any) -> str:
         adapter = write_adapter(self.directory / f"adapter{seed}", {_MODULE: (8, 12)}, seed=seed, **config)
@@ -164,6 +169,19 @@ async def test_request_waits_until_the_adapter_in_use_is_free(tmp_path: Path) ->
     bench.held.remove(first)
     await waiting
     assert bench.slots.residents == (second.adapter,)
+    await bench.adapters.close()
+
+
+async def test_adapter_that_its_request_gave_up_is_forgotten_and_not_one_that_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first, second = [bench.hold(await bench.put(seed)) for seed in (1, 2)]
+    await bench.prepare(first)
+    waiting = asyncio.create_task(bench.prepare(second))
+    await until(lambda: len(bench.read) == 2)
+    assert bench.forgotten == bench.read[:1]
+    bench.held.remove(second)
+    await waiting
+    await until(lambda: bench.forgotten == bench.read)
     await bench.adapters.close()
 
 
