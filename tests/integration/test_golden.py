@@ -36,7 +36,7 @@ def _told(system: System, command: str) -> tuple[int, dict[str, dict[str, Any]]]
 
 
 def _quiet_copy(target: Path) -> Path:
-    """Copy the demo model, less sure of itself: its last norm but one is smaller, where a revision's fingerprint does not look."""
+    """Copy the demo model, less sure of itself: a norm is smaller, where a revision's fingerprint does not look."""
     shutil.copytree(DEMO_MODEL, target)
     with safe_open(target / "model.safetensors", "pt") as tensors:
         norm = tensors.get_tensor("model.layers.7.post_attention_layernorm.weight").contiguous()
