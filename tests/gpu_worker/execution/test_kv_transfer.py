@@ -658,6 +658,19 @@ def test_what_a_load_has_asked_for_and_not_read_is_taken_off_the_wire_and_let_go
         assert asked == [64, 1]
 
 
+def test_of_a_load_that_ends_early_nothing_is_left(pair: Pair) -> None:
+    _, gone = pair.begin()
+    assert pair.open(pair.grant(gone))
+    (session,) = pair.fetching.peers._sessions.values()
+    assert pair.decode.tiers is not None
+    with session._lock:
+        load = pair.decode.tiers.load(SALT, [Wanted(0, digest, 0) for digest in gone.block_digests])
+        assert session._expected
+        load.end()
+    wait_for(lambda: not (session._expected or session._asked or session._received))
+    assert not session.is_closed
+
+
 def test_sender_of_an_earlier_version_is_asked_for_one_content_at_a_time() -> None:
     names = [(0, bytes([number]) * 32) for number in range(3)]
     asked: list[int] = []
