@@ -108,7 +108,7 @@ def _remedy(endpoint: Endpoint, error: ServerRefusedError) -> str:
     if error.code != "model_not_found":
         return ""
     try:
-        names = endpoint.models()
+        names = list(endpoint.roots())
     except ServerRefusedError:
         return ""
     if not names:

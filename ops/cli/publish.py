@@ -196,7 +196,8 @@ def run(config: PublishConfig, prompt: str | None) -> int:
     if not found:
         raise wrong_file(config.file, "", "no requests: one JSON object a line is expected")
     url, running = find_nats(config.nats_url, config.state_dir, config.tenant)
-    served = _served_models(config, url, running)
+    roots = _served_models(config, url, running)
+    served = None if roots is None else sorted(set(roots.values()))
     model = config.model_name or (served[0] if served and len(served) == 1 else None)
     try:
         requests = read_jobs(config, model, found)
@@ -206,7 +207,8 @@ def run(config: PublishConfig, prompt: str | None) -> int:
         others = f"{len(served)} models are served: {shown_names(served)}; name one"
         told = others if served else "no worker is heard whose model it could be"
         raise ConfigError(error.variable, f"{error.problem}, and {told}") from None
-    if served is not None:
+    if roots is not None and served is not None:
+        requests = _without_aliases(requests, roots)
         _check_served(config, {request.model for request in requests}, served)
     try:
         return asyncio.run(_publish(config, url, requests))
@@ -215,17 +217,26 @@ def run(config: PublishConfig, prompt: str | None) -> int:
         return 130
 
 
-def _served_models(config: PublishConfig, url: str, running: ReadyFile | None) -> list[str] | None:
-    """Return what the system serves whose NATS this is; None where none is known, or it does not say."""
+def _served_models(config: PublishConfig, url: str, running: ReadyFile | None) -> dict[str, str] | None:
+    """Return the names that the system serves whose NATS this is, and the model of each; None where none is known."""
     from shared.audit import servers_in
 
     running = running or read_ready_file(config.state_dir)
     if running is None or servers_in(url) != servers_in(running.nats_url):
         return None
     try:
-        return Endpoint(running.url, running.api_key).models()
+        return Endpoint(running.url, running.api_key).roots()
     except ServerRefusedError:
         return None
+
+
+def _without_aliases(requests: list[Request], roots: dict[str, str]) -> list[Request]:
+    """Return the requests with the model of each alias: no gateway is on the way of a job that would resolve it."""
+    import msgspec
+
+    for alias in sorted({each.model for each in requests if roots.get(each.model, each.model) != each.model}):
+        tell(f"{alias[:64]!r} is an alias of {roots[alias][:64]}: its jobs go to that model, none to a canary of it")
+    return [msgspec.structs.replace(each, model=roots.get(each.model, each.model)) for each in requests]
 
 
 def _check_served(config: PublishConfig, models: set[str], served: list[str]) -> None:

@@ -45,24 +45,20 @@ class Endpoint:
     url: str
     api_key: str | None
 
-    def models(self) -> list[str]:
-        """Return the names of the served models.
+    def own_models(self) -> list[str]:
+        """Return the served models, with an alias only where the key may not use what it stands for."""
+        roots = self.roots()
+        return [name for name, root in roots.items() if root == name or root not in roots]
+
+    def roots(self) -> dict[str, str]:
+        """Return what each served name stands for: an alias for its model, any other name for itself.
 
         Raises:
             ServerRefusedError: The server is not there or refuses.
         """
-        return [name for name, _ in self._models()]
-
-    def own_models(self) -> list[str]:
-        """Return the served models, with an alias only where the key may not use what it stands for."""
-        found = self._models()
-        names = {name for name, _ in found}
-        return [name for name, root in found if root == name or root not in names]
-
-    def _models(self) -> list[tuple[str, str]]:
         body = self._open("GET", "/v1/models").read()
         try:
-            return [(str(model["id"]), str(model.get("root") or model["id"])) for model in json.loads(body)["data"]]
+            return {str(model["id"]): str(model.get("root") or model["id"]) for model in json.loads(body)["data"]}
         except (ValueError, KeyError, TypeError):
             raise self._stranger(body) from None
 

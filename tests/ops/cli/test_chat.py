@@ -81,11 +81,11 @@ def test_model_that_is_not_served_is_answered_with_those_that_are(state_dir: Pat
 
 
 def test_several_served_models_are_named_and_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = [("one", "one"), ("two", "two"), ("alias", "one")]
-    monkeypatch.setattr(Endpoint, "_models", lambda endpoint: served)
+    served = {"one": "one", "two": "two", "alias": "one"}
+    monkeypatch.setattr(Endpoint, "roots", lambda endpoint: served)
     with pytest.raises(ConfigError, match="HEADRACE_MODEL_NAME: not set, and 2 models are served: one, two; name one"):
         chat.run(ChatConfig(url="http://127.0.0.1:1"), "x")
-    del served[1]
+    del served["two"]
     assert only_model(Endpoint("http://127.0.0.1:1", None)) == "one"
 
 

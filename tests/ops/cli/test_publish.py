@@ -184,7 +184,7 @@ def test_results_that_are_missing_are_named_with_what_happens_to_their_jobs(stat
 
 
 def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: [])
+    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: {})
     with pytest.raises(ConfigError, match="names no model, and no worker is heard whose model it could be"):
         publish.run(PublishConfig(nats_url="nats://127.0.0.1:1"), "x")
 
@@ -192,11 +192,25 @@ def test_request_without_a_model_where_no_worker_is_heard_says_so(monkeypatch: p
 def test_request_without_a_model_where_several_are_served_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: ["one", "two"])
+    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: {"one": "one", "two": "two"})
     file = tmp_path / "lines.jsonl"
     file.write_text('{"text": "x"}')
     with pytest.raises(ConfigError, match="line 1 names no model, and 2 models are served: one, two; name one"):
         publish.run(PublishConfig(nats_url="nats://127.0.0.1:1", file=file), None)
+
+
+@pytest.mark.parametrize("arguments", [{"model_name": "chat"}, {}])
+def test_alias_is_resolved_and_is_no_second_model(arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    published = []
+
+    async def take(config: PublishConfig, url: str, requests: list[Request]) -> int:
+        published.extend(requests)
+        return 0
+
+    monkeypatch.setattr(publish, "_served_models", lambda config, url, running: {"chat": "demo", "demo": "demo"})
+    monkeypatch.setattr(publish, "_publish", take)
+    assert publish.run(PublishConfig(nats_url="nats://127.0.0.1:1", **arguments), "x") == 0  # type: ignore[arg-type]
+    assert [request.model for request in published] == ["demo"], "what workers take"
 
 
 async def test_results_that_are_not_answers_are_counted_at_the_end(
