@@ -37,7 +37,7 @@ from gpu_worker.execution.tiers.host_tier import HostTier
 from gpu_worker.execution.tiers.transfer import Transfer
 from ops.bench.comparison import model_of
 from ops.bench.make_model import SHAPES, Size
-from ops.bench.options import bench_parser
+from ops.bench.options import bench_parser, positive
 from ops.bench.record import ResultTable
 from ops.bench.stepping import SteppedEngine
 from ops.bench.systems import address_of, headrace_up, own_settings
@@ -237,9 +237,9 @@ def main(arguments: Values[str] | None = None) -> None:
     """Measure, print and record."""
     parser = bench_parser("kv_tiers", __doc__)
     parser.add_argument("--shape", choices=[size.value for size in Size], default=Size.M15, help="of random weights")
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompts that are restored")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of each measurement")
-    parser.add_argument("--num-threads", type=int, help="of CPU operations; as many as a worker takes if not given")
+    parser.add_argument("--prompt", type=positive, default=8192, help="tokens of the prompts that are restored")
+    parser.add_argument("--rounds", type=positive, default=5, help="pairs of each measurement")
+    parser.add_argument("--num-threads", type=positive, help="of CPU operations; as many as a worker takes if not given")
     parser.add_argument("--roles", action="store_true", help="measure the whole system with roles instead")
     options = parser.parse_args(arguments)
     if options.roles:

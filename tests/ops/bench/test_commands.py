@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ops.bench import record
+from ops.bench import kv_tiers, record
 from ops.bench.comparison import OURS, add_rows, measure_in_turn
 from ops.bench.engine import EngineBench, Load, Measurement
 from ops.bench.make_model import SHAPES, Size, make_model
@@ -70,6 +70,13 @@ def test_command_runs_in_its_smallest_form(name: str, results: Path, monkeypatch
         measured = Counter(row["engine"] for row in rows if row["decode_tokens_per_s"] > 0)
         assert measured[OURS] == 2
         assert not any(row["not_available"] for row in rows)
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--rounds", "--num-threads"])
+def test_count_below_one_is_refused_before_a_model_is_made(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kv_tiers.main([option, "0"])
+    assert f"argument {option}: '0' is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_sequences_outlast_the_measurement_of_a_full_batch(tmp_path: Path) -> None:
