@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -99,10 +100,8 @@ class UsageRoutes:
         query, (groups, width) = request.query_params, self._asked(request)
         (await self._services.limiter.admit_read(principal)).release(1)
         size, now = width.seconds, int(time.time())
-        start = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0) // size * size
-        end = min(now, whole_number(query.get("end_time"), "end_time", 0, _LAST_S, now))
+        start, end = _span(query, width, now)
         limit = whole_number(query.get("limit"), "limit", 1, width.most, width.default)
-        start = max(start, (now // size - width.num_kept) * size)
         page = whole_number(query.get("page"), "page", start, _LAST_S, start) // size * size
         begins = range(page, max(page, end), size)
         shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
@@ -160,6 +159,24 @@ class UsageRoutes:
             cost=cost,
             cost_per_million_tokens=1e6 * cost / (prompt + completion) if cost and prompt + completion else None,
         )
+
+
+def _span(query: QueryParams, width: _Width, now: int) -> tuple[int, int]:
+    """Return the begin of the first bucket and the end of what is asked for, which is now at the latest.
+
+    Raises:
+        ApiError: 400; hours are asked for that are not kept any more, or the end is before the start.
+    """
+    size = width.seconds
+    asked = whole_number(query.get("start_time"), "start_time", 0, _LAST_S, 0)
+    end = whole_number(query.get("end_time"), "end_time", 0, _LAST_S, max(now, asked))
+    if end < asked:
+        raise invalid_value("end_time", f"'end_time' ({end}) is before 'start_time' ({asked}).")
+    first = (now // size - width.num_kept) * size
+    if asked < first and size < DAY_S and query.get("page") is None:
+        message = f"'start_time' is before {first}: hours are kept for a week. Ask for days, 'bucket_width' '1d'."
+        raise invalid_value("start_time", message)
+    return max(asked // size * size, first), min(now, end)
 
 
 def _date(texts: list[str], name: str) -> datetime | None:
