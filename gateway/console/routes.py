@@ -18,6 +18,7 @@ from gateway.admission.auth import KeyStore
 from gateway.api.operator_app import OperatorRoute
 from gateway.api.query import check_query, whole_number
 from gateway.api.schemas.checks import invalid_value
+from gateway.batches.record import BATCH_ID
 from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView
 from gateway.console.records import dead_letters_view, nats_away, tenants_view
@@ -142,12 +143,7 @@ class ConsoleRoutes:
         request_id: str = request.path_params["id"]
         found = await self._services.exchange.find(request_id[:256]) or await self._jobs_of(request_id[:256])
         if not found:
-            message = (
-                f"No gateway keeps a request {request_id[:64]!r}: it ended more than 15 minutes ago, is older than the "
-                "last --keep-requests ones, or came to a gateway that has ended since. If it is a batch job, no worker "
-                "has begun it."
-            )
-            raise ApiError(404, message, code="request_not_found")
+            raise ApiError(404, _not_found(request_id[:64]), code="request_not_found")
         return _json({"requests": [view_of(each, self._services.device_hour_cost) for each in found]})
 
     async def _jobs_of(self, job_id: str) -> list[Timeline]:
@@ -188,6 +184,15 @@ def with_playground(operator: ASGIApp, public: ASGIApp) -> ASGIApp:
         await (public if is_public else operator)(scope, receive, send)
 
     return application
+
+
+def _not_found(request_id: str) -> str:
+    if BATCH_ID.fullmatch(request_id):
+        return f"{request_id!r} is a batch: ask for one of its lines, {request_id}-1, {request_id}-2 and so on."
+    return (
+        f"No gateway keeps a request {request_id!r}: it ended more than 15 minutes ago, is older than the last "
+        "--keep-requests ones, or came to a gateway that has ended since. If it is a batch job, no worker has begun it."
+    )
 
 
 def _json(content: object) -> Response:

@@ -55,6 +55,8 @@ def run(config: RequestConfig, request_id: str | None) -> int:
     if request_id is not None and (config.slow or config.failed):
         option = "--slow" if config.slow else "--failed"
         raise click.UsageError(f"{option} lists requests; leave it out to see {request_id[:64]!r}, or give no ID.")
+    if request_id == "":
+        raise click.UsageError("ID is empty; is the variable set that it comes from?")
     operator = find_operator(config)
     if request_id is None:
         order = "slow" if config.slow else "failed" if config.failed else "recent"

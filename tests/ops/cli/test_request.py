@@ -37,3 +37,8 @@ def test_bars_are_as_wide_as_the_terminal(columns: str, width: int, monkeypatch:
     assert shown.returncode == 0, shown.stderr
     [scale] = [line for line in shown.stdout.splitlines() if line.endswith("4.10 s") and line.strip().startswith("0")]
     assert len(scale) == width
+
+
+def test_empty_id_is_refused() -> None:
+    refused = headrace_here("request", "")
+    assert (refused.returncode, "ID is empty" in refused.stderr) == (2, True)
