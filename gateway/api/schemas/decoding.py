@@ -24,6 +24,8 @@ from shared.field_problem import field_problem
 T = TypeVar("T")
 
 _MODEL = "one that `GET /v1/models` lists"
+# Workers check the least, which goes by their blocks; below 1 no worker is asked.
+_LEAST_BUDGET = "'kv_budget.tokens' must be at least four blocks: 64, or what --block-size makes of it."
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Smaller bodies have no more than are decoded in some tenth of a second.
 _SMALL_BODY = 1 << 20
@@ -157,6 +159,8 @@ def _from_validation(error: msgspec.ValidationError, body: object) -> ApiError:
     if problem.text.startswith("invalid enum value") and problem.field is not None:
         allowed = ", ".join(allowed_values(body, problem.field))
         return invalid_value(problem.field, f"'{problem.field}' must be one of {allowed}.")
+    if problem.field == "kv_budget.tokens" and problem.text.endswith(">= 1"):
+        return invalid_value(problem.field, _LEAST_BUDGET)
     advice = _URL_ITSELF if (problem.field or "").endswith(".image_url") and "got object" in problem.text else ""
     return invalid_value(problem.field, f"{problem.subject('The body')} is invalid: {problem.text}.{advice}")
 

@@ -57,7 +57,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class KvBudgetBody(Struct, forbid_unknown_fields=True):
     """A bound on the memory that a text takes while it is computed."""
 
-    tokens: Annotated[NumBudgetTokens, described("Tokens that are kept at most; rounded down to whole blocks.")]
+    tokens: Annotated[
+        NumBudgetTokens,
+        described("Tokens that are kept at most, 64 or more (four blocks of 16); rounded down to whole blocks."),
+    ]
     policy: Annotated[
         KvPolicy | None,
         described(

@@ -66,6 +66,15 @@ def test_wrong_budget_is_a_400_that_names_it(value: object, param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [({"tokens": 0}, "64"), ({"tokens": 64, "policy": "window"}, "one of sinks, heavy_hitters, persistence")],
+)
+def test_refusal_says_what_is_allowed(value: object, words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        completion(kv_budget=value)
+
+
 def test_fleet_that_cannot_evict_is_not_asked_to() -> None:
     asked = completion(kv_budget={"tokens": 512})
     check_budget(asked, load((*FEATURES, KV_BUDGET)))
