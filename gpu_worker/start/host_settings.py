@@ -45,6 +45,11 @@ def check_ranks(config: WorkerConfig) -> None:
     """
     check_hosts(config)
     _check_balancing(config)
+    count = config.decode_context_parallel_size
+    for name in ("tensor_parallel_size", "block_size"):
+        if (number := getattr(config, name)) % count:
+            problem = f"is {count}, which does not divide HEADRACE_{name.upper()} ({number})"
+            raise ConfigError("HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE", problem)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:

@@ -31,7 +31,7 @@ from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_module
 from gpu_worker.start.golden_baseline import served_name
 from gpu_worker.start.golden_setup import golden_settings
 from gpu_worker.start.health_port import HealthPort, bind_health_port
-from gpu_worker.start.host_settings import check_hosts, with_launcher
+from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.start.model_revision import served_revision
 from gpu_worker.start.nats_check import check_nats
 from gpu_worker.start.other_host import serve_host
@@ -74,8 +74,10 @@ def main(config: WorkerConfig) -> int:
         HeadraceError: A setting is wrong, the model cannot be loaded, or a server we need is missing.
     """
     try:
-        config = with_launcher(_with_local_models(config), os.environ)
-        check_hosts(config)
+        config = with_launcher(config, os.environ)
+        # Before a model is fetched, NATS is asked or a kernel compiled.
+        check_ranks(config)
+        config = _with_local_models(config)
         identity = _identity(config)
         configure_logging(config.log_level, config.log_format, role="worker", worker=identity.worker)
         if config.node_rank > 0:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_worker.start import worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.host_settings import check_hosts, with_launcher
 from shared.errors import ConfigError
@@ -39,6 +41,20 @@ def test_settings_that_go_together_pass() -> None:
 def test_setting_that_does_not_fit_is_named(change: dict[str, Any], variable: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"{variable}: .*{problem}"):
         check_hosts(WorkerConfig(**GOOD | change))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tensor_parallel_size": 1}, "is 2, which does not divide HEADRACE_TENSOR_PARALLEL_SIZE (1)"),
+        ({"tensor_parallel_size": 2, "block_size": 5}, "is 2, which does not divide HEADRACE_BLOCK_SIZE (5)"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_before_anything_is_read(settings: dict[str, Any], problem: str) -> None:
+    """The model is not there, and neither is NATS."""
+    with pytest.raises(ConfigError) as raised:
+        worker.main(WorkerConfig(model=Path("/nothing/here"), decode_context_parallel_size=2, **settings))
+    assert str(raised.value) == f"HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE: {problem}"
 
 
 VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}

@@ -77,16 +77,3 @@ def test_groups_of_ranks_that_meet_by_torch_share_tokens(
     with started(tmp_path, 4, **settings, **CONTEXT) as (run, _):
         for way, outcome in zip(ways, expected, strict=True):
             assert_same(run.answer(sequences(), **way), outcome, tolerance)
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"tensor_parallel_size": 1}, "is 2, which does not divide HEADRACE_TENSOR_PARALLEL_SIZE (1)"),
-        ({"tensor_parallel_size": 2, "block_size": 5}, "is 2, which does not divide HEADRACE_BLOCK_SIZE (5)"),
-    ],
-)
-def test_what_ranks_cannot_share_is_refused(settings: dict[str, int], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as raised:
-        make_plan(RunnerConfig(tmp_path, **CONTEXT, **settings))
-    assert str(raised.value) == f"HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE: {problem}"
