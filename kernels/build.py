@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -186,6 +187,11 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features")
     return "\n".join(dict.fromkeys(line for line in lines if line.split("\t")[0].strip() in wanted))
+
+
+def can_build() -> bool:
+    """Whether kernels are wanted here and there is a compiler: so they will be there, unless it fails."""
+    return kernels_allowed(os.environ) and shutil.which("g++") is not None
 
 
 def kernels_allowed(environ: Mapping[str, str]) -> bool:

@@ -97,7 +97,9 @@ def build_replacement(config: RunnerConfig, num_blocks: int, ranks: Ranks) -> To
 
 
 def check_fits(config: RunnerConfig) -> int | None:
-    """Check, without loading anything, that a model and its cache fit; a GPU's memory is measured at load alone.
+    """Check, without loading or compiling anything, that a model and its cache fit.
+
+    A GPU's memory is measured at load alone.
 
     Returns:
         The tokens that the cache would hold, None where that is measured.
@@ -106,7 +108,7 @@ def check_fits(config: RunnerConfig) -> int | None:
         HeadraceError: The model cannot be read.
         ConfigError: A setting cannot be used, or the memory is not enough.
     """
-    plan = make_plan(config)
+    plan = make_plan(config, compiles=False)
     if plan.device.type == "cuda":
         return None
     _check_host(plan)

@@ -94,14 +94,15 @@ class BuildPlan:
         return _dtype_name(stored if is_kept else self.dtype)
 
 
-def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
+def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) -> BuildPlan:
     """Read the model's configuration and settle what depends on it, for a rank of a stage; nothing is loaded.
+
+    Without `compiles`, kernels that a compiler could make are taken to be there.
 
     Raises:
         HeadraceError: The model cannot be read.
         ConfigError: A setting cannot be used.
     """
-    _check_context(config)
     device = torch.device(config.device)
     model_config = read_model_config(config.model)
     own = _of_stage(_of_one_rank(model_config, config), config, stage)
@@ -111,7 +112,9 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
     layout = own.cache_layout.within(max_model_len)
     is_divided_by_features = not config.enable_expert_parallel and config.decode_context_parallel_size == 1
     may_be_fused = config.pipeline_parallel_size == 1 and is_divided_by_features
-    is_in_one_call = may_be_fused and is_fused(model_config, dtype, device, config.tensor_parallel_size)
+    is_in_one_call = may_be_fused and is_fused(
+        model_config, dtype, device, config.tensor_parallel_size, compiles=compiles
+    )
     if config.keeps_all_tokens or is_in_one_call:
         layout = layout.flat()
     shares = GroupShares(
@@ -139,14 +142,6 @@ def make_plan(config: RunnerConfig, stage: int = 0) -> BuildPlan:
     return BuildPlan(
         config, model_config, dtype, kv_cache_dtype, device, shares, demand, fixed, weights, vision, seeing
     )
-
-
-def _check_context(config: RunnerConfig) -> None:
-    count = config.decode_context_parallel_size
-    for name in ("tensor_parallel_size", "block_size"):
-        if (number := getattr(config, name)) % count:
-            problem = f"is {count}, which does not divide HEADRACE_{name.upper()} ({number})"
-            raise ConfigError("HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE", problem)
 
 
 def _of_one_rank(model: ModelConfig, config: RunnerConfig) -> ModelConfig:

@@ -26,11 +26,14 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 def fusing_library(shape: StackShape, dtype: torch.dtype, device: torch.device) -> CpuLibrary | None:
     """Return the compiled kernels when they can compute such a decoder, else None."""
+    return cpu_library() if can_fuse(shape, dtype, device) else None
+
+
+def can_fuse(shape: StackShape, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels, compiled or not, can compute such a decoder."""
     # Matrices are packed by 32 bits of input, so 16-bit inputs must be even in number.
     is_even = all(size % 2 == 0 for size in (shape.hidden_size, shape.intermediate_size, shape.head_dim))
-    if device.type != "cpu" or dtype not in _DTYPES or not is_even or not shape.can_run():
-        return None
-    return cpu_library()
+    return device.type == "cpu" and dtype in _DTYPES and is_even and shape.can_run()
 
 
 class FusedDecoder:

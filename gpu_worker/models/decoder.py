@@ -14,7 +14,7 @@ from gpu_worker.layers.attention_context import AttentionContext
 from gpu_worker.layers.division import Division, divided_weights
 from gpu_worker.layers.encoder import Encoder, EncoderEmbeddings, EncoderLayer, EncoderLayerWeights
 from gpu_worker.layers.expert_loads import ExpertLoads
-from gpu_worker.layers.fused_decoder import FusedDecoder, fusing_library
+from gpu_worker.layers.fused_decoder import FusedDecoder, can_fuse, fusing_library
 from gpu_worker.layers.layer import LayerWeights
 from gpu_worker.layers.layer_inputs import take_layer_inputs
 from gpu_worker.layers.layer_packing import can_pack
@@ -31,6 +31,7 @@ from gpu_worker.layers.stored_matrix import PartSource, has_input_order
 from gpu_worker.layers.vocabulary import Embedding, LMHead, NormedEmbedding
 from gpu_worker.models.class_heads import take_class_head
 from gpu_worker.models.config import EncoderTraits, ModelConfig
+from kernels.build import can_build
 from kernels.cpu_library import CpuLibrary
 from kernels.decoder_stack import StackShape
 from kernels.layer_cache import EVERY_TOKEN
@@ -313,18 +314,31 @@ def take_positions(config: ModelConfig, checkpoint: WeightSource) -> torch.Tenso
     return checkpoint.take("model.embed_positions.weight", num_rows, config.hidden_size)[positions.first_row :]
 
 
-def is_fused(config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1) -> bool:
-    """Return True if the layers will be computed in one call, with one block table for all of them."""
-    return config.encoder is None and _fusing_library(config, dtype, device, num_ranks) is not None
+def is_fused(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1, *, compiles: bool = True
+) -> bool:
+    """Return True if the layers will be computed in one call, with one block table for all of them.
+
+    Without `compiles`, kernels that a compiler could make are taken to be there.
+    """
+    if config.encoder is not None:
+        return False
+    if compiles:
+        return _fusing_library(config, dtype, device, num_ranks) is not None
+    return (
+        can_build() and _divides_evenly(config, num_ranks) and can_fuse(stack_shape(config, num_ranks), dtype, device)
+    )
 
 
 def _fusing_library(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, num_ranks: int = 1
 ) -> CpuLibrary | None:
+    return fusing_library(stack_shape(config, num_ranks), dtype, device) if _divides_evenly(config, num_ranks) else None
+
+
+def _divides_evenly(config: ModelConfig, num_ranks: int) -> bool:
     mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
-    if not is_fusable(config) or any(mixture.expert_size // num_ranks % 2 for mixture in mixtures):
-        return None
-    return fusing_library(stack_shape(config, num_ranks), dtype, device)
+    return is_fusable(config) and not any(mixture.expert_size // num_ranks % 2 for mixture in mixtures)
 
 
 def is_fusable(config: ModelConfig) -> bool:

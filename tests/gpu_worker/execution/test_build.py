@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from gpu_worker.execution import build
-from gpu_worker.execution.build import build_runner
+from gpu_worker.execution.build import build_runner, check_fits
 from gpu_worker.execution.build_plan import make_plan
 from gpu_worker.execution.memory.budget import RESERVE_BYTES
 from gpu_worker.execution.runner_config import RunnerConfig
 from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
+from kernels.cpu_library import cpu_library
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import MAX_LEN, make_sequence, run, save_tiny_model
@@ -76,6 +77,34 @@ def test_graphs_of_large_steps_are_measured_with_the_others(tmp_path: Path) -> N
 def test_a_cpu_gets_a_runner_that_computes_at_once(model: Path) -> None:
     runner = build_runner(config(model, num_blocks=60))
     assert (runner.num_blocks, runner.max_model_len) == (60, MAX_LEN)
+
+
+def test_whether_a_model_fits_is_told_without_compiling(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunnerConfig(model, max_num_seqs=2, max_model_len=64, num_blocks=16)
+    expected = check_fits(config)
+
+    def compile_kernels(*_: object) -> Path:
+        raise AssertionError("compiles")
+
+    monkeypatch.setattr("kernels.cpu_library.build_library", compile_kernels)
+    cpu_library.cache_clear()
+    try:
+        assert check_fits(config) == expected
+    finally:
+        cpu_library.cache_clear()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_is_expected_of_a_compiler_is_what_it_makes(
+    is_there: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_KERNELS", "on" if is_there else "off")
+    cpu_library.cache_clear()
+    try:
+        config = RunnerConfig(model, max_model_len=64)
+        assert make_plan(config, compiles=False).demand == make_plan(config).demand
+    finally:
+        cpu_library.cache_clear()
 
 
 def test_stages_follow_one_another_and_each_reaches_its_end(model: Path) -> None:
