@@ -56,7 +56,7 @@ class Event(Struct, frozen=True):
 
 
 class ReceiptView(Struct, frozen=True, kw_only=True):
-    """What all attempts took. `retries_ms` is the part of attempts that were not the last; `cost` as priced."""
+    """What all attempts took. `retries_ms` is the part of those that were lost; `cost` as priced."""
 
     device_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -224,7 +224,9 @@ def _receipt(timeline: Timeline, device_hour_cost: float | None) -> ReceiptView:
     receipts = [attempt.receipt for attempt, _ in told if attempt.receipt is not None]
     device_s = sum(each.device_s for each in receipts)
     energies = [each.energy_j for each in receipts if each.energy_j is not None]
-    retries_s = sum(each.receipt.device_s for each, is_last in told if each.receipt is not None and not is_last)
+    # What a prefill worker has computed is fetched by the one that goes on: nothing of it is done again.
+    lost = [each.receipt for each, is_last in told if not is_last and each.end != "prefilled"]
+    retries_s = sum(each.device_s for each in lost if each is not None)
     prefill_s = sum(each.prefill_s for each in receipts)
     return ReceiptView(
         device_ms=1e3 * device_s,

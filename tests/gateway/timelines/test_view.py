@@ -102,6 +102,14 @@ def test_receipt_adds_up_attempts_prices_them_and_says_what_is_missing() -> None
     assert view_of(timeline(), None).receipt.cost is None
 
 
+@pytest.mark.parametrize(("end", "lost_ms"), [("worker_dead", 800), ("prefilled", 0)])
+def test_planned_handover_is_no_lost_attempt(end: str, lost_ms: float) -> None:
+    first = Attempt(epoch=0, worker="w0", end=end, receipt=RECEIPT, ended_s=1.0)
+    last = Attempt(epoch=1, why=end, worker="w1", end="stop", receipt=RECEIPT, ended_s=4.0)
+    receipt = view_of(timeline(sequences=[SequenceLife("s", [first, last])]), None).receipt
+    assert (receipt.device_ms, receipt.retries_ms) == pytest.approx((1600, lost_ms))
+
+
 def test_request_without_usage_counts_the_tokens_that_its_attempts_delivered() -> None:
     left = timeline(outcome="disconnected")
     assert view_of(left, None).receipt.completion_tokens == 3 + 5
