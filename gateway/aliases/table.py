@@ -112,10 +112,10 @@ def set_alias(
     if is_hidden(name) or (is_new and is_served(name)):
         raise _refusal("name", f"{name[:_SHOWN]!r} is a served model or adapter: an alias must not hide it.")
     if is_new and re.search(r"\s", name):
-        raise _refusal("name", "'name' must not contain white space.")
-    if name == model or any(name in each.targets for each in table.aliases):
-        raise _refusal("name", f"{name[:_SHOWN]!r} is what an alias stands for: aliases of aliases are not resolved.")
+        raise _refusal("name", "'name', the alias, must not contain white space.")
     _check_target(table, model, is_served)
+    if any(name in each.targets for each in table.aliases):
+        raise _refusal("name", f"{name[:_SHOWN]!r} is what an alias stands for: aliases of aliases are not resolved.")
     others = tuple(each for each in table.aliases if (each.name, each.tenant) != (name, tenant))
     if len(others) >= MAX_ALIASES:
         raise _refusal("name", f"There are {MAX_ALIASES} aliases, and no more are kept: remove one first.")

@@ -13,6 +13,7 @@ import pytest
 from gateway.aliases.book import MAX_COUNTED, AliasBook, LogprobTap, conversation_of
 from gateway.aliases.table import (
     MAX_RUNNING,
+    Alias,
     AliasTable,
     Rules,
     end_canary,
@@ -69,15 +70,18 @@ def asked(text: str = "hi", **fields: Any) -> Generation:
         ("one", "two", 400, "is a served model"),
         ("x", "gone", 404, "No worker serves the model `gone`"),
         ("x", "chat", 400, "is an alias itself"),
-        ("x", "x", 400, "aliases of aliases"),
+        ("x", "x", 404, "No worker serves the model `x`"),
+        ("gone", "two", 400, "aliases of aliases"),
+        ("a b", "one", 400, "'name', the alias, must not contain white space"),
         ("x" * 129, "one", 400, "'name' must be 1 to 128 bytes long"),
         ("a\0b", "one", 400, "'name' must not contain a NUL"),
         ("..", "one", 400, "'name' must not be '.' or '..'"),
     ],
 )
 def test_alias_that_hides_chains_or_leads_nowhere_is_refused(name: str, model: str, status: int, told: str) -> None:
+    before = AliasTable((*table().aliases, Alias(name="old", model="gone", tenant=None)))
     with pytest.raises(ApiError, match=told) as refused:
-        set_alias(table(), name, model, None, MODELS.__contains__, MODELS.__contains__)
+        set_alias(before, name, model, None, MODELS.__contains__, MODELS.__contains__)
     assert refused.value.status == status
 
 
