@@ -260,6 +260,15 @@ def _worker_environs(
         yield environ
 
 
+def missing_role(config: UpConfig) -> str | None:
+    """Return a warning if no worker decodes, or none computes prompts; else None."""
+    roles = set(_roles(config)[: config.workers])
+    for lone, other in (("prefill", "decode"), ("decode", "prefill")):
+        if roles == {lone}:
+            return f"--roles: there is no {other} worker; name both {lone} and {other}, and set --workers to 2 or more"
+    return None
+
+
 def _roles(config: UpConfig) -> list[str]:
     names = [] if config.roles is None else [name.strip() for name in config.roles.split(",")]
     for name in names:

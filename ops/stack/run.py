@@ -14,7 +14,7 @@ from pathlib import Path
 from ops.stack.config import DEMO_MODEL, UpConfig
 from ops.stack.console import Console
 from ops.stack.hosting.host import Host, without_model
-from ops.stack.plan import DEMO_MODEL_NAME, ModelChoice, Plan, make_plan
+from ops.stack.plan import DEMO_MODEL_NAME, ModelChoice, Plan, make_plan, missing_role
 from ops.stack.preconditions import check_parts
 from ops.stack.state import StateDirectory
 from ops.stack.supervisor import Supervisor
@@ -75,6 +75,8 @@ async def _run(
     began = time.monotonic()
     plan = make_plan(config, state, environ, models)
     check_parts(plan, console, is_demo=config.model is None)
+    if (warning := missing_role(config)) is not None:
+        console.say("headrace", warning)
     _tell_of_missing_keys(environ.get("HEADRACE_KEYS_FILE"), console)
     simulated = f"a simulated engine, {config.simulate:g} ms a step" if config.simulate is not None else None
     named = "the demo model" if config.model is None else ", ".join(str(model.path) for model in models)

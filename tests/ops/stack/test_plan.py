@@ -10,7 +10,7 @@ import pytest
 
 from ops.stack import plan as plan_module
 from ops.stack.config import UpConfig
-from ops.stack.plan import ModelChoice, NatsAccess, Plan, _redis_text, make_plan
+from ops.stack.plan import ModelChoice, NatsAccess, Plan, _redis_text, make_plan, missing_role
 from ops.stack.ports import free_port
 from ops.stack.run import banner
 from ops.stack.servers import find_redis_server
@@ -96,6 +96,22 @@ def test_roles_go_to_the_workers_in_turns(make: Make) -> None:
     assert "HEADRACE_ROLE" not in make(workers=2).workers[0].environ
     with pytest.raises(ConfigError, match=r"HEADRACE_ROLES: names 'decoder'; a role is one of prefill, decode, both"):
         make(roles="prefill,decoder")
+
+
+@pytest.mark.parametrize(
+    ("workers", "roles", "missing"),
+    [
+        (2, "prefill", "decode"),
+        (1, "prefill,decode", "decode"),
+        (2, "decode", "prefill"),
+        (2, "prefill,decode", None),
+        (2, "prefill,both", None),
+        (2, None, None),
+    ],
+)
+def test_role_that_nobody_has_is_told(workers: int, roles: str | None, missing: str | None) -> None:
+    told = missing_role(UpConfig(workers=workers, roles=roles))
+    assert told is None if missing is None else f"there is no {missing} worker" in str(told)
 
 
 def test_no_two_servers_of_a_start_get_one_port(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
