@@ -19,9 +19,9 @@ from ops.cli.worker import command as worker
 PAGES = Path(ops.__file__).parent / "docs"
 # What the documentation of the others names first; none of it may be without an answer.
 WELL_KNOWN = """
--tp -pp --trust-remote-code --enforce-eager --swap-space --mem-fraction-static --context-length --disable-radix-cache
---speculative-config --enable-lora -ngl -c --ctx-size -np -fa -hf --mlock --n-gpu-layers --jinja --temp --lora -t
---num-shard --quantize --model-id --gpu --cpu
+-tp -pp -dcp --dcp --dcp-size --trust-remote-code --enforce-eager --swap-space --mem-fraction-static --context-length
+--disable-radix-cache --speculative-config --enable-lora -ngl -c --ctx-size -np -fa -hf --mlock --n-gpu-layers --jinja
+--temp --lora -t --num-shard --quantize --model-id --gpu --cpu
 """
 
 
