@@ -239,7 +239,7 @@ def main(arguments: Values[str] | None = None) -> None:
     parser.add_argument("--shape", choices=[size.value for size in Size], default=Size.M15, help="of random weights")
     parser.add_argument("--prompt", type=positive, default=8192, help="tokens of the prompts that are restored")
     parser.add_argument("--rounds", type=positive, default=5, help="pairs of each measurement")
-    parser.add_argument("--num-threads", type=positive, help="of CPU operations; as many as a worker takes if not given")
+    parser.add_argument("--num-threads", type=positive, help="of CPU operations; by default as many as a worker takes")
     parser.add_argument("--roles", action="store_true", help="measure the whole system with roles instead")
     options = parser.parse_args(arguments)
     if options.roles:
