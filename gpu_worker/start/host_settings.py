@@ -45,11 +45,7 @@ def check_ranks(config: WorkerConfig) -> None:
     """
     check_hosts(config)
     _check_balancing(config)
-    count = config.decode_context_parallel_size
-    for name in ("tensor_parallel_size", "block_size"):
-        if (number := getattr(config, name)) % count:
-            problem = f"is {count}, which does not divide HEADRACE_{name.upper()} ({number})"
-            raise ConfigError("HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE", problem)
+    _check_context(config)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         size, problem = getattr(config, name), None
         if size == 1:
@@ -63,6 +59,14 @@ def check_ranks(config: WorkerConfig) -> None:
             problem = f"HEADRACE_SPECULATIVE is {config.speculative}: drafts need a pipeline of one stage"
         if problem is not None:
             raise ConfigError(f"HEADRACE_{name.upper()}", f"is {size}, but {problem}")
+
+
+def _check_context(config: WorkerConfig) -> None:
+    count = config.decode_context_parallel_size
+    for name in ("tensor_parallel_size", "block_size"):
+        if (number := getattr(config, name)) % count:
+            problem = f"is {count}, which does not divide HEADRACE_{name.upper()} ({number})"
+            raise ConfigError("HEADRACE_DECODE_CONTEXT_PARALLEL_SIZE", problem)
 
 
 def _check_balancing(config: WorkerConfig) -> None:
