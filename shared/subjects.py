@@ -61,6 +61,7 @@ _ENCODED = [chr(b) if _PLAIN_NAME.fullmatch(chr(b)) else f"_{b:02x}" for b in ra
 # Up to sixteen tokens of ordinary characters.
 _REPLY_SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128}){0,15}")
 
+BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 READY_SUFFIX = "_ready"
 """Behind a model's token, in the subject of the queue `ready`: no name of a model is encoded like this."""
 ALL_WORKERS = "hr.worker.*.*"

@@ -24,7 +24,6 @@ from gateway.batches.line import PARSERS
 from gateway.batches.log import ERRORS, BatchLog, ReplacedError, Stored
 from gateway.batches.output import growing_file
 from gateway.batches.record import (
-    BATCH_ID,
     ENDED,
     KINDS,
     OUTPUT_ID,
@@ -41,6 +40,7 @@ from gateway.files.upload import checked_expiry
 from shared.batch_streams import batch_stream
 from shared.direct_client import DirectClient
 from shared.server_clock import ServerClock
+from shared.subjects import BATCH_ID
 
 _PATH = "/v1/batches"
 # Of one tenant, at once. Each takes a record of a few kilobytes every other second.

@@ -16,13 +16,13 @@ import msgspec
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
-from gateway.batches.record import BATCH_ID, BatchRecord, decode_batch
+from gateway.batches.record import BatchRecord, decode_batch
 from shared.direct_client import DirectClient
 from shared.errors import HeadraceError, InvalidNameError
 from shared.nats_connection import SEND_ERRORS
 from shared.publication import last_message, publish_expecting
 from shared.streams import BATCHES_STREAM, StreamLimits
-from shared.subjects import batch_subject, batches_filter, decode_name
+from shared.subjects import BATCH_ID, batch_subject, batches_filter, decode_name
 
 # Of one tenant, an eighth of the stream; beyond either, the records of its oldest ended batches are dropped.
 MAX_ENDED = 10_000

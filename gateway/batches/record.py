@@ -33,7 +33,6 @@ _TIMES: dict[BatchStatus, str] = {
     "cancelling": "cancelling_at",
     "cancelled": "cancelled_at",
 }
-BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 OUTPUT_ID = re.compile(r"file-([0-9a-f]{32})-(output|error)")
 
 

@@ -18,7 +18,6 @@ from gateway.admission.auth import KeyStore
 from gateway.api.operator_app import OperatorRoute
 from gateway.api.query import check_query, whole_number
 from gateway.api.schemas.checks import invalid_value
-from gateway.batches.record import BATCH_ID
 from gateway.console.keys import ConsoleKeys
 from gateway.console.now import NowView
 from gateway.console.records import dead_letters_view, nats_away, tenants_view
@@ -28,6 +27,7 @@ from gateway.timelines.exchange import TimelineExchange
 from gateway.timelines.jobs import JobTimelines
 from gateway.timelines.view import view_of
 from shared.nats_connection import SEND_ERRORS
+from shared.subjects import BATCH_ID
 from shared.timeline import MAX_LISTED, Order, Timeline
 
 _FOLDER = Path(__file__).parent / "static"

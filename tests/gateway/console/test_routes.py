@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from gateway.batches.record import BATCH_ID
 from gateway.console.routes import ConsoleFiles, _not_found
+from shared.subjects import BATCH_ID
 
 
 def request(headers: dict[str, str]) -> Request:
