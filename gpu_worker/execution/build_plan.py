@@ -90,7 +90,7 @@ class BuildPlan:
     def matrix_dtype_name(self) -> str:
         """The type that matrices have in memory."""
         stored = self.model_config.dtype
-        is_kept = keeps_half(stored, self.model_config.hidden_size, self.dtype, self.device)
+        is_kept = keeps_half(stored, self.model_config.hidden_size, self.dtype, self.device, compiles=False)
         return _dtype_name(stored if is_kept else self.dtype)
 
 
@@ -129,7 +129,12 @@ def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) ->
     )
     demand = shares.demand
     weights = weights_bytes(
-        config.model, dtype, device, is_tied=model_config.tie_word_embeddings, names=model_config.block.names
+        config.model,
+        dtype,
+        device,
+        is_tied=model_config.tie_word_embeddings,
+        names=model_config.block.names,
+        compiles=compiles,
     )
     if mixtures := [layer.mixture for layer in model_config.layers if layer.mixture is not None]:
         # About so: of a model with experts, nearly all are theirs.

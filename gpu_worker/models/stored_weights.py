@@ -41,9 +41,15 @@ _NOTHING = r""
 
 
 def weights_bytes(
-    path: Path, dtype: torch.dtype, device: torch.device, *, is_tied: bool, names: TensorNames | None = None
+    path: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_tied: bool,
+    names: TensorNames | None = None,
+    compiles: bool = True,
 ) -> int:
     """Return the bytes of a model's weights in memory: exact for floating point, approximate for quantized ones."""
-    keeps = partial(keeps_half, inputs=dtype, device=device)
+    keeps = partial(keeps_half, inputs=dtype, device=device, compiles=compiles)
     with open_weights(path, dtype, torch.device("cpu"), keeps_half=keeps, names=names) as checkpoint:
         return checkpoint.num_bytes_loaded(_TIED_HEAD if is_tied else _NOTHING)

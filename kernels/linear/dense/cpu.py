@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kernels.build import can_build
 from kernels.cpu_library import DTYPE_NUMBERS, CpuLibrary, cpu_library
 from kernels.cpu_structures import address_of
 
@@ -88,14 +89,17 @@ def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Dense
     return None
 
 
-def keeps_half(stored: torch.dtype, num_inputs: int, inputs: torch.dtype, device: torch.device) -> bool:
+def keeps_half(
+    stored: torch.dtype, num_inputs: int, inputs: torch.dtype, device: torch.device, *, compiles: bool = True
+) -> bool:
     """Return True where a matrix of this type is best kept in its 16 bits although its inputs are float32.
 
     The compiled kernel widens weights as it reads them: the results are the same, and there is half as much to read.
+    Without `compiles`, kernels that a compiler could make are taken to be there.
     """
     if device.type != "cpu" or inputs is not torch.float32 or not can_widen(stored, num_inputs):
         return False
-    return cpu_library() is not None
+    return cpu_library() is not None if compiles else can_build()
 
 
 def linear(x: torch.Tensor, packed: DensePanels, *, to_float32: bool = False) -> torch.Tensor:

@@ -19,6 +19,7 @@ from gpu_worker.execution.start_up import Stage, StartUp
 from gpu_worker.models.decoder import CausalLM
 from gpu_worker.models.loader import load_model
 from kernels.cpu_library import cpu_library
+from ops.stack.config import DEMO_MODEL
 from shared.errors import ConfigError
 from shared.sampling import Sampling
 from tests.gpu_worker.execution.engine_run import MAX_LEN, make_sequence, run, save_tiny_model
@@ -79,8 +80,8 @@ def test_a_cpu_gets_a_runner_that_computes_at_once(model: Path) -> None:
     assert (runner.num_blocks, runner.max_model_len) == (60, MAX_LEN)
 
 
-def test_whether_a_model_fits_is_told_without_compiling(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunnerConfig(model, max_num_seqs=2, max_model_len=64, num_blocks=16)
+def test_whether_a_model_fits_is_told_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunnerConfig(DEMO_MODEL, max_num_seqs=2, max_model_len=64, num_blocks=16)
     expected = check_fits(config)
 
     def compile_kernels(*_: object) -> Path:
