@@ -14,6 +14,7 @@ MAX_BUDGETED_TOKENS = MAX_PROMPT_TOKENS
 
 NumBudgetTokens = Annotated[int, Meta(ge=1, le=MAX_PROMPT_TOKENS)]
 _NumBlocks = Annotated[int, Meta(ge=0, le=MAX_BUDGETED_TOKENS)]
+_BlockSize = Annotated[int, Meta(ge=1, le=MAX_BUDGETED_TOKENS)]
 
 
 class KvBudget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -43,12 +44,11 @@ class EvictedBlocks(Struct, frozen=True, array_like=True):
         first: How many places came in earlier messages.
     """
 
-    block_size: _NumBlocks
+    block_size: _BlockSize
     places: Annotated[tuple[_NumBlocks, ...], Meta(max_length=MAX_BUDGETED_TOKENS)]
     first: _NumBlocks = 0
 
-    def joined(self, more: EvictedBlocks) -> EvictedBlocks:
-        """Return these evictions, followed by what a later message tells; where that starts anew, only by that."""
-        if more.block_size != self.block_size:
-            return more
-        return EvictedBlocks(self.block_size, self.places[: more.first] + more.places)
+    def __post_init__(self) -> None:
+        most = MAX_BUDGETED_TOKENS // self.block_size
+        if self.first + len(self.places) > most:
+            raise ValueError(f"evicted: no text has more than {most} blocks of {self.block_size} tokens.")

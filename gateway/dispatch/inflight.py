@@ -13,11 +13,11 @@ from os import urandom
 
 import msgspec
 
+from gateway.dispatch.eviction_log import EvictionLog
 from gateway.dispatch.sinks import Sink
 from gateway.fleet.deaths import Death
 from gateway.fleet.fleet_load import FleetLoad
 from shared.disaggregation import KvReady
-from shared.kv_budget import EvictedBlocks
 from shared.messages import Delta, Request, Usage
 from shared.receipt import Receipt
 from shared.subjects import Queue
@@ -160,7 +160,7 @@ class Flight(_Progress):
     is_parked: bool = False
     is_held_back: bool = False
     prompt_tokens: int = 0
-    evicted: EvictedBlocks | None = None
+    evicted: EvictionLog | None = None
     has_prompt_output: bool = False
     counted_in: _Count | None = None
     log: FlightLog = field(default_factory=FlightLog)
@@ -231,13 +231,14 @@ class Flight(_Progress):
             sampling=sampling,
             probation=self.probation,
             ready=self.ready,
-            evicted=self.evicted,
+            evicted=None if self.evicted is None else self.evicted.told(),
         )
 
     def note_evicted(self, delta: Delta) -> None:
-        """Remember what a delta tells of evictions."""
+        """Remember what a delta tells of evictions; what cannot be true ends what is remembered."""
         if delta.evicted is not None:
-            self.evicted = delta.evicted if self.evicted is None else self.evicted.joined(delta.evicted)
+            log, num_tokens = self.evicted or EvictionLog(), self.prompt_tokens + len(self.emitted)
+            self.evicted = log if log.add(delta.evicted, self.request.kv_budget, num_tokens) else None
 
 
 @dataclass(slots=True)

@@ -60,25 +60,21 @@ class RequestBudgets:
             raise BadRequestError(message, "kv_budget", "unsupported_kv_budget")
         return block_budget(request.kv_budget, self._block_size, self._max_num_blocks)
 
-    def scores(self, request: Request, budget: BlockBudget | None) -> BlockScores | None:
+    def scores(self, request: Request, budget: BlockBudget | None, num_tokens: int) -> BlockScores | None:
         """Return the scores of a sequence whose budget goes by them, with what earlier attempts evicted.
 
-        Raises:
-            BadRequestError: What is said to have been evicted cannot have been.
+        Args:
+            request: What it says of evictions is decided again where blocks have another size, or where that cannot
+                have been: other workers tell it, and the request is not to blame for them.
+            budget: Its budget.
+            num_tokens: Of its prompt and its output, at most.
         """
         if budget is None or not budget.is_scored:
             return None
-        evicted, count = request.evicted, budget.num_evicted
-        if evicted is None or evicted.block_size != budget.block_size:
-            # With blocks of another size nothing can be repeated: what is evicted is decided again.
+        told = request.evicted
+        if told is None or told.first or told.block_size != budget.block_size:
             return BlockScores(budget)
-        decisions = [evicted.places[first : first + count] for first in range(0, len(evicted.places), count)]
-        least, most = budget.num_sinks, budget.num_blocks - 1
-        for places in decisions:
-            if sorted(set(places)) != list(places) or len(places) != count or places[0] < least or places[-1] > most:
-                allowed = f"{count} ascending numbers from {least} to {most}"
-                raise BadRequestError(f"evicted.places: {list(places[:8])} are not {allowed}.", "evicted")
-        return BlockScores(budget, decisions)
+        return BlockScores(budget, told.places if budget.can_have_evicted(told.places, num_tokens) else ())
 
 
 class RequestReader:
@@ -121,7 +117,7 @@ class RequestReader:
             raise BadRequestError("Give exactly one of messages, text and token_ids.", "prompt")
         self._check_images(request)
         self._check_watermark(request)
-        self._budgets.scores(request, self._budgets.read(request))
+        self._budgets.read(request)
         self._pooled.check(request)
         self._check_ids(request.emitted, "emitted")
         self._check_ids(request.sampling.logit_bias, "logit_bias")
@@ -236,7 +232,7 @@ class RequestReader:
             bad_words=self._bad_words(request),
             pooling=self._pooled.plan(request),
             budget=budget,
-            scores=self._budgets.scores(request, budget),
+            scores=self._budgets.scores(request, budget, len(prompt_ids) + max_tokens),
         )
 
     def output(self, request: Request, prompt_ids: list[int]) -> OutputText:

@@ -7,7 +7,9 @@ size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
+from operator import lt
 
 from shared.errors import BadRequestError
 from shared.kv_budget import KvBudget, KvPolicy
@@ -54,6 +56,18 @@ class BlockBudget:
         """Return how many tokens have left when this many are computed."""
         each = self.num_evicted * self.block_size
         return -(-max(0, num_computed - self.num_tokens) // each) * each
+
+    def can_have_evicted(self, places: Values[int], num_tokens: int) -> bool:
+        """Return whether the evictions of a text of this many tokens can have had these places, one behind the other.
+
+        How many there are is looked at first, so that too many cost nothing.
+        """
+        count = self.num_evicted
+        if len(places) % count or len(places) * self.block_size > self.num_evicted_tokens(num_tokens):
+            return False
+        if places and (min(places) < self.num_sinks or max(places) >= self.num_blocks):
+            return False
+        return all(all(map(lt, places[place - 1 :: count], places[place::count])) for place in range(1, count))
 
     def evicted_places(self) -> range:
         """Return which blocks of a full table leave with `sinks`, by their places: the oldest behind these."""

@@ -13,25 +13,28 @@ token's life: only the last queries count here, by which less is lost.
 from __future__ import annotations
 
 from collections.abc import Sequence as Values
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 from gpu_worker.core.block_budget import BlockBudget
 from shared.kv_budget import EvictedBlocks
 
 
 class BlockScores:
-    """Belongs to one sequence.
+    """Belongs to one sequence."""
 
-    Attributes:
-        decisions: Of each eviction, the places of the blocks that left; at first those of earlier attempts.
-    """
-
-    def __init__(self, budget: BlockBudget, decisions: Values[tuple[int, ...]] = ()) -> None:
-        self.decisions = list(decisions)
+    def __init__(self, budget: BlockBudget, evicted: Values[int] = ()) -> None:
+        """Score for a budget; `evicted` are the places of earlier attempts' evictions, one behind the other."""
+        self._evicted = list(evicted)
         self._budget = budget
         # Since the last eviction, and how often it was more than the mean before.
         self._attention: list[float] = []
         self._counts: list[float] = []
+
+    @property
+    def decisions(self) -> list[tuple[int, ...]]:
+        """Of each eviction, the places of the blocks that left; at first those of earlier attempts."""
+        count = self._budget.num_evicted
+        return [tuple(self._evicted[first : first + count]) for first in range(0, len(self._evicted), count)]
 
     def add(self, attention: Values[float]) -> None:
         """Add how much attention some tokens paid to each block."""
@@ -39,24 +42,28 @@ class BlockScores:
 
     def places(self, number: int) -> tuple[int, ...]:
         """Return which blocks of the full table eviction `number` evicts, in order."""
-        if number < len(self.decisions):
-            return self.decisions[number]
-        scores, budget = self._scores(), self._budget
+        budget = self._budget
+        first = number * budget.num_evicted
+        if first < len(self._evicted):
+            return tuple(self._evicted[first : first + budget.num_evicted])
+        scores = self._scores()
         candidates = range(budget.num_sinks, budget.num_blocks - budget.num_recent)
         # Of equal ones the oldest leave.
         return tuple(sorted(sorted(candidates, key=lambda place: scores[place])[: budget.num_evicted]))
 
     def evict(self, number: int, places: tuple[int, ...]) -> None:
         """Let the blocks at these places leave, in eviction `number`."""
-        if number == len(self.decisions):
-            self.decisions.append(places)
+        if number * self._budget.num_evicted == len(self._evicted):
+            self._evicted += places
         self._counts = [score for place, score in enumerate(self._scores()) if place not in places]
         self._attention = []
 
     def told(self, first: int) -> EvictedBlocks | None:
         """Return the decisions from number `first` on; None where there are none."""
-        places = tuple(chain.from_iterable(self.decisions[first:]))
-        return EvictedBlocks(self._budget.block_size, places, first * self._budget.num_evicted) if places else None
+        begin = first * self._budget.num_evicted
+        if begin >= len(self._evicted):
+            return None
+        return EvictedBlocks(self._budget.block_size, tuple(self._evicted[begin:]), begin)
 
     def reset(self) -> None:
         """Forget the scores, because the sequence is computed again."""

@@ -72,6 +72,8 @@ def request_with(leaf: Leaf, value: Any) -> dict[str, Any]:
     if leaf.path[:2] == ("media", "*"):
         image = {"digest": bytes(32), "num_bytes": 1, "width": 1, "height": 1, "mime": "image/png"}
         built = [{**image, **built[0]}]
+    if leaf.path[0] == "evicted":
+        built = list({"block_size": 1, "places": [], "first": 0, **built}.values())
     return {"type": "request", "id": "r", "model": "m", leaf.path[0]: built}
 
 

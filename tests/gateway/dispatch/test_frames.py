@@ -114,6 +114,7 @@ async def test_delta_of_an_older_epoch_is_dropped_and_its_sender_told(received: 
 async def test_next_attempt_is_told_what_was_evicted(received: Received) -> None:
     """An attempt that began anew, with blocks of this size or another, has told all of its own."""
     flight, found = received.held("a"), []
+    flight.request = msgspec.structs.replace(flight.request, kv_budget=KvBudget(512, "persistence"))
     told = [
         EvictedBlocks(16, (1, 2)),
         None,
@@ -124,11 +125,36 @@ async def test_next_attempt_is_told_what_was_evicted(received: Received) -> None
     for seq, evicted in enumerate(told, start=2):
         frame = Frame("w", 1, [Delta("a", 0, seq, (9,), "?", evicted=evicted)])
         received.accept(msgspec.msgpack.decode(encode(frame), type=Frame))
-        found.append(flight.evicted)
+        found.append(flight.attempt().evicted)
     assert found == [told[0], told[0], EvictedBlocks(16, (1, 2, 3, 4)), *told[3:]]
-    flight.request = msgspec.structs.replace(flight.request, kv_budget=KvBudget(512, "persistence"))
     request = decode_request(encode_request(flight.attempt()))
     assert (request.evicted, request.emitted) == (told[-1], (7, 8, 9, 9, 9, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("budget", "evicted"),
+    [
+        (None, EvictedBlocks(16, (1, 2))),
+        (KvBudget(512), EvictedBlocks(16, (1, 2))),
+        (KvBudget(512, "persistence"), EvictedBlocks(16, (1, 32))),
+        (KvBudget(512, "persistence"), EvictedBlocks(16, (3, 4), first=3)),
+        (KvBudget(512, "persistence"), EvictedBlocks(16, (1,) * 65_536)),
+        (KvBudget(512, "persistence"), EvictedBlocks(1, (1,) * 65_536)),
+    ],
+)
+async def test_evictions_that_cannot_be_true_end_what_the_next_attempt_is_told(
+    received: Received, budget: KvBudget | None, evicted: EvictedBlocks
+) -> None:
+    """The tokens count: it may be an honest worker's mistake. Only an attempt that begins anew is believed again."""
+    flight, found = received.held("a"), []
+    flight.request = msgspec.structs.replace(flight.request, kv_budget=budget)
+    told = [EvictedBlocks(16, (1, 2)), evicted, EvictedBlocks(16, (3,), first=2), EvictedBlocks(16, (7,))]
+    for seq, each in enumerate(told, start=2):
+        received.accept(Frame("w", 1, [Delta("a", 0, seq, (9,), "?", evicted=each)]))
+        found.append(flight.attempt().evicted)
+    is_scored = budget is not None and not budget.is_repeatable
+    assert found == [told[0] if is_scored else None, None, None, told[3] if is_scored else None]
+    assert (tokens(flight), received.losses) == (4, [])
 
 
 async def test_delta_of_an_epoch_that_has_not_begun_is_dropped(received: Received) -> None:

@@ -109,10 +109,11 @@ def test_evictions_are_told_with_the_first_tokens_that_did_not_see_what_left() -
     """Those of earlier attempts too: the gateway may not have heard of all."""
     held, sequence = held_request(Sampling(), [], echo=False)
     sequence.budget = BlockBudget(8, 1, 1, 16, "heavy_hitters", 4)
-    sequence.scores = scores = BlockScores(sequence.budget, [(3,)])
+    sequence.scores = scores = BlockScores(sequence.budget, (3,))
     writer, told = AnswerWriter(TOKENIZER, POOLED), []
     for place, new in enumerate([[], [(1,), (2,)], [], [(3,)]]):
-        scores.decisions += new
+        for evicted in new:
+            scores.evict(len(scores.decisions), evicted)
         finish: FinishReason | None = "length" if place == 3 else None
         sequence.token_ids.append(40)
         told.append(writer.delta(held, SequenceEvent(sequence, (40,), place, finish)))

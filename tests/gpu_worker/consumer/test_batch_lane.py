@@ -16,7 +16,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from gateway.responses.items import new_response_id
-from gpu_worker.consumer.batch_job import read_job
+from gpu_worker.consumer.batch_job import RefusedJobError, read_job
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, BatchLane
 from gpu_worker.consumer.batch_progress import is_due
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
@@ -25,6 +25,7 @@ from shared.batch_progress import BatchProgress
 from shared.batch_streams import batch_stream
 from shared.dead_letters import DeadLetter
 from shared.kept_results import JobEnd
+from shared.kv_budget import EvictedBlocks
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import DefaultedName, Sampling, SamplingDefaults
 from shared.streams import ENDS_STREAM, PROGRESS_STREAM, StreamLimits
@@ -601,6 +602,14 @@ def test_priority_and_weight_of_a_job_are_capped_since_no_gateway_has_seen_it(as
     job = Request(id="j", model="m", tenant="acme", text="x", priority=asked, weight=100.0)
     read = read_job(QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", 1, 1, 0), None)
     assert (read.priority, read.weight) == (given, 1.0)
+
+
+@pytest.mark.parametrize("emitted", [(), (5,)])
+def test_job_that_says_what_it_evicted_is_refused_since_only_its_record_knows(emitted: tuple[int, ...]) -> None:
+    evicted = EvictedBlocks(16, (1, 2))
+    job = Request(id="j", model="m", tenant="acme", text="x", evicted=evicted, emitted=emitted)
+    with pytest.raises(RefusedJobError, match="evicted: leave it out, because a job has evicted nothing"):
+        read_job(QueuedMessage(request_subject("m", "batch", "acme"), encode(job), "ack", 1, 1, 0), None)
 
 
 def test_names_that_a_job_may_leave_out_are_those_that_models_advise() -> None:

@@ -237,13 +237,28 @@ def test_attempt_repeats_what_was_evicted_with_blocks_of_its_size(reader: Reques
     assert reader.sequence(sinks, "a", [1, 2], []).scores is None
 
 
-@pytest.mark.parametrize("places", [(1,), (3, 1), (1, 1), (0, 1), (1, 16), (1, 2, 3)])
-def test_evictions_that_cannot_have_been_are_refused(reader: RequestReader, places: tuple[int, ...]) -> None:
-    """Sixteen blocks, of which two leave at once, never the first."""
-    asked = request(text="x", kv_budget=KvBudget(256, "persistence"), evicted=EvictedBlocks(16, places))
-    with pytest.raises(BadRequestError, match="2 ascending numbers from 1 to 15") as caught:
-        reader.prompt(asked)
-    assert caught.value.param == "evicted"
+@pytest.mark.parametrize("places", [(1,), (3, 1), (1, 1), (0, 1), (1, 16), (1, 2, 3), (1, 2) * 6, (1, 2) * 10_000])
+def test_evictions_that_cannot_have_been_are_decided_again(reader: RequestReader, places: tuple[int, ...]) -> None:
+    """Sixteen blocks, of which two leave at once, never the first; 400 tokens make five evictions."""
+    sampling = Sampling(max_tokens=398)
+    asked = request(
+        text="x", kv_budget=KvBudget(256, "persistence"), evicted=EvictedBlocks(16, places), sampling=sampling
+    )
+    reader.prompt(asked)
+    scores = reader.sequence(asked, "a", [1, 2], []).scores
+    assert scores is not None
+    assert scores.decisions == []
+    known = msgspec.structs.replace(asked, evicted=EvictedBlocks(16, (1, 2) * 5))
+    scores = reader.sequence(known, "a", [1, 2], []).scores
+    assert scores is not None
+    assert scores.decisions == [(1, 2)] * 5
+
+
+@pytest.mark.parametrize("fields", [[16, [1] * 65_537], [16, [1], 65_536], [0, []], [1 << 20, [1, 1]]])
+def test_more_evictions_than_any_text_has_blocks_are_not_read(fields: list[object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(fields, EvictedBlocks)
+    assert len(msgspec.convert([16, [1] * 65_536], EvictedBlocks).places) == 65_536
 
 
 def test_model_that_cannot_evict_says_why() -> None:

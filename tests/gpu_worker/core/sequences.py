@@ -1,7 +1,7 @@
 """Makes sequences for scheduler tests."""
 
 from collections.abc import Iterable
-from itertools import count
+from itertools import chain, count
 
 from gpu_worker.core.block_budget import BlockBudget
 from gpu_worker.core.block_scores import BlockScores
@@ -56,7 +56,7 @@ def make_sequence(
 def limit(sequence: Sequence, budget: BlockBudget, decisions: Iterable[tuple[int, ...]] = ()) -> Sequence:
     """Give a sequence a budget, and return it; an attempt before has made the decisions."""
     sequence.budget = budget
-    sequence.scores = BlockScores(budget, list(decisions)) if budget.is_scored else None
+    sequence.scores = BlockScores(budget, list(chain.from_iterable(decisions))) if budget.is_scored else None
     return sequence
 
 

@@ -190,17 +190,15 @@ def test_decisions_are_repeated_where_the_sequence_is_computed_again() -> None:
     first.evict(0, first.places(0))
     told = first.told(0)
     assert told == EvictedBlocks(BLOCK, (1, 3))
-    again = BlockScores(HEAVY, [(1, 3)])
+    again = BlockScores(HEAVY, (1, 3))
     again.add([0, 9, 0, 9, 0, 0, 0, 0])
     assert again.places(0) == (1, 3)
     again.evict(0, (1, 3))
     assert again.told(1) is None
     again.evict(1, (2, 3))
     more = again.told(1)
-    assert told is not None
-    assert more is not None
-    assert told.joined(more) == EvictedBlocks(BLOCK, (1, 3, 2, 3))
-    assert told.joined(EvictedBlocks(16, (1,))) == EvictedBlocks(16, (1,))
+    assert more == EvictedBlocks(BLOCK, (2, 3), first=2)
+    assert again.told(0) == EvictedBlocks(BLOCK, (1, 3, 2, 3))
 
 
 def test_keys_turn_back_by_what_left_before_them() -> None:
