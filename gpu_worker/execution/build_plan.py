@@ -94,6 +94,12 @@ class BuildPlan:
         return _dtype_name(stored if is_kept else self.dtype)
 
 
+def _may_be_fused(config: RunnerConfig) -> bool:
+    """Return whether each rank has all layers, and a part of the features of each."""
+    is_divided_by_features = not config.enable_expert_parallel and config.decode_context_parallel_size == 1
+    return config.pipeline_parallel_size == 1 and is_divided_by_features
+
+
 def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) -> BuildPlan:
     """Read the model's configuration and settle what depends on it, for a rank of a stage; nothing is loaded.
 
@@ -110,12 +116,10 @@ def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) ->
     max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
     kv_cache_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, dtype, device)
     layout = own.cache_layout.within(max_model_len)
-    is_divided_by_features = not config.enable_expert_parallel and config.decode_context_parallel_size == 1
-    may_be_fused = config.pipeline_parallel_size == 1 and is_divided_by_features
-    is_in_one_call = may_be_fused and is_fused(
-        model_config, dtype, device, config.tensor_parallel_size, compiles=compiles
-    )
-    if config.keeps_all_tokens or is_in_one_call:
+    num_ranks = config.tensor_parallel_size
+    if config.keeps_all_tokens or (
+        _may_be_fused(config) and is_fused(model_config, dtype, device, num_ranks, compiles=compiles)
+    ):
         layout = layout.flat()
     shares = GroupShares(
         layout,
