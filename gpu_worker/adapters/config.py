@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,8 +17,8 @@ Value = TypeVar("Value", int, float)
 
 MAX_RANK = 256
 _MAX_PATTERNS = 10_000
-# Of a name, with its dots escaped or not.
-_NAME = re.compile(r"\^?[\w.\\]{1,256}\$?")
+# A name whose dots may be escaped, anchored or not, or behind any module: its length is fixed, so it matches quickly.
+_NAME = re.compile(r"(\^?)(\.\*\\\.)?((?:\w|\\?\.){1,256})\$?")
 # Fields that, unless they have one of these values, change what an adapter computes in ways that are not served.
 _PLAIN = {
     "use_dora": (False, "DoRA, whose magnitudes need the norms of the model's own weights"),
@@ -44,33 +44,67 @@ class AdapterError(HeadraceError):
 class AdapterConfig:
     """How the product of an adapter's matrices is scaled; rsLoRA divides by the root of the rank.
 
-    `ranks` and `alphas` are by the end of a module's name, for others `rank` and `alpha`.
+    `ranks` and `alphas` are of the first pattern that matches a name, `rank` and `alpha` of names that none matches;
+    `parameters` are `target_parameters`, which patterns know by their own names and not by those of modules.
 
     Source: Kalajdzievski, rsLoRA, arXiv 2312.03732, section 3.
     """
 
     rank: int
     alpha: float
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: Mapping[NamePattern, int]
+    alphas: Mapping[NamePattern, float]
     is_rank_stabilized: bool
+    parameters: tuple[str, ...] = ()
 
     def rank_of(self, module: str) -> int:
-        """Return the rank that a module's matrices are to have."""
-        return _matching(self.ranks, module, self.rank)
+        """Return the rank that the matrices of a module, or of a parameter, are to have."""
+        return self._matching(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return what the product of a module's matrices is multiplied by."""
+        """Return what the product of a module's matrices, or a parameter's, is multiplied by."""
         rank = self.rank_of(module)
-        return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+        return self._matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+    def stack_name(self, module: str, parameters: Sequence[str]) -> str:
+        """Return the name that patterns know a stack of experts by, whose parameter has one of these names.
+
+        Raises:
+            AdapterError: There are patterns, and `target_parameters` does not say which one it is.
+        """
+        leaves = {parameter.rpartition(".")[2] for parameter in self.parameters}
+        found = [parameter for parameter in parameters if parameter in leaves]
+        if len(found) != 1 and (self.ranks or self.alphas):
+            problem = f"has to name one of {', '.join(parameters)}: rank_pattern or alpha_pattern may be of it"
+            raise AdapterError(f"{CONFIG_NAME}: target_parameters {problem}")
+        return f"{module}.{found[0] if found else parameters[0]}"
+
+    def _matching(self, patterns: Mapping[NamePattern, Value], name: str, default: Value) -> Value:
+        if patterns and any(f".{name}.weight".endswith(f".{parameter}") for parameter in self.parameters):
+            name = f"{name}.weight"
+        return next((value for pattern, value in patterns.items() if pattern.matches(name)), default)
 
 
-def _matching(patterns: Mapping[str, Value], module: str, default: Value) -> Value:
-    if patterns:
-        parts = module.split(".")
-        ends = {".".join(parts[first:]) for first in range(len(parts))}
-        return next((value for name, value in patterns.items() if name in ends), default)
-    return default
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """A key of `rank_pattern` or `alpha_pattern`: a regular expression of a whole name or its end, after a dot.
+
+    Attributes:
+        name: Matches as many characters as `length`.
+        is_whole: Nothing may stand before it.
+        is_behind: Something has to.
+    """
+
+    name: re.Pattern[str]
+    length: int
+    is_whole: bool
+    is_behind: bool
+
+    def matches(self, name: str) -> bool:
+        """Return whether PEFT would take this pattern for a module, or a parameter."""
+        before, end = name[: -self.length], name[-self.length :]
+        is_placed = not self.is_whole and before.endswith(".") if before else not self.is_behind
+        return is_placed and self.name.fullmatch(end) is not None
 
 
 def read_config(directory: Path) -> AdapterConfig:
@@ -90,30 +124,38 @@ def read_config(directory: Path) -> AdapterConfig:
         raise AdapterError(f"{CONFIG_NAME} has init_lora_weights {initial[:40]!r}: {problem} {how}")
     rank = file.integer("r", maximum=MAX_RANK)
     ranks, alphas = (_patterns(file, name) for name in ("rank_pattern", "alpha_pattern"))
-    for name, own in ranks.items():
+    for pattern, own in ranks.items():
         if not (isinstance(own, int) and 1 <= own <= MAX_RANK):
-            raise file.error("rank_pattern", f"has {own} for {name!r}; a rank is a whole number from 1 to {MAX_RANK}")
+            of = pattern.name.pattern
+            raise file.error(
+                "rank_pattern", f"has {own} for {of[:60]!r}; a rank is a whole number from 1 to {MAX_RANK}"
+            )
     return AdapterConfig(
         rank,
         file.number("lora_alpha", 8.0),
-        {name: int(own) for name, own in ranks.items()},
+        {pattern: int(own) for pattern, own in ranks.items()},
         alphas,
         file.boolean("use_rslora", False),
+        tuple(file.texts("target_parameters")),
     )
 
 
-def _patterns(file: JsonFile, name: str) -> dict[str, float]:
-    """Read numbers by names of modules; PEFT's are regular expressions, of which only names are taken."""
+def _patterns(file: JsonFile, name: str) -> dict[NamePattern, float]:
+    """Read numbers by patterns of names; PEFT's are any regular expressions, of which only names are taken."""
     nested = file.nested(name)
     if nested is None:
         return {}
     if len(nested.fields) > _MAX_PATTERNS:
         raise file.error(name, f"has {len(nested.fields)} patterns; at most {_MAX_PATTERNS} are read")
-    found = {}
+    found: dict[NamePattern, float] = {}
     for pattern, value in nested.fields.items():
-        if not _NAME.fullmatch(pattern):
+        match = _NAME.fullmatch(pattern)
+        if match is None:
             raise file.error(name, f"has the pattern {pattern[:60]!r}; only names of modules are read, or their ends")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise file.error(name, f"has {str(value)[:40]!r} for {pattern[:60]!r}; it must be a number above 0")
-        found[pattern.strip("^$").replace("\\", "")] = value
+        start, behind, own = match.groups()
+        is_behind, length = behind is not None, len(own.replace("\\", ""))
+        key = NamePattern(re.compile(own), length, bool(start) and not is_behind, is_behind)
+        found.setdefault(key, value)
     return found

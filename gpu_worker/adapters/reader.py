@@ -190,14 +190,16 @@ class _Stack:
 
         The ranks of an expert stand together in the first matrix, and those of all experts alternate in the second.
         """
-        count, of = len(self.experts.experts), self.module.name.partition(".base_layer")[0]
+        count, is_first = len(self.experts.experts), self.name == self.experts.matrices[0]
+        own = ("gate_up_proj", "up_proj") if is_first else ("down_proj",)
+        of = config.stack_name(self.module.name.partition(".base_layer")[0], own)
         rank, (rows, columns) = config.rank_of(of), self.shape[::-1] if is_turned else self.shape
         down = _read(file, reader, self.module.down, (count * rank, columns)).view(count, rank, columns)
         up = _read(file, reader, self.module.up, (rows, rank * count)).view(rows, rank, count).permute(2, 0, 1)
         if is_turned:
             down, up = up.transpose(1, 2), down.transpose(1, 2)
         num_firsts = len(self.experts.matrices) - 1
-        if self.experts.is_interleaved and self.name == self.experts.matrices[0]:
+        if self.experts.is_interleaved and is_first:
             up = torch.cat([up[:, start::num_firsts] for start in range(num_firsts)], dim=1)
         features, scale = torch.arange(self.shape[0]), config.scale_of(of)
         for number, expert in enumerate(self.experts.experts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -87,14 +88,19 @@ def test_logits_equal_merged_experts_and_base_rows_do_not_change(name: str, tmp_
     assert torch.equal(rows[1], plain_rows(load_model(tmp_path / "model", torch.float32, torch.device("cpu"))))
 
 
-def _write_stacks(directory: Path, oracle: torch.nn.Module, *, is_turned: bool, rank: int = 3) -> Path:
+def _write_stacks(
+    directory: Path, oracle: torch.nn.Module, *, is_turned: bool, rank: int = 3, alphas: Mapping[str, float] = {}
+) -> Path:
     """Write an adapter of both stacks of each layer, as PEFT does for `target_parameters`; add it to the oracle.
+
+    `alphas` are by the stack's parameter, in others twice the rank.
 
     PEFT takes the first dimension of a parameter's matrices for the inputs, or the second if `is_turned`.
     """
     generator, tensors = torch.Generator().manual_seed(1), {}
     for layer, experts in _experts(oracle).items():
-        for parameter, nested in ((experts.gate_up_proj, ".base_layer"), (experts.down_proj, "")):
+        for own, nested in (("gate_up_proj", ".base_layer"), ("down_proj", "")):
+            parameter = getattr(experts, own)
             count, *sizes = parameter.shape
             inputs, outputs = sizes[::-1] if is_turned else sizes
             down = torch.randn(count * rank, inputs, generator=generator) * inputs**-0.5
@@ -102,9 +108,12 @@ def _write_stacks(directory: Path, oracle: torch.nn.Module, *, is_turned: bool, 
             of = f"base_model.model.model.layers.{layer}.mlp.experts{nested}"
             tensors |= {f"{of}.lora_A.weight": down, f"{of}.lora_B.weight": up}
             each = down.reshape(count, rank, inputs), up.reshape(outputs, rank, count)
-            delta = 2 * torch.einsum("o r e, e r i -> e i o", each[1], each[0])
+            delta = alphas.get(own, 2 * rank) / rank * torch.einsum("o r e, e r i -> e i o", each[1], each[0])
             parameter.data += delta.transpose(1, 2) if is_turned else delta
-    write_adapter(directory, {}, rank=rank, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    # PEFT matches no parameter with the name of its module.
+    patterns = {"experts": 50, **{rf".*\.{own}": alpha for own, alpha in alphas.items()}}
+    write_adapter(directory, {}, rank=rank, target_parameters=parameters, alpha_pattern=patterns)
     save_file(tensors, directory / "adapter_model.safetensors")
     return directory
 
@@ -113,7 +122,7 @@ def _write_stacks(directory: Path, oracle: torch.nn.Module, *, is_turned: bool, 
 def test_logits_equal_merged_stacks_of_experts(name: str, is_turned: bool, tmp_path: Path) -> None:
     oracle = save_case(CASES[name], tmp_path / "model")
     before = oracle_logits(oracle, random_tokens(18))
-    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=is_turned)
+    adapter = _write_stacks(tmp_path / "adapter", oracle, is_turned=is_turned, alphas={"down_proj": 11})
     model = load_model(tmp_path / "model", torch.float32, torch.device("cpu"), num_adapters=2)
     place(model, 1, adapter)
     expected = oracle_logits(oracle, random_tokens(18))
