@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import weakref
 from contextlib import ExitStack
 from functools import partial
@@ -79,7 +80,10 @@ def load_model(
         checkpoint.discard(_STORED_FREQUENCIES)
         if ranks.has_whole_experts:
             # Those of other ranks.
-            checkpoint.discard(r"model\.layers\.\d+\..*\bexperts\..*")
+            mixtures = [layer.mixture for layer in config.layers if layer.mixture is not None]
+            stacks = {name for mixture in mixtures for pair in mixture.names.stacked for name in pair}
+            names = "|".join([r".*\bexperts\..*", *(rf"{re.escape(name)}(?:[._].*)?" for name in sorted(stacks))])
+            checkpoint.discard(rf"model\.layers\.\d+\.(?:{names})")
         for pattern in config.block.names.unused:
             # Those of other formats were left out when the files were opened.
             checkpoint.discard(pattern)

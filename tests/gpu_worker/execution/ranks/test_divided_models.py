@@ -21,7 +21,7 @@ from gpu_worker.models.loader import load_model
 from gpu_worker.models.registry import read_model_config
 from tests.gpu_worker.execution.ranks.thread_ranks import on_ranks, sharing_memory
 from tests.gpu_worker.models.families import composed_cases, dense_cases, latent_cases, mixture_cases
-from tests.gpu_worker.models.families.random_models import Case, save_case
+from tests.gpu_worker.models.families.random_models import Case, case, save_case
 from tests.gpu_worker.models.paged_run import PagedRun
 from tests.gpu_worker.models.recurrent_models import CASES as RECURRENT
 from tests.gpu_worker.models.recurrent_models import save_case as save_recurrent
@@ -140,6 +140,12 @@ def test_prompt_of_ranks_that_share_tokens_may_be_cut_anywhere(tmp_path: Path) -
 @pytest.mark.parametrize("name", [name for name in MODELS if "mo" in name or "mix" in name or "deepseek" in name])
 def test_mixtures_whose_ranks_have_some_experts_score_as_one(name: str, tmp_path: Path) -> None:
     check(name, 2, tmp_path, has_whole_experts=True)
+
+
+def test_ranks_have_some_experts_of_stacks_under_other_names(tmp_path: Path) -> None:
+    shape = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24}
+    save_case(case("GraniteMoeShared", shape), tmp_path)
+    assert_divisible(tmp_path, 2, has_whole_experts=True)
 
 
 def test_counts_of_experts_are_those_of_all_ranks(tmp_path: Path) -> None:
