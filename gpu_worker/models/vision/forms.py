@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_worker.models.vision.pixels import Resampling, cut, resize
+from gpu_worker.models.vision.pixels import cut, resize
 from gpu_worker.models.vision.processor import ImageForm, ImagePlan, Pixels
 from shared.errors import BadRequestError
 from shared.media import Detail
@@ -21,6 +21,8 @@ MAX_ASPECT = 200
 @dataclass(frozen=True, slots=True)
 class SquareForm(ImageForm):
     """Images of one size, whatever their shape; `begin`, which templates write, and `end` stand around their tokens."""
+
+    resampling = "bilinear"
 
     begin: int
     end: int
@@ -41,7 +43,7 @@ class SquareForm(ImageForm):
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
-        return resize(pixels, *plan.tile_size, "bilinear")[None]
+        return resize(pixels, *plan.tile_size, self.resampling)[None]
 
     def largest(self) -> tuple[int, int]:
         """See `ImageForm`."""
@@ -62,7 +64,7 @@ class _ShapedForm(ImageForm):
 
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
-        return resize(pixels, *plan.tile_size, "bicubic")[None]
+        return resize(pixels, *plan.tile_size, self.resampling)[None]
 
     def _plan(
         self, rows: int, columns: int, token_ids: list[int], before: int = 0, after: int = 0, *, has_axes: bool = False
@@ -163,13 +165,13 @@ class _TiledForm(ImageForm):
     tokens_per_tile: int
     patches_per_tile: int
 
-    def _tiles(self, pixels: Pixels, rows: int, columns: int, resampling: Resampling) -> Pixels:
+    def _tiles(self, pixels: Pixels, rows: int, columns: int) -> Pixels:
         """Return the tiles of an image, and the whole; that alone without tiles."""
         side = self.side
-        whole = resize(pixels, side, side, resampling)[None]
+        whole = resize(pixels, side, side, self.resampling)[None]
         if rows * columns <= 1:
             return whole
-        return np.concatenate((cut(resize(pixels, rows * side, columns * side, resampling), side), whole))
+        return np.concatenate((cut(resize(pixels, rows * side, columns * side, self.resampling), side), whole))
 
     def _plan(self, grid: tuple[int, int], num_tiles: int, token_ids: list[int], around: int) -> ImagePlan:
         """Plan an image; `around` tokens before and after it do not belong to it."""
@@ -200,7 +202,7 @@ class TilesForm(_TiledForm):
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
         rows, columns = plan.patch_grid
-        return self._tiles(pixels, rows, columns, "bicubic")
+        return self._tiles(pixels, rows, columns)
 
     def largest(self) -> tuple[int, int]:
         """See `ImageForm`."""
@@ -231,6 +233,8 @@ class CutForm(_TiledForm):
         row_end, last_row_end: What stands behind a row of tiles.
     """
 
+    resampling = "lanczos"
+
     boundary: int
     whole: int
     places: tuple[tuple[int, ...], ...]
@@ -252,11 +256,10 @@ class CutForm(_TiledForm):
     def resized(self, pixels: Pixels, plan: ImagePlan) -> Pixels:
         """See `ImageForm`."""
         (rows, columns), side = plan.patch_grid, self.side
-        large = resize(pixels, *self._enlarged(pixels.shape[1], pixels.shape[0]), "lanczos")
+        large = resize(pixels, *self._enlarged(pixels.shape[1], pixels.shape[0]), self.resampling)
         # The whole is made of the image in the size of its tiles.
-        return self._tiles(
-            resize(large, rows * side, columns * side, "lanczos") if rows else large, rows, columns, "lanczos"
-        )
+        tiled = resize(large, rows * side, columns * side, self.resampling) if rows else large
+        return self._tiles(tiled, rows, columns)
 
     def largest(self) -> tuple[int, int]:
         """See `ImageForm`."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch.nn import functional
 
-from gpu_worker.models.vision.processor import Pixels
-
-Resampling = Literal["bilinear", "bicubic", "lanczos"]
+from gpu_worker.models.vision.processor import Pixels, Resampling
 
 
 def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> Pixels:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from shared.errors import BadRequestError
 from shared.media import Detail, MediaRef, about_image
 
 Pixels = npt.NDArray[np.uint8]
+Resampling = Literal["bilinear", "bicubic", "lanczos"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,10 @@ class ImageForm(ABC):
         token: The prompt's token that an embedding replaces.
         is_bidirectional: An image's tokens attend to one another in both directions.
         around: What a chat template writes for an image as text, and what it stands for; None: it stands for itself.
+        resampling: The filter that resizes them.
     """
+
+    resampling: ClassVar[Resampling] = "bicubic"
 
     token: int
     is_bidirectional: bool = field(default=False, kw_only=True)

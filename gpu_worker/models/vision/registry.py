@@ -19,7 +19,7 @@ from gpu_worker.models.json_file import JsonFile, read_small_file
 from gpu_worker.models.registry import read_model_config
 from gpu_worker.models.text_part import WRAPPERS, text_part
 from gpu_worker.models.vision import families
-from gpu_worker.models.vision.processor import Costs, MediaProcessor
+from gpu_worker.models.vision.processor import Costs, MediaProcessor, Resampling
 from gpu_worker.models.vision.tower import VisionTower
 from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles
 from gpu_worker.models.vision.weights import WeightTaker
@@ -27,8 +27,10 @@ from gpu_worker.quantization.gguf.model_file import find_gguf
 
 _log = logging.getLogger(__name__)
 
-VERSION = b"1"
+VERSION = b"2"
 """Of how images are processed: part of what names them, so that a change makes other names."""
+# As Pillow numbers them.
+_RESAMPLINGS: Mapping[Resampling, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}
 _PROCESSOR, _NEW_PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -50,6 +52,7 @@ def read_vision(directory: Path) -> VisionConfig | None:
             return None
         name = next(name for name in files.whole.texts("architectures") if name in FAMILIES)
         vision = FAMILIES[name].read(files)
+        _check_resizing(files.processor, vision.form.resampling)
         return vision if _has_plain_tower(directory, vision) else None
     except CheckpointError as error:
         _log.warning("%s; the model is served for text alone, without its vision tower", error)
@@ -102,6 +105,14 @@ def _read_processor(directory: Path) -> JsonFile:
         whole = JsonFile.read(directory / _NEW_PROCESSOR)
         return whole.nested("image_processor") or JsonFile(whole.path, {})
     return JsonFile(directory / _PROCESSOR, {})
+
+
+def _check_resizing(processor: JsonFile, resampling: Resampling) -> None:
+    if not processor.boolean("do_resize", True):
+        raise processor.error("do_resize", "is false; images of their own sizes are not read")
+    number, own = _RESAMPLINGS[resampling], processor.fields.get("resample")
+    if own not in (None, number):
+        raise processor.error("resample", f"is {str(own)[:40]}; images of this family are resized by {number} only")
 
 
 class _AddedToken(msgspec.Struct):

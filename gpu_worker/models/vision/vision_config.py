@@ -168,13 +168,19 @@ def read_sizes(
     )
 
 
-def read_colours(file: JsonFile, default: Colours) -> torch.Tensor:
-    """Read the mean and deviation of training pixels, `[2, 3]` float32."""
+def read_colours(file: JsonFile, default: Colours, *, is_normalised: bool = True) -> torch.Tensor:
+    """Read the mean and deviation of training pixels, `[2, 3]` float32, from 0 to 1 if levels are divided by 255.
+
+    `is_normalised` is what `do_normalize` is where the file does not say.
+    """
     found = (file.numbers("image_mean") or default[0], file.numbers("image_std") or default[1])
     for name, values in zip(("image_mean", "image_std"), found, strict=True):
         if len(values) != 3:
             raise file.error(name, f"has {len(values)} numbers; it must have 3, of red, green and blue")
-    return torch.tensor(found)
+    if not file.boolean("do_normalize", is_normalised):
+        found = ((0.0,) * 3, (1.0,) * 3)
+    factor = file.number("rescale_factor", 1 / 255) if file.boolean("do_rescale", True) else 1.0
+    return torch.tensor(found) / (255 * factor)
 
 
 def read_side(file: JsonFile, name: str, default: int) -> int:

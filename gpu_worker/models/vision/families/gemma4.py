@@ -26,7 +26,7 @@ from gpu_worker.models.vision.parts import (
     Transform,
     VisionLayer,
 )
-from gpu_worker.models.vision.vision_config import PLAIN_COLOURS, VisionConfig, VisionFamily, VisionFiles, read_sizes
+from gpu_worker.models.vision.vision_config import VisionConfig, VisionFamily, VisionFiles, read_colours, read_sizes
 from gpu_worker.models.vision.weights import TowerSizes, WeightTaker
 
 _RENAMED = ((r"^model\.(vision_tower|embed_vision)\.", r"\1."),)
@@ -135,9 +135,11 @@ def _read_parts(files: VisionFiles) -> _Parts:
     head_dim = vision.integer("head_dim", 64, maximum=1024)
     if head_dim % 4:
         raise vision.error("head_dim", f"is {head_dim}; it must be a multiple of 4")
+    mean, deviation = read_colours(files.processor, ((0.0,) * 3, (1.0,) * 3), is_normalised=False)
+    # What the processor makes is brought from 0 to 1 to -1 to 1.
+    colours = torch.stack((mean + deviation / 2, deviation / 2))
     return _Parts(
-        # Pixels are brought to -1 to 1, whatever the processor says.
-        replace(sizes, head_dim=head_dim, colours=torch.tensor(PLAIN_COLOURS)),
+        replace(sizes, head_dim=head_dim, colours=colours),
         vision.integer("position_embedding_size", 10_240),
         rope_fields(vision).optional_number("rope_theta") or 100.0,
         vision.boolean("use_clipped_linears", False),

@@ -50,7 +50,7 @@ class _Parts:
 
         def norm(part: str) -> Transform:
             if self.is_rms:
-                return taker.rms_norm(f"{name}.layernorm_{part}", sizes.size, _EPS)
+                return taker.rms_norm(f"{name}.layernorm_{part}", sizes.size, sizes.eps)
             return taker.layer_norm(f"{name}.layernorm_{part}", sizes.size, sizes.eps)
 
         norms = [

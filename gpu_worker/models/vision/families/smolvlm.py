@@ -93,8 +93,8 @@ def _read_form(files: VisionFiles, sizes: TowerSizes, side: int) -> CutForm:
     longest = _edge(processor, "size", 4 * side)
     # The shorter side is made even, and so may become the longer one.
     is_cut, most = processor.boolean("do_image_splitting", True), -(-(longest + longest % 2) // side)
-    if not (processor.boolean("do_resize", True) and processor.boolean("do_pad", True)):
-        raise processor.error("do_resize", "is false; images of their own sizes are not read")
+    if not processor.boolean("do_pad", True):
+        raise processor.error("do_pad", "is false; images of their own sizes are not read")
     token = files.special_token
     places = [[token(f"<row_{r}_col_{c}>") for c in range(1, most + 1)] for r in range(1, most + 1)] if is_cut else []
     return CutForm(

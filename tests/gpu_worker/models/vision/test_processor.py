@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -18,8 +21,9 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 from gpu_worker.models.vision.forms import CutForm, DynamicForm, PooledForm, RowsForm, TilesForm
 from gpu_worker.models.vision.pixels import resize
 from gpu_worker.models.vision.processor import Costs, ImageForm, MediaProcessor
+from gpu_worker.models.vision.registry import read_vision
 from shared.errors import BadRequestError
-from tests.gpu_worker.models.vision.seeing_models import random_image
+from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, random_image, save_seeing
 
 QWEN = DynamicForm(7, 14, 2, 56 * 56, 28 * 28 * 1280)
 TILES = TilesForm(7, 448, 256, 1025, 8, 9, 1, 12)
@@ -134,14 +138,6 @@ def test_prompts_that_cannot_be_expanded_are_refused() -> None:
 
 
 def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    import json
-
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from gpu_worker.models.vision.registry import read_vision
-    from tests.gpu_worker.models.vision.seeing_models import SEEING_CASES, save_seeing
-
     save_seeing(SEEING_CASES["qwen3-vl"], tmp_path)
     assert read_vision(tmp_path) is not None
     path = tmp_path / "model.safetensors"
@@ -158,3 +154,15 @@ def test_a_quantized_or_broken_tower_leaves_the_text_part(tmp_path: Path, caplog
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_vision(tmp_path) is None
     assert "must be the square of a whole number" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "fields"), [("resample", {"resample": 0}), ("do_resize", {"do_resize": False})])
+def test_other_resizing_leaves_the_text_part(
+    name: str, fields: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = SEEING_CASES["gemma3"]
+    save_seeing(replace(case, processor={**case.processor, "resample": 2}), tmp_path)
+    assert read_vision(tmp_path) is not None
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**case.processor, **fields}))
+    assert read_vision(tmp_path) is None
+    assert f"field '{name}' is" in caplog.text

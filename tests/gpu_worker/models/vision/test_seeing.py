@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.gpu_worker.execution.drafts.scripted_proposers import ChainProposer
 from tests.gpu_worker.execution.engine_run import Outcome
 from tests.gpu_worker.models.vision.seeing_models import (
     SEEING_CASES,
+    Pixels,
+    SeeingCase,
     oracle_logits,
     random_image,
     save_seeing,
@@ -31,8 +34,8 @@ TOLERANCE = 1e-3
 class Seeing:
     """A model, its engine, and its oracle."""
 
-    def __init__(self, name: str, directory: Path, **settings: Any) -> None:
-        self.case = SEEING_CASES[name]
+    def __init__(self, case: str | SeeingCase, directory: Path, **settings: Any) -> None:
+        self.case = SEEING_CASES[case] if isinstance(case, str) else case
         self.model = save_seeing(self.case, directory)
         self.run = SeeingRun(directory, **settings)
 
@@ -74,6 +77,39 @@ def test_logits_are_those_of_transformers(seeing: Seeing, sizes: list[tuple[int,
     outcome = seeing.run.run([sequence])
     assert len(outcome.prompt_logprobs["a"]) == sequence.num_prompt_tokens - 1
     seeing.check(sequence, outcome)
+
+
+def _odd(name: str, vision: dict[str, Any], change: Callable[[torch.Tensor], torch.Tensor], **processor: Any) -> Any:
+    """Return a family's case with other fields; `change` makes what its oracle reads of what it usually does."""
+    case = SEEING_CASES[name]
+
+    def inputs(token_ids: list[int], images: list[Pixels]) -> dict[str, torch.Tensor]:
+        given = case.inputs(token_ids, images)
+        if "pixel_values" in given:
+            given["pixel_values"] = change(given["pixel_values"])
+        return given
+
+    vision, processor = {**case.vision, **vision}, {**case.processor, **processor}
+    return replace(case, vision=vision, processor=processor, inputs=inputs)
+
+
+_HUNDRED = {"image_mean": [100.0] * 3, "image_std": [100.0] * 3}
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+# The oracle of InternVL takes off 0.5 and divides by 0.25, that of Gemma 4 does neither.
+_ODD = {
+    "norm": _odd("internvl", {"norm_type": "rms_norm", "layer_norm_eps": 0.5}, lambda x: x),
+    "plain": _odd("internvl", {}, lambda x: x * 0.25 + 0.5, do_normalize=False),
+    "rescaled": _odd("internvl", {}, lambda x: (2 * (x * 0.25 + 0.5) - 0.5) / 0.25, rescale_factor=2 / 255),
+    "levels": _odd("internvl", {}, lambda x: (255 * (x * 0.25 + 0.5) - 100) / 100, do_rescale=False, **_HUNDRED),
+    "gemma4": _odd("gemma4", {}, lambda x: (2 * x - 0.5) / 0.5, do_normalize=True, rescale_factor=2 / 255, **_HALF),
+}
+
+
+@pytest.mark.parametrize("name", _ODD)
+def test_options_of_norms_and_processors_are_honoured(name: str, tmp_path: Path) -> None:
+    seeing = Seeing(_ODD[name], tmp_path)
+    sequence = seeing.run.sequence("a", seeing.prompt(1), [random_image(24, 32, 1)], prompt_logprobs=20, logprobs=20)
+    seeing.check(sequence, seeing.run.run([sequence]))
 
 
 @each_family
