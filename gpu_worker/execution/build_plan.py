@@ -94,6 +94,12 @@ class BuildPlan:
         return _dtype_name(stored if is_kept else self.dtype)
 
 
+def _with_redundant(weights: int, model: ModelConfig, num_redundant: int) -> int:
+    """Return the bytes of weights with more copies of experts: about so, for nearly all are theirs."""
+    num_experts = [layer.mixture.num_experts for layer in model.layers if layer.mixture is not None]
+    return weights + weights * num_redundant // max(num_experts) if num_experts else weights
+
+
 def _may_be_fused(config: RunnerConfig) -> bool:
     """Return whether each rank has all layers, and a part of the features of each."""
     is_divided_by_features = not config.enable_expert_parallel and config.decode_context_parallel_size == 1
@@ -140,10 +146,7 @@ def make_plan(config: RunnerConfig, stage: int = 0, *, compiles: bool = True) ->
         names=model_config.block.names,
         compiles=compiles,
     )
-    if mixtures := [layer.mixture for layer in model_config.layers if layer.mixture is not None]:
-        # About so: of a model with experts, nearly all are theirs.
-        weights += weights * config.num_redundant_experts // max(mixture.num_experts for mixture in mixtures)
-    weights //= config.num_ranks
+    weights = _with_redundant(weights, model_config, config.num_redundant_experts) // config.num_ranks
     fixed = fixed_num_blocks(config, demand)
     vision = read_vision(config.model) if config.takes_images else None
     seeing = 0 if vision is None else tower_bytes(config.model, vision, dtype)
