@@ -69,6 +69,8 @@ class FusedDecoder:
 
     def interrupt_by(self, interrupt: StepInterrupt) -> None:
         """From now on compute no further layer of a step with prompts that is asked to end, and return anything."""
+        # The kernel has its address only.
+        self._interrupt = interrupt
         self._stack.interrupt_at(interrupt.address)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:

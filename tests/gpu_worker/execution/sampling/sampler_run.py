@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Values
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +68,8 @@ class SamplerRun:
         drawn = self.sampler.sample(logits.to(self.device, copy=True), staged)
         count = len(sampled.rows) if drafts is None else len(drafts)
         outputs = StepOutputs([True] * count, [drawn], [], drafts)
-        return SubmittedStep(0, outputs, Downloads(self.device)).result().sampled
+        step: Any = SimpleNamespace(step=0, scores=None)
+        return SubmittedStep(step, outputs, Downloads(self.device)).result().sampled
 
 
 def adjusted_logits(logits: list[float], sampling: Sampling, prompt: list[int], output: list[int]) -> list[float]:
