@@ -49,7 +49,8 @@ DAYS_KEPT = 400
 _DAY_S, _HOUR_S = 86400, 3600
 # Of hours that NATS does not take: what is beyond is in the totals all the same.
 _MAX_WAITING = 4096
-_HOUR_DIGITS = len("2026112923")
+HOUR_DIGITS = len("2026112923")
+_ANY_HOUR = "*"
 _RECEIPTS = "receipts"
 
 _REFUSALS: tuple[type[Exception], ...] = (APIError, NoStreamResponseError)
@@ -281,14 +282,33 @@ async def read_usage(
             if most is not None and num_read >= most // len(MEASURES):
                 break
             num_read += 1
-            owner, model, lane, _ = subject.split(".")[2:]
-            try:
-                total = int(json.loads(data)["val"])
-                yield UsageTotal(decode_name(owner), decode_name(model), lane, measure, total)
-            except (ValueError, KeyError, TypeError, InvalidNameError):
-                continue  # of another version
-        if measures is not MEASURES and measure == measures[0] and not num_read:
+            if (found := _total(subject, data, measure)) is not None:
+                yield found
+        if len(measures) < len(MEASURES) and measure == measures[0] and not num_read:
             return
+
+
+async def read_hours(js: JetStreamContext, tenant: str) -> AsyncIterator[tuple[str, UsageTotal]]:
+    """Yield a tenant's totals of all hours, each with its hour (see `hour_of`), in one walk.
+
+    What changes meanwhile may come twice; the later one is right.
+
+    Raises:
+        nats.errors.Error: NATS does not answer, or there is no such stream.
+    """
+    async for _, subject, data, _ in _counters(js, _ANY_HOUR, tenant):
+        measure, _, hour = subject.rpartition(".")[2].rpartition("-")
+        if (found := _total(subject, data, measure)) is not None:
+            yield hour, found
+
+
+def _total(subject: str, data: bytes, measure: str) -> UsageTotal | None:
+    """Return what a counter tells, None of another version's."""
+    owner, model, lane, _ = subject.split(".")[2:]
+    try:
+        return UsageTotal(decode_name(owner), decode_name(model), lane, measure, int(json.loads(data)["val"]))
+    except (ValueError, KeyError, TypeError, InvalidNameError):
+        return None
 
 
 async def delete_old_receipts(js: JetStreamContext, now: datetime | None = None) -> None:
@@ -323,7 +343,7 @@ async def _counters(
     js: JetStreamContext, measure: str, tenant: str | None = None
 ) -> AsyncIterator[tuple[int, str, bytes, datetime]]:
     """Yield number, subject, content and time of a measure's counters, those that changed least recently first."""
-    is_hour = measure[-_HOUR_DIGITS:].isdigit()
+    is_hour = measure == _ANY_HOUR or measure[-HOUR_DIGITS:].isdigit()
     stream, prefix = (HOURS_STREAM, "hr.hours") if is_hour else (USAGE_STREAM, "hr.usage")
     seq, subject = 0, f"{prefix}.{'*' if tenant is None else encode_name(tenant)}.*.*.{measure}"
     while True:

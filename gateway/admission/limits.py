@@ -33,8 +33,9 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
-# A read of stored responses counts once for each of these units, at least once.
+# A read of stored responses counts once for each of these units, at least once; one of usage, for so many days or hours.
 READ_BYTES = 64 << 10
+READ_PERIODS = 8
 # Reserved for an answer whose length the request does not bound.
 UNBOUNDED_OUTPUT_TOKENS = 256
 
@@ -258,7 +259,8 @@ _DESCRIPTIONS = {
     "requests": "requests per minute",
     "tokens": "tokens per minute",
     "concurrency": "sequences at once",
-    "reads": f"reads of stored responses per minute (one for each {READ_BYTES >> 10} kB)",
+    "reads": f"reads of stored responses per minute (one for each {READ_BYTES >> 10} kB, "
+    f"or {READ_PERIODS} days or hours of usage)",
 }
 
 

@@ -6,14 +6,12 @@ totals for good.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -23,9 +21,9 @@ from gateway.admission.auth import Principal
 from gateway.api.query import check_query, whole_number
 from gateway.api.routes import KeyRoute, RouteServices, json_response
 from gateway.api.schemas.checks import invalid_value, missing_parameter
-from gateway.errors import ApiError
 from gateway.usage.answers import CompletionsUsage, ModelUsage, TenantUsage, UsageBucket, UsagePage
-from shared.usage_ledger import DAYS_KEPT, MEASURES, Measure, day_of, hour_of, read_usage
+from gateway.usage.reader import Counts, UsageReader
+from shared.usage_ledger import DAYS_KEPT, Measure, day_of, hour_of
 
 MAX_DAYS = 31
 DAY_S = 86400
@@ -53,7 +51,6 @@ _WIDTHS = {
     "1d": _Width(DAY_S, MAX_DAYS, 7, DAYS_KEPT, day_of),
     "1h": _Width(3600, HOURS_KEPT, 24, HOURS_KEPT, hour_of),
 }
-Counts = dict[tuple[str, str], dict[str, int]]
 
 
 class UsageRoutes:
@@ -61,7 +58,7 @@ class UsageRoutes:
 
     def __init__(self, services: RouteServices, js: JetStreamContext, device_hour_cost: float | None) -> None:
         self._services = services
-        self._js = js
+        self._reader = UsageReader(js, services.limiter)
         self._cost = device_hour_cost
 
     def routes(self) -> list[KeyRoute]:
@@ -75,7 +72,6 @@ class UsageRoutes:
         allows = self._services.config.allow_unknown_parameters
         check_query(request, frozenset({"start", "end"}), allow_unknown=allows)
         query = request.query_params
-        (await self._services.limiter.admit_read(principal)).release(1)
         start, end = _date(query.getlist("start"), "start"), _date(query.getlist("end"), "end")
         days: list[str | None] = [None]
         if start is not None or end is not None:
@@ -86,7 +82,7 @@ class UsageRoutes:
                 raise invalid_value("start", f"'start' to 'end' must be 1 to {MAX_DAYS} days.")
             days = [day_of((start + timedelta(days=number)).timestamp()) for number in range(num_days)]
         totals: Counts = defaultdict(lambda: defaultdict(int))
-        for counts in await self._read(principal.tenant, days):
+        for counts in await self._reader.read(principal, days):
             for key, measures in counts.items():
                 for measure, count in measures.items():
                     totals[key][measure] += count
@@ -98,14 +94,13 @@ class UsageRoutes:
 
     async def _completions(self, request: Request, principal: Principal) -> Response:
         query, (groups, width) = request.query_params, self._asked(request)
-        (await self._services.limiter.admit_read(principal)).release(1)
         size, now = width.seconds, int(time.time())
         start, end = _span(query, width, now)
         limit = whole_number(query.get("limit"), "limit", 1, width.most, width.default)
         page = whole_number(query.get("page"), "page", start, _LAST_S, start) // size * size
         begins = range(page, max(page, end), size)
         shown, models = begins[:limit], {*query.getlist("models"), *query.getlist("models[]")}
-        counted = await self._read(principal.tenant, [width.name_of(begin) for begin in shown], _TOLD)
+        counted = await self._reader.read(principal, [width.name_of(begin) for begin in shown], _TOLD)
         only = _flag(query.get("batch"))
         buckets = [
             UsageBucket("bucket", begin, begin + size, _results(counts, groups, models, only_batch=only))
@@ -127,21 +122,6 @@ class UsageRoutes:
         if not groups <= {*_GROUPS}:
             raise invalid_value("group_by", f"'group_by' must be of {', '.join(_GROUPS)}, which usage tells apart.")
         return groups, width
-
-    async def _read(
-        self, tenant: str, periods: Sequence[str | None], measures: Sequence[Measure] = MEASURES
-    ) -> list[Counts]:
-        try:
-            return await asyncio.gather(*(self._read_period(tenant, period, measures) for period in periods))
-        except (NatsError, OSError) as error:
-            message = "NATS, which keeps the usage, does not answer."
-            raise ApiError(503, message, code="records_unavailable", retry_after_s=5.0) from error
-
-    async def _read_period(self, tenant: str, period: str | None, measures: Sequence[Measure]) -> Counts:
-        counts: Counts = defaultdict(dict)
-        async for each in read_usage(self._js, tenant=tenant, period=period, measures=measures):
-            counts[each.model, each.lane][each.measure] = each.total
-        return counts
 
     def _model_usage(self, model: str, lane: str, counts: dict[str, int]) -> ModelUsage:
         device_s = counts.get("device_us", 0) / 1e6

@@ -23,6 +23,7 @@ from shared.usage_ledger import (
     delete_old_days,
     delete_old_receipts,
     hour_of,
+    read_hours,
     read_usage,
 )
 from tests.servers import NatsServer
@@ -311,6 +312,11 @@ async def test_days_are_counted_apart_by_tenant_and_old_ones_are_deleted(js: Jet
     hours = {each.measure: each.total async for each in read_usage(js, period=hour_of(now[0]), measures=MEASURES[:4])}
     assert hours == {measure: whole[measure] // 2 for measure in ("requests", "prompt_tokens", "completion_tokens")}
     assert not [each async for each in read_usage(js, period=hour_of(now[0] - 3600))]
+    walked = [(hour, each.measure, each.total) async for hour, each in read_hours(js, "acme & co")]
+    assert sorted(walked) == sorted(
+        [(hour_of(now[0] - 86400), *each) for each in first.items()]
+        + [(hour_of(now[0]), *each) for each in hours.items()]
+    )
     await delete_old_days(js, now[0] + 400 * 86400)
     assert (await day(0), (await day(1))["requests"]) == ({}, 1)
     assert (await totals(js))["acme & co", "m", "interactive", "requests"] == 2
