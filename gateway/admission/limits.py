@@ -33,7 +33,7 @@ RENEW_S = 1.0
 # Pause after a statement that Redis did not confirm.
 RETRY_S = 0.25
 
-# A read of stored responses counts once for each of these units, at least once; one of usage, for so many days or hours.
+# A read of stored responses counts once for each of these units, one of usage for so many days or hours; at least once.
 READ_BYTES = 64 << 10
 READ_PERIODS = 8
 # Reserved for an answer whose length the request does not bound.
