@@ -9,6 +9,7 @@ in flight.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from enum import Enum, auto
 from operator import attrgetter
 
@@ -95,6 +96,7 @@ class Admission:
     def _start_one(self, queue: FairQueue, left: _StepTokens, now: float) -> Room:
         """Start the interactive sequence whose turn it is, or one that may pass it because there is no room for it."""
         passed: list[Sequence] = []
+        num_preemptions = self.num_preemptions
         for sequence in queue.heads():
             if len(passed) == _MAX_PASSED:
                 break
@@ -104,7 +106,8 @@ class Admission:
             if room is Room.YES and not self._live.try_restore(queue, sequence, now):
                 self.start(queue, sequence, now)
                 left.add(sequence)
-            if room is not Room.NO:
+            # Whoever was preempted may be the first of a key now: the next step looks at the others afresh.
+            if room is not Room.NO or self.num_preemptions > num_preemptions:
                 return room
             passed.append(sequence)
         return Room.NO
@@ -216,11 +219,16 @@ class Admission:
                 del by_tenant[tenant]
                 continue
             victims.append(victim)
-            if self._blocks.would_fit_without(sequence, [*victims, *batch]):
-                return [*reversed(victims), *batch]
             if not by_tenant[tenant]:
                 del by_tenant[tenant]
-        return []
+
+        def is_enough(count: int) -> bool:
+            return self._blocks.would_fit_without(sequence, [*victims[:count], *batch])
+
+        if not victims or not is_enough(len(victims)):
+            return []
+        count = bisect_left(range(len(victims)), True, lo=1, key=is_enough)
+        return [*reversed(victims[:count]), *batch]
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """Return the running batch sequences behind it, best first, if preempting them makes room; else none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from gpu_worker.core.eviction_order import EvictionOrder
 from gpu_worker.core.retention import Retention
@@ -52,6 +53,13 @@ class BlockPool:
     def num_holders(self, block: int) -> int:
         """Return how many sequences hold the block."""
         return self._ref_counts[block]
+
+    def num_freed_by(self, tables: Iterable[list[int]], kept: Iterable[int] = ()) -> int:
+        """Return how many blocks other than `kept` get free when the holders of these tables release them."""
+        counts = Counter(chain.from_iterable(tables))
+        for block in kept:
+            del counts[block]
+        return sum(self._ref_counts[block] == count for block, count in counts.items())
 
     def is_findable(self, block: int) -> bool:
         """Return whether the block can be found by its content."""

@@ -94,12 +94,20 @@ class SequenceBlocks:
         return max(self.shortages(sequence)) <= 0
 
     def would_fit_without(self, sequence: Sequence, victims: Values[Sequence]) -> bool:
-        """Return whether a waiting sequence may fit when these running ones have given back all that they hold."""
+        """Return whether a waiting sequence fits when these running ones have given back all that they hold.
+
+        Blocks that others hold too do not become free, and its own hits count as shared already.
+        """
         shortages = self.shortages(sequence)
-        counted = [sum(map(self.num_counted, victims)), *self.windows.num_counted(victims)]
+        if shortages[FULL] > sum(map(self.num_counted, victims)):
+            # For speed: even with the blocks that others hold too.
+            return False
+        hits, _ = self._match(sequence)
+        num_free = sum(map(self._promised, victims)) + self.pool.num_freed_by([v.block_table for v in victims], hits)
+        freed = [num_free, *self.windows.num_freed_by(victims)]
         if self.states is not None:
-            counted.append(len(victims))
-        return all(shortage <= count for shortage, count in zip(shortages, counted, strict=True))
+            freed.append(len(victims))
+        return all(shortage <= count for shortage, count in zip(shortages, freed, strict=True))
 
     @staticmethod
     def num_counted(sequence: Sequence) -> int:

@@ -44,6 +44,10 @@ class StepInterrupt:
         self._steps[_ASKED] = step
         self._was_asked.set()
 
+    def clear(self) -> None:
+        """Forget what was asked: steps are numbered anew."""
+        self._steps[0] = -1
+
     def begin(self, step: int) -> None:
         """Say which step is computed from now on; called by the thread that computes."""
         self._steps[_RUNNING] = step

@@ -159,7 +159,7 @@ class WindowBlocks:
 
 
 def _promised(table: WindowTable) -> int:
-    promised = table.num_expected - len(table.blocks) + table.num_released
+    promised = table.num_expected - table.num_held
     return promised if promised > 0 else 0
 
 
@@ -197,11 +197,11 @@ class WindowGroups:
         """Return for each group how many more blocks must be free to admit a sequence of `expected` blocks."""
         return [group.shortage(min(expected, group.most_blocks)) for group in self._groups]
 
-    def num_counted(self, sequences: Values[Sequence]) -> list[int]:
-        """Return for each group how many blocks these running sequences hold or were promised."""
+    def num_freed_by(self, sequences: Values[Sequence]) -> list[int]:
+        """Return for each group how many blocks, held or promised, get free when these running sequences end."""
         return [
-            sum(max(table.num_expected, table.num_held) for table in tables)
-            for tables in ([s.window_tables[number] for s in sequences] for number in range(len(self._groups)))
+            sum(map(_promised, tables)) + group.pool.num_freed_by([t.blocks[t.num_released :] for t in tables])
+            for group, tables in ((g, [s.window_tables[n] for s in sequences]) for n, g in enumerate(self._groups))
         ]
 
     def open(self, sequence: Sequence, num_hits: int, num_known: int) -> None:

@@ -161,6 +161,8 @@ class Engine:
         self._in_flight.clear()
         self._isolation = Isolation()
         self._leaving.clear()
+        if self._interrupt is not None:
+            self._interrupt.clear()
         self.scheduler = self.scheduler.emptied()
 
     def has_work(self) -> bool:
@@ -200,8 +202,9 @@ class Engine:
                 raise RuntimeError(f"runner answered {len(result.sampled)} of {len(step.scheduled)} sequences")
         except BrokenRunnerError:
             raise
-        except StepGivenUpError:
-            return self._begin_again(flight)
+        except StepGivenUpError as error:
+            # One that nobody may give up has failed: more than blocks is to be undone.
+            return self._undo(error) if flight.under_way is None else self._begin_again(flight.under_way)
         except Exception as error:
             return self._undo(error)
         if _is_all_invalid(step, result):
@@ -223,11 +226,10 @@ class Engine:
             self._let_leave()
         return events
 
-    def _begin_again(self, flight: _Flight) -> list[SequenceEvent]:
+    def _begin_again(self, under_way: StepUnderWay) -> list[SequenceEvent]:
         """Undo a step that was given up. It was in flight alone, and what it computed is planned anew."""
-        assert flight.under_way is not None, "only such steps are given up"
         self._landed_at = self._clock()
-        self.scheduler.first_tokens.give_up(flight.under_way, self._landed_at)
+        self.scheduler.first_tokens.give_up(under_way, self._landed_at)
         self.scheduler.roll_back(has_failed=False)
         self._let_leave()
         return self.scheduler.take_events()

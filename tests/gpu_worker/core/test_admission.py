@@ -215,3 +215,37 @@ def test_sequence_whose_blocks_another_one_keeps_restarts_only_where_there_are_e
     assert second.status is SequenceStatus.RUNNING
     harness.run()
     harness.assert_reference(*streams, newcomer)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_preempted"), [(23, 2), (27, 3), (31, 0)])
+def test_blocks_that_others_share_make_no_room(num_tokens: int, num_preempted: int) -> None:
+    harness = Harness(num_blocks=16, max_num_seqs=6, max_num_batched_tokens=64, headroom_tokens=0)
+    prompt = range(1, 34)
+    harness.add(make_sequence(prompt, max_tokens=1, tenant="greedy"))
+    harness.run()
+    greedy = [make_sequence(prompt, max_tokens=3, tenant="greedy") for _ in range(4)]
+    harness.add(*greedy)
+    harness.step()
+    # They share eight blocks and have one more each; four blocks are free. The first one is never preempted.
+    waiting = make_sequence(num_tokens, max_tokens=1, tenant="polite")
+    small = make_sequence(2, max_tokens=1, tenant="greedy")
+    harness.add(waiting, small)
+    harness.scheduler._live.waiting["interactive"].counters.tenants.account("polite").counter = -1.0
+    harness.step()
+    assert [sequence.num_preemptions for sequence in greedy] == [0] * (4 - num_preempted) + [1] * num_preempted
+    assert (waiting.id in harness.finish) is (num_preempted > 0)
+    harness.run()
+    harness.assert_reference(*greedy, waiting, small)
+
+
+def test_first_of_a_key_is_not_taken_for_another_that_was_preempted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(num_blocks=10, max_num_seqs=8)
+    greedy = [parts.run(7, tenant="greedy", max_tokens=1) for _ in range(5)]
+    monkeypatch.setattr(parts.blocks, "would_fit_without", lambda *_: True)
+    parts.wait(15, tenant="polite", max_tokens=1, arrival=1e6)
+    small = parts.wait(2, tenant="greedy", max_tokens=1, arrival=2e6)
+    for _ in range(3):
+        parts.admission.admit_interactive(0.0)
+        parts.live.check_integrity()
+    assert greedy[4].num_preemptions
+    assert small.status is SequenceStatus.WAITING

@@ -190,3 +190,20 @@ def test_images_stay_encoded_where_a_step_is_given_up() -> None:
         beside.ask(8, 0.06, seed)
     assert beside.num_given_up
     assert not forgotten
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_step_that_nobody_may_give_up_is_computed_again(*, restarts: bool) -> None:
+    beside = Beside()
+    assert beside._interrupt is not None
+    beside._interrupt.ask(2)
+    if restarts:
+        beside.engine.restart()
+    sequence = make_sequence(8, max_tokens=4)
+    beside.engine.add(sequence)
+    tokens: list[int] = []
+    while beside.engine.has_work():
+        tokens += [token for event in beside.engine.step() for token in event.token_ids]
+    assert len(tokens) == 4
+    # What was asked of steps before a restart is forgotten.
+    assert beside.engine.stats.num_failed_steps == beside.num_given_up == (0 if restarts else 1)
