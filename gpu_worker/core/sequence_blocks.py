@@ -94,19 +94,12 @@ class SequenceBlocks:
         return max(self.shortages(sequence)) <= 0
 
     def would_fit_without(self, sequence: Sequence, victims: Values[Sequence]) -> bool:
-        """Return whether a waiting sequence fits when these running ones have given back all that they hold.
-
-        Blocks that others hold too do not become free, and its own hits count as shared already.
-        """
+        """Return whether a waiting sequence fits when these running ones have given back what only they hold."""
         shortages = self.shortages(sequence)
-        if shortages[FULL] > sum(map(self.num_counted, victims)):
-            # For speed: even with the blocks that others hold too.
-            return False
-        hits, _ = self._match(sequence)
-        num_free = sum(map(self._promised, victims)) + self.pool.num_freed_by([v.block_table for v in victims], hits)
-        freed = [num_free, *self.windows.num_freed_by(victims)]
-        if self.states is not None:
-            freed.append(len(victims))
+        num_free = self.pool.num_freed_by([victim.block_table for victim in victims], self._match(sequence)[0])
+        num_free += sum(map(self._promised, victims))
+        # The last one is for states.
+        freed = [num_free, *self.windows.num_freed_by(victims), len(victims)][: len(shortages)]
         return all(shortage <= count for shortage, count in zip(shortages, freed, strict=True))
 
     @staticmethod
