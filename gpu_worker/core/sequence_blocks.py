@@ -98,9 +98,8 @@ class SequenceBlocks:
         shortages = self.shortages(sequence)
         num_free = self.pool.num_freed_by([victim.block_table for victim in victims], self._match(sequence)[0])
         num_free += sum(map(self._promised, victims))
-        # The last one is for states.
-        freed = [num_free, *self.windows.num_freed_by(victims), len(victims)][: len(shortages)]
-        return all(shortage <= count for shortage, count in zip(shortages, freed, strict=True))
+        freed = [num_free, *self.windows.num_freed_by(victims), len(victims)]  # The last for states, if there are any.
+        return all(shortage <= count for shortage, count in zip(shortages, freed, strict=False))
 
     @staticmethod
     def num_counted(sequence: Sequence) -> int:
