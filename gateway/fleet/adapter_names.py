@@ -201,7 +201,7 @@ class AdapterNameFollower:
             try:
                 info = await self._js.stream_info(ADAPTERS_STREAM)
             except NotFoundError:
-                # The version before has set NATS up, or the stream is gone: nobody can change a name.
+                # NATS was set up by an earlier version, or the stream was deleted: names cannot change.
                 self._named.read_at = began
                 return
             assert info.created is not None

@@ -1,7 +1,7 @@
 """Reads usage from the ledger, a few reads at a time, and keeps what no longer changes.
 
-A request of 100 bytes can ask for a week of hours. So a tenant reads once at a time here, a process a few times, and
-whoever finds a queue before it is told to return.
+A request of 100 bytes can ask for a week of hours. So each tenant has one read at a time, and each process a few. A few
+more wait; beyond these, a request is refused and told when to retry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_READS = 8
 MAX_OF_TENANT = 8
 MAX_OF_PROCESS = 128
 _CONCURRENT_WALKS = 4
-# Beyond so many hours, one walk over all hours of the tenant is cheaper than one for each.
+# For more hours than this, reading all hours of the tenant at once is cheaper than one read for each.
 _FEW_HOURS = 8
 # What was counted of a period arrives later, after an outage much later: it is read again after a while.
 _SETTLED_S = 300.0

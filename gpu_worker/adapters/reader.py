@@ -24,6 +24,8 @@ from shared.adapter_store import WEIGHTS_NAME
 
 _ROOT = "base_model.model."
 _TENSOR = re.compile(r"(.+?)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
+# PEFT saves a copy of the model's own embedding or head beside an adapter of it.
+_COPY = re.compile(r"(.+?)\.base_layer\.(weight|bias)")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_TENSORS = 200_000
 # A matrix of one expert, or the stack of all of them, which PEFT's `target_parameters` names.
@@ -67,7 +69,7 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
     config = read_config(directory)
     file = TensorFile(directory / WEIGHTS_NAME)
     with closing(file), closing(TensorReader(torch.device("cpu"))) as reader:
-        modules = _modules(file, renamed)
+        modules = _modules(file, renamed, targets)
         places: dict[str, list[tuple[str, int]]] = {}
         for key, item in targets.matrices.items():
             for index, name in enumerate(item.modules):
@@ -97,12 +99,10 @@ def read_adapter(directory: Path, targets: AdapterTargets, renamed: tuple[tuple[
     return Adapter(found)
 
 
-def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...]) -> dict[str, _Module]:
-    if len(file.tensors) > _MAX_TENSORS:
-        raise AdapterError(f"{WEIGHTS_NAME} has {len(file.tensors)} tensors; at most {_MAX_TENSORS} are read")
+def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: AdapterTargets) -> dict[str, _Module]:
     found: dict[str, dict[str, str]] = {}
     embeddings = set()
-    for tensor in file.tensors:
+    for tensor in _own_tensors(file, renamed, targets):
         if "magnitude" in tensor:
             raise AdapterError(f"{WEIGHTS_NAME} has {tensor[:120]!r}: DoRA is not served")
         match = _TENSOR.fullmatch(tensor)
@@ -123,6 +123,27 @@ def _modules(file: TensorFile, renamed: tuple[tuple[str, str], ...]) -> dict[str
             raise AdapterError(f"{WEIGHTS_NAME} has two modules that are both the model's {name[:120]!r}")
         modules[name] = _Module(module.removeprefix(_ROOT), sides["A"], sides["B"], module in embeddings)
     return modules
+
+
+def _own_tensors(file: TensorFile, renamed: tuple[tuple[str, str], ...], targets: AdapterTargets) -> list[str]:
+    if len(file.tensors) > _MAX_TENSORS:
+        raise AdapterError(f"{WEIGHTS_NAME} has {len(file.tensors)} tensors; at most {_MAX_TENSORS} are read")
+    return [tensor for tensor in file.tensors if not _is_copy(file, tensor, renamed, targets)]
+
+
+def _is_copy(file: TensorFile, tensor: str, renamed: tuple[tuple[str, str], ...], targets: AdapterTargets) -> bool:
+    """Return whether a tensor is the model's own embedding or head; `AdapterError` if that has other sizes here."""
+    match = _COPY.fullmatch(tensor)
+    name = None if match is None else _own_name(match[1].removeprefix(_ROOT), renamed)
+    if match is None or name not in (EMBEDDING, HEAD) or name not in targets.matrices:
+        return False
+    matrix = targets.matrices[name]
+    sizes = (sum(matrix.rows), matrix.columns)
+    shape = (sizes[::-1] if name == EMBEDDING else sizes)[: 2 if match[2] == "weight" else 1]
+    if (own := file.tensors[tensor].shape) != shape:
+        problem = f"of shape {list(own)[:8]}, but that of this model has {list(shape)}: it was resized, or is another's"
+        raise AdapterError(f"{WEIGHTS_NAME} has {tensor[:120]!r} {problem}")
+    return True
 
 
 def _own_name(module: str, renamed: tuple[tuple[str, str], ...]) -> str:

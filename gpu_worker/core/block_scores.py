@@ -71,7 +71,7 @@ class BlockScores:
 
     def _scores(self) -> list[float]:
         """Return the score of each block of the full table."""
-        # A runner may tell of more blocks than there are: nobody attends to these.
+        # Blocks that were not reported count as zero; reports beyond the table are ignored.
         count = self._budget.num_blocks
         attention = [*self._attention, *[0.0] * count][:count]
         if self._budget.policy == "heavy_hitters":

@@ -29,7 +29,7 @@ class Landing:
         self._blocks.land_states(step, result)
         for place, attention in result.attention:
             scores = step.scheduled[place].sequence.scores
-            assert scores is not None, "nobody has asked how the sequence attends"
+            assert scores is not None, "attention was reported for a sequence without scores"
             scores.add(attention)
         written: list[tuple[Sequence, int]] = []
         for item, sampled in zip(step.scheduled, result.sampled, strict=True):

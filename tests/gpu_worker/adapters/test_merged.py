@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from gpu_worker.adapters.reader import read_adapter
 from gpu_worker.layers.attention_context import AttentionContext
@@ -91,6 +92,10 @@ def test_logits_equal_merged_weights_and_base_rows_do_not_change(name: str, tmp_
     first = write_adapter(
         tmp_path / "first", {**sizes, **words}, rank=3, seed=1, embedding=embedding, rank_pattern={last: 17}
     )
+    path = first / "adapter_model.safetensors"
+    # PEFT saves copies of these beside their adapters.
+    copies = {f"base_model.model.{word}.base_layer.weight": torch.zeros(97, 48) for word in words}
+    save_file({**load_file(path), **copies}, path)
     # Only some modules, and another scale.
     few = dict(list(sizes.items())[::2])
     second = write_adapter(

@@ -22,12 +22,14 @@ from tests.gpu_worker.adapters.peft_files import write_adapter
 
 _MODULE = "model.layers.0.mlp.down_proj"
 _A = f"base_model.model.{_MODULE}.lora_A.weight"
+_HEAD, _WORDS = (f"base_model.model.{name}.base_layer.weight" for name in ("lm_head", "model.embed_tokens"))
 
 
 @pytest.fixture
 def targets() -> AdapterTargets:
     targets = AdapterTargets(4, torch.device("cpu"), torch.float32)
     targets.add((_MODULE,), (8,), 12)
+    targets.add(("lm_head",), (5,), 12)
     return targets
 
 
@@ -78,6 +80,8 @@ def _file(content: bytes) -> Callable[[Path], object]:
         (_tensors(lambda tensors: tensors[_A].fill_(float("nan"))), "not finite"),
         (_tensors(lambda tensors: tensors.update({_A: tensors[_A].double()})), "float32, float16 and bfloat16"),
         (_tensors(lambda tensors: tensors.clear()), "has no matrices"),
+        (_tensors(lambda tensors: tensors.update({_HEAD: torch.ones(6, 12)})), "that of this model has [5, 12]"),
+        (_tensors(lambda tensors: tensors.update({_WORDS: torch.ones(5, 12)})), "neither lora_A nor lora_B"),
         (lambda directory: (directory / "adapter_model.safetensors").unlink(), "is missing"),
         (lambda directory: (directory / "adapter_config.json").write_text("["), "not valid JSON"),
     ],

@@ -24,7 +24,11 @@ from tests.gpu_worker.quantization.test_mxfp4 import CASE, Case, save_packed
 STEPS = (13, 14, 1, 1, 1)
 MIXTURES: dict[str, Callable[[Path], object]] = {
     "mxfp4": lambda path: save_packed(path, Case("GptOss", {**CASE.options, "num_local_experts": 4})),
-    **{name: make for name, make in MODELS.items() if "mo" in name or "mix" in name or "deepseek" in name},
+    **{
+        name: make
+        for name, make in MODELS.items()
+        if any(part in name for part in ("moe", "mix", "deepseek", "flex-olmo", "mimo", "nemotron_h-experts"))
+    },
 }
 
 
