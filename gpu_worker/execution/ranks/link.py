@@ -177,7 +177,7 @@ class LinkListener:
                 stack.callback(self._num_strangers.release)
                 stack.callback(connection.close)
                 node, link = self._handshake(connection)
-                # Known before it is told so, because it may say something at once.
+                # The host has been told already, so messages of `admit` come behind that.
                 if not self._admit(node, link):
                     link.close()
                     raise LinkError(f"host {node} is not one of this group, or connected already")

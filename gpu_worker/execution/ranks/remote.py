@@ -91,9 +91,9 @@ class RemoteHost:
         self._pulse: dict[int, tuple[Life, bool]] = {}
 
     def attach(self, link: Link) -> bool:
-        """Use a link, unless there is one, for as long as it lasts; returns at once."""
+        """Use a link for as long as it lasts, unless there is one or `close` was called; returns at once."""
         with self._changed:
-            if self._link is not None:
+            if self._link is not None or self._is_closed:
                 return False
             self._link = link
             self._pids.clear()

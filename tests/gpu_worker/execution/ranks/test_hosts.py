@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ import pytest
 from gpu_worker.core.model_runner import BrokenRunnerError
 from gpu_worker.execution.ranks import node as node_module
 from gpu_worker.execution.ranks import remote as remote_module
-from gpu_worker.execution.ranks.remote import Remote
+from gpu_worker.execution.ranks.link import connect
+from gpu_worker.execution.ranks.remote import Remote, RemoteHost
 from shared.errors import ConfigError
 from tests.gpu_worker.execution.engine_run import save_tiny_model
 from tests.gpu_worker.execution.ranks.group_run import started
@@ -134,6 +135,14 @@ def test_host_whose_rank_0_never_comes_says_so(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(node_module.DependencyError, match=r"rank 0 at 127\.0\.0\.1:1: no answer within 0\.3 s: "):
         node.serve("127.0.0.1", 1, TOKEN, 1)
     assert time.monotonic() - began < 3
+
+
+def test_host_that_connects_while_the_worker_ends_is_let_go(remote: Remote) -> None:
+    host = RemoteHost(1)
+    # Its handshake was under way, so `close` knew of no link to end.
+    host.close()
+    with closing(connect("127.0.0.1", remote.port, TOKEN, 1, 5)) as link:
+        assert not host.attach(link)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
