@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ops.simulation.agents import AgentTrace, oracle_hits
-from ops.simulation.cache_curve import BLOCK_SIZE, CONFIG, WORKERS, Point, curve, plot, table
+from ops.simulation.cache_curve import BLOCK_SIZE, CONFIG, TIMES, WORKERS, Point, curve, plot, table
+from ops.simulation.scenario import Scenario, simulate
 from ops.simulation.tiers import TierSizes
 from ops.simulation.workload import ANSWER, Arrival
 from tests.ops.simulation.fleets import served
@@ -55,6 +58,21 @@ def test_simulated_workers_find_what_unbounded_memory_would_where_there_is_room(
     )
     assert outcome.num_served == len(arrivals)
     assert 0.95 <= outcome.num_cached_tokens / oracle_hits(arrivals, BLOCK_SIZE) <= 1.0
+
+
+@pytest.mark.parametrize(("num_blocks", "max_num_seqs"), [(512, 16), (192, 8)])
+def test_turns_that_wait_for_their_prefix_start_no_later_than_pulled_alone(num_blocks: int, max_num_seqs: int) -> None:
+    trace = AgentTrace(sessions=20, output=60, pause_s=1.5)
+    config = replace(CONFIG, num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+    pulled, waiting = (
+        simulate(
+            Scenario(WORKERS, config, TIMES, ttft_slo_s=1e6, is_affine=is_affine), trace.arrivals(1, has_hints=False)
+        )
+        for is_affine in (False, True)
+    )
+    assert waiting.num_cached_tokens > 1.3 * pulled.num_cached_tokens
+    assert waiting.ttft_s[50] < 0.6 * pulled.ttft_s[50]
+    assert waiting.ttft_s[99] <= pulled.ttft_s[99]
 
 
 def test_hints_find_more_in_the_same_memory() -> None:
