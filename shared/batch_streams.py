@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from shared.errors import DependencyError, InvalidNameError
@@ -26,43 +27,22 @@ TENANT_QUEUES: tuple[Queue, ...] = ("batch", "background")
 # Key in a stream's metadata: seconds after which a job that no worker has taken is given the result `expired`.
 MAX_WAIT_KEY = "headrace_max_wait_s"
 # NATS leaves calls that a user may not make unanswered, as it does calls without a responder.
-_NO_ANSWER = (
-    "NATS does not answer JetStream calls: check HEADRACE_NATS_USER (`headrace setup` and `headrace dead` need the "
-    "admin user)."
-)
+_ADMIN = "(`headrace setup` and `headrace dead` need the admin user)."
+_NO_ANSWER = f"NATS does not answer JetStream calls: check HEADRACE_NATS_USER {_ADMIN}"
 _NO_LEADER = (
     "NATS does not answer JetStream calls: its cluster elects a leader, which takes some seconds after the loss of a "
-    "server and is impossible while most servers are away; or HEADRACE_NATS_USER may not make these calls (`headrace "
-    "setup` and `headrace dead` need the admin user)."
+    f"server and is impossible while most servers are away; or HEADRACE_NATS_USER may not make these calls {_ADMIN}"
 )
 _NO_CONNECTION = "the connection to NATS is lost; it is tried again until NATS is back."
 _NO_JETSTREAM = "NATS runs without JetStream: start it with JetStream enabled, as `nats-server -js` or ops/nats does."
 
 _PREFIX = "HR_BATCH_"
 _TIMEOUT_S = 5.0
-_STREAM_OF_EARLIER_VERSIONS = "HR_BATCH"
 
 
 def batch_stream(tenant: str) -> str:
     """Return the name of a tenant's stream."""
     return _PREFIX + encode_name(tenant)
-
-
-def batch_stream_config(
-    tenant: str, *, max_bytes: int, max_msgs: int, max_wait_s: float, duplicate_window_s: float
-) -> StreamConfig:
-    """Return the configuration of a tenant's stream."""
-    return StreamConfig(
-        name=batch_stream(tenant),
-        subjects=[f"hr.req.*.{queue}.{encode_name(tenant)}" for queue in TENANT_QUEUES],
-        retention=RetentionPolicy.WORK_QUEUE,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.NEW,
-        max_bytes=max_bytes,
-        max_msgs=max_msgs,
-        duplicate_window=duplicate_window_s,
-        metadata={MAX_WAIT_KEY: f"{max_wait_s:g}"},
-    )
 
 
 async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> None:
@@ -76,7 +56,6 @@ async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> Non
         await js.stream_info(config.name)
     except NotFoundError:
         try:
-            await _remove_earlier_version(js)
             await js.add_stream(config)
         except (APIError, NatsError) as error:
             raise DependencyError(
@@ -104,15 +83,12 @@ async def batch_tenants(nats: Client, model: str, queue: Queue = "batch") -> lis
     """
     request = {"subject": f"hr.req.{encode_name(model)}.{queue}.*"}
     names: list[str] = []
-    total = 1
     try:
-        while len(names) < total:
+        while True:
             body = json.dumps(request | {"offset": len(names)}).encode()
-            reply = await nats.request("$JS.API.STREAM.NAMES", body, timeout=_TIMEOUT_S)
-            page = json.loads(reply.data)
-            total = page.get("total", 0)
+            page = json.loads((await nats.request("$JS.API.STREAM.NAMES", body, timeout=_TIMEOUT_S)).data)
             names += page.get("streams") or []
-            if not page.get("streams"):
+            if not page.get("streams") or len(names) >= page.get("total", 0):
                 break
     except (NatsError, ValueError) as error:
         raise DependencyError(f"NATS does not list its streams: {error!r}") from error
@@ -120,27 +96,6 @@ async def batch_tenants(nats: Client, model: str, queue: Queue = "batch") -> lis
 
 
 def _tenant_of(stream: str) -> str | None:
-    if not stream.startswith(_PREFIX):
-        return None
-    try:
-        return decode_name(stream.removeprefix(_PREFIX))
-    except InvalidNameError:
-        return None
-
-
-async def _remove_earlier_version(js: JetStreamContext) -> None:
-    """Delete the stream that all tenants shared in earlier versions, once it is empty: its subjects are the same.
-
-    Raises:
-        DependencyError: It holds jobs.
-    """
-    try:
-        found = await js.stream_info(_STREAM_OF_EARLIER_VERSIONS)
-    except NotFoundError:
-        return
-    if found.state.messages:
-        raise DependencyError(
-            f"the stream {_STREAM_OF_EARLIER_VERSIONS} of an earlier version holds {found.state.messages} jobs; let "
-            "that version's workers finish them, or delete it"
-        )
-    await js.delete_stream(_STREAM_OF_EARLIER_VERSIONS)
+    with contextlib.suppress(InvalidNameError):
+        return decode_name(stream.removeprefix(_PREFIX)) if stream.startswith(_PREFIX) else None
+    return None

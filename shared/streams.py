@@ -14,24 +14,13 @@ from typing import Any
 
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
-from nats.js.api import (
-    DiscardPolicy,
-    RePublish,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
+from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from shared.batch_streams import (
-    batch_stream_config,
-    ensure_batch_stream,
-    jetstream_problem,
-)
+from shared.batch_streams import MAX_WAIT_KEY, TENANT_QUEUES, batch_stream, ensure_batch_stream, jetstream_problem
 from shared.errors import DependencyError
-from shared.gateway_streams import aliases_config, streams_config
 from shared.nats_connection import is_clustered
-from shared.subjects import ADAPTER_NAMES, dead_letter_filter
+from shared.subjects import ADAPTER_NAMES, ALIAS_CHANGED, ALIASES, canary_subject, dead_letter_filter, encode_name
 
 INTERACTIVE_STREAM = "HR_INTERACTIVE"
 RESULTS_STREAM = "HR_RESULTS"
@@ -44,6 +33,8 @@ HOURS_STREAM = "HR_HOURS"
 ENDS_STREAM = "HR_ENDS"
 MEDIA_STREAM = "HR_MEDIA"
 ADAPTERS_STREAM = "HR_ADAPTERS"
+STREAMS_STREAM = "HR_STREAMS"
+ALIASES_STREAM = "HR_ALIASES"
 
 # A counter with its headers.
 _USAGE_MESSAGE_BYTES = 1 << 10
@@ -93,42 +84,41 @@ class StreamLimits:
 
 def stream_configs(limits: StreamLimits) -> list[StreamConfig]:
     """Return the configurations of all streams but the batch queues."""
-    gateways = [
-        streams_config(limits.streams_max_bytes, limits.streams_max_age_s),
-        aliases_config(limits.aliases_max_bytes),
-    ]
-    return _replicated([*_queue_configs(limits), *_record_configs(limits), *gateways], limits)
+    return _replicated([_interactive_config(limits), *_record_configs(limits), *_gateway_configs(limits)], limits)
 
 
 def tenant_stream_config(tenant: str, limits: StreamLimits) -> StreamConfig:
     """Return the configuration of the batch queue of one tenant."""
-    return batch_stream_config(
-        tenant,
+    return StreamConfig(
+        name=batch_stream(tenant),
+        subjects=[f"hr.req.*.{queue}.{encode_name(tenant)}" for queue in TENANT_QUEUES],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
         max_bytes=limits.tenant_max_bytes,
         max_msgs=limits.tenant_max_msgs,
-        max_wait_s=limits.tenant_max_wait_s,
-        duplicate_window_s=limits.tenant_duplicate_window_s,
-    ).evolve(num_replicas=limits.replicas or 1)
+        duplicate_window=limits.tenant_duplicate_window_s,
+        metadata={MAX_WAIT_KEY: f"{limits.tenant_max_wait_s:g}"},
+        num_replicas=limits.replicas or 1,
+    )
 
 
 def _replicated(configs: list[StreamConfig], limits: StreamLimits) -> list[StreamConfig]:
     return [config.evolve(num_replicas=limits.replicas or 1) for config in configs]
 
 
-def _queue_configs(limits: StreamLimits) -> list[StreamConfig]:
-    return [
-        StreamConfig(
-            name=INTERACTIVE_STREAM,
-            subjects=["hr.req.*.interactive", "hr.req.*.resumed"],
-            retention=RetentionPolicy.WORK_QUEUE,
-            storage=StorageType.MEMORY,
-            discard=DiscardPolicy.NEW,
-            max_msgs=limits.interactive_max_msgs,
-            max_bytes=limits.interactive_max_bytes,
-            max_age=limits.interactive_max_age_s,
-            duplicate_window=10.0,
-        ),
-    ]
+def _interactive_config(limits: StreamLimits) -> StreamConfig:
+    return StreamConfig(
+        name=INTERACTIVE_STREAM,
+        subjects=["hr.req.*.interactive", "hr.req.*.resumed"],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.MEMORY,
+        discard=DiscardPolicy.NEW,
+        max_msgs=limits.interactive_max_msgs,
+        max_bytes=limits.interactive_max_bytes,
+        max_age=limits.interactive_max_age_s,
+        duplicate_window=10.0,
+    )
 
 
 def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
@@ -142,12 +132,9 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             allow_direct=True,
             republish=RePublish(src="hr.result.*.*", dest="hr.stored.{{wildcard(1)}}.{{wildcard(2)}}"),
         ),
+        # How jobs ended, and what each tenant stores (`shared.result_shares`).
         _record_config(
-            ENDS_STREAM,
-            # How jobs ended, and what each tenant stores (`shared.result_shares`).
-            ["hr.end.*.*", "hr.kept.*"],
-            max_bytes=limits.ends_max_bytes,
-            max_age=limits.ends_max_age_s,
+            ENDS_STREAM, ["hr.end.*.*", "hr.kept.*"], max_bytes=limits.ends_max_bytes, max_age=limits.ends_max_age_s
         ),
         _record_config(
             DEAD_STREAM,
@@ -159,22 +146,18 @@ def _record_configs(limits: StreamLimits) -> list[StreamConfig]:
             duplicate_window=120.0,
         ),
         _record_config(
-            PROGRESS_STREAM,
-            ["hr.progress.*.*"],
-            max_bytes=limits.progress_max_bytes,
-            max_age=limits.progress_max_age_s,
+            PROGRESS_STREAM, ["hr.progress.*.*"], max_bytes=limits.progress_max_bytes, max_age=limits.progress_max_age_s
         ),
         *_account_configs(limits),
     ]
 
 
 def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
+    usage_bytes, hours_age_s = limits.usage_max_bytes, limits.hours_max_age_s
     return [
         # Each message is a change, which NATS adds to the total of its subject.
-        _counters_config(USAGE_STREAM, "hr.usage.*.*.*.*", max_bytes=limits.usage_max_bytes),
-        _counters_config(
-            HOURS_STREAM, "hr.hours.*.*.*.*", max_bytes=limits.usage_max_bytes, max_age=limits.hours_max_age_s
-        ),
+        _counters_config(USAGE_STREAM, "hr.usage.*.*.*.*", max_bytes=usage_bytes),
+        _counters_config(HOURS_STREAM, "hr.hours.*.*.*.*", max_bytes=usage_bytes, max_age=hours_age_s),
         # The gateways, which write it, bound what each tenant keeps (`gateway.responses.log`).
         _record_config(
             RESPONSES_STREAM,
@@ -193,6 +176,27 @@ def _account_configs(limits: StreamLimits) -> list[StreamConfig]:
         # What names of adapters mean. A full stream refuses: no name may be forgotten.
         _record_config(ADAPTERS_STREAM, [ADAPTER_NAMES], max_bytes=limits.adapters_max_bytes).evolve(
             discard=DiscardPolicy.NEW
+        ),
+    ]
+
+
+def _gateway_configs(limits: StreamLimits) -> list[StreamConfig]:
+    """Return the streams that gateways alone write and read, and may make themselves."""
+    return [
+        # The log of resumable streams is in memory: each token waits for it.
+        _record_config(
+            STREAMS_STREAM,
+            ["hr.stream.>", "hr.fence.*"],
+            max_bytes=limits.streams_max_bytes,
+            max_age=limits.streams_max_age_s,
+        ).evolve(storage=StorageType.MEMORY),
+        # The table of aliases, and what gateways count of canaries, which expires by itself.
+        _record_config(
+            ALIASES_STREAM,
+            [ALIASES, canary_subject("*", "*")],
+            max_bytes=limits.aliases_max_bytes,
+            allow_msg_ttl=True,
+            republish=RePublish(src=ALIASES, dest=ALIAS_CHANGED),
         ),
     ]
 
@@ -222,15 +226,13 @@ def _record_config(name: str, subjects: list[str], *, max_msgs_per_subject: int 
 async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:
     """Make the streams that are missing; leave existing ones as their operator configured them.
 
-    Args:
-        js: JetStream.
-        limits: Bounds of the streams that are made.
-        tenants: Whose batch queues are made too.
+    The batch queues of `tenants` are made too.
 
     Raises:
         DependencyError: A stream is missing and we may not or cannot make it.
     """
-    await _ensure(js, stream_configs(limits))
+    for config in stream_configs(limits):
+        await _find_or_make(js, config)
     for tenant in tenants:
         await ensure_batch_stream(js, tenant_stream_config(tenant, limits))
 
@@ -243,7 +245,8 @@ async def ensure_record_streams(js: JetStreamContext, limits: StreamLimits) -> N
     Raises:
         DependencyError: A stream is missing and we may not or cannot make it.
     """
-    await _ensure(js, _replicated(_record_configs(limits), limits))
+    for config in _replicated(_record_configs(limits), limits):
+        await _find_or_make(js, config)
 
 
 async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) -> None:
@@ -254,7 +257,7 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
     Raises:
         DependencyError: It is missing and we may not or cannot make it, or an older version has made it.
     """
-    (config,) = _queue_configs(limits)
+    config = _interactive_config(limits)
     found = await _find_or_make(js, config)
     missing = set(config.subjects or ()) - set(found.subjects or ())
     if missing:
@@ -271,7 +274,9 @@ async def ensure_stream(js: JetStreamContext, name: str, limits: StreamLimits) -
     Raises:
         DependencyError: It is missing and we may not or cannot make it.
     """
-    await _ensure(js, [config for config in stream_configs(limits) if config.name == name])
+    for config in stream_configs(limits):
+        if config.name == name:
+            await _find_or_make(js, config)
 
 
 async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: Iterable[str] = ()) -> None:
@@ -294,20 +299,13 @@ async def reshape_streams(js: JetStreamContext, limits: StreamLimits, tenants: I
                 allow_atomic=config.allow_atomic or found.allow_atomic,
                 allow_msg_ttl=config.allow_msg_ttl or found.allow_msg_ttl,
                 # That of a tenant is a limit, which its operator set.
-                duplicate_window=found.duplicate_window
-                if config.name.startswith("HR_BATCH_")
-                else config.duplicate_window,
+                duplicate_window=(found if config.name.startswith("HR_BATCH_") else config).duplicate_window,
                 num_replicas=limits.replicas or found.num_replicas,
             )
             if wanted != found:
                 await js.update_stream(wanted)
         except (APIError, NatsTimeoutError) as error:
             raise DependencyError(f"NATS stream {config.name} could not be brought up to date: {error!r}") from error
-
-
-async def _ensure(js: JetStreamContext, configs: list[StreamConfig]) -> None:
-    for config in configs:
-        await _find_or_make(js, config)
 
 
 async def _find_or_make(js: JetStreamContext, config: StreamConfig) -> StreamConfig:
@@ -335,15 +333,15 @@ async def _make_stream(js: JetStreamContext, config: StreamConfig) -> None:
     except (APIError, NatsTimeoutError) as error:
         if isinstance(error, APIError) and error.err_code == _STREAM_EXISTS:
             return  # somebody else has just made it, with another first number
-        if isinstance(error, NatsTimeoutError) and is_clustered(js._nc):
-            raise DependencyError(jetstream_problem(js)) from error
-        if isinstance(error, NatsTimeoutError):
+        if not isinstance(error, NatsTimeoutError):
+            told = f"is missing and could not be created ({error}). Create it with a user that may: `headrace setup`"
+            problem = f"NATS stream {config.name} {told}, or start NATS with JetStream and more storage."
+        elif is_clustered(js._nc):
+            problem = jetstream_problem(js)
+        else:
             # NATS answers no call that a login may not make.
-            raise DependencyError(
-                f"NATS stream {config.name} could not be created, because this login may not: run `headrace setup` "
-                "once, with the admin user."
-            ) from error
-        raise DependencyError(
-            f"NATS stream {config.name} is missing and could not be created ({error}). Create it with a user "
-            "that may: `headrace setup`, or start NATS with JetStream and more storage."
-        ) from error
+            problem = (
+                "could not be created, because this login may not: run `headrace setup` once, with the admin user."
+            )
+            problem = f"NATS stream {config.name} {problem}"
+        raise DependencyError(problem) from error

@@ -30,7 +30,8 @@ hr.tok.<gateway>                    frames from workers to one gateway
 hr.worker.<model>.<worker>          worker heartbeats
 hr.peer.<model>.<worker>            what another worker of the model says to one: offers and claims of requests
 hr.probe.<worker>                   a gateway probes a worker whose heartbeats it misses
-hr.drain.<worker>                   an operator drains or cordons a worker, or gives it a role
+hr.drain.<worker>                   an operator drains a worker (b""), or b"cordon", b"uncordon", b"role prefill"; the
+                                    answer is b"", or why it does not
 hr.adapter.<worker>                 a gateway has a worker load an adapter
 hr.name.<tenant>.<name>             what the name of an adapter means, `_` for all tenants (stream `HR_ADAPTERS`)
 hr.gateway.<gateway>                gateway heartbeats
@@ -44,6 +45,7 @@ hr.tokenizer.<model>                tokenize and detokenize, request and reply
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 from shared.bounds import MAX_NAME_BYTES
@@ -145,6 +147,43 @@ def decode_name(token: str) -> str:
     return name
 
 
+def _of_one(pattern: str) -> Callable[[str], str]:
+    return lambda name: pattern.format(encode_name(name))
+
+
+def _of_two(pattern: str) -> Callable[[str, str], str]:
+    return lambda first, second: pattern.format(encode_name(first), encode_name(second))
+
+
+# Each returns a subject, a filter of several, or their beginning, for the names that the table above has in its place.
+frame_subject = _of_one("hr.tok.{}")
+gateway_subject = _of_one("hr.gateway.{}")
+timeline_subject = _of_one("hr.timeline.{}")
+owner_subject = _of_one("hr.owner.{}")
+fence_subject = _of_one("hr.fence.{}")
+worker_subject = _of_two("hr.worker.{}.{}")
+workers_filter = _of_one("hr.worker.{}.*")
+peer_subject = _of_two("hr.peer.{}.{}")
+probe_subject = _of_one("hr.probe.{}")
+drain_subject = _of_one("hr.drain.{}")
+adapter_subject = _of_one("hr.adapter.{}")
+cancel_subject = _of_one("hr.cancel.{}")
+tokenizer_subject = _of_one("hr.tokenizer.{}")
+host_subject = _of_one("hr.host.{}")
+model_order_subject = _of_one("hr.model.{}")
+result_subject = _of_two("hr.result.{}.{}")
+results_filter = _of_one("hr.result.{}.*")
+stored_subject = _of_two("hr.stored.{}.{}")
+stored_filter = _of_one("hr.stored.{}.*")
+end_subject = _of_two("hr.end.{}.{}")
+ends_filter = _of_one("hr.end.{}.*")
+progress_subject = _of_two("hr.progress.{}.{}")
+ledger_subject = _of_one("hr.kept.{}")
+responses_filter = _of_one("hr.response.{}.>")
+media_filter = _of_one("hr.media.{}.*.*")
+reply_prefix = _of_one("hr.reply.{}.")
+
+
 def request_subject(model: str, queue: Queue, tenant: str) -> str:
     """Subject on which a request waits: shared by all workers of the model."""
     if queue in ("batch", "background"):
@@ -155,107 +194,9 @@ def request_subject(model: str, queue: Queue, tenant: str) -> str:
     return f"hr.req.{encode_name(model)}.{queue}"
 
 
-def frame_subject(gateway: str) -> str:
-    """Subject on which one gateway receives its frames."""
-    return f"hr.tok.{encode_name(gateway)}"
-
-
-def worker_subject(model: str, worker: str) -> str:
-    """Subject of one worker's heartbeats."""
-    return f"hr.worker.{encode_name(model)}.{encode_name(worker)}"
-
-
-def workers_filter(model: str) -> str:
-    """Subject filter of the heartbeats of a model's workers."""
-    return f"hr.worker.{encode_name(model)}.*"
-
-
-def peer_subject(model: str, worker: str) -> str:
-    """Subject on which one worker hears the others of its model."""
-    return f"hr.peer.{encode_name(model)}.{encode_name(worker)}"
-
-
-def probe_subject(worker: str) -> str:
-    """Subject on which one worker answers that it is there."""
-    return f"hr.probe.{encode_name(worker)}"
-
-
-def adapter_subject(worker: str) -> str:
-    """Subject on which one worker is told to load or unload an adapter, and answers what came of it."""
-    return f"hr.adapter.{encode_name(worker)}"
-
-
 def adapter_name_subject(tenant: str | None, name: str) -> str:
     """Subject of the record of what a tenant means by the name of an adapter; None is what everybody means."""
     return f"hr.name.{'_' if tenant is None else encode_name(tenant)}.{encode_name(name)}"
-
-
-def drain_subject(worker: str) -> str:
-    """Subject on which one worker is told to drain (b""), b"cordon", b"uncordon" or b"role prefill".
-
-    It answers b"", or why it does not.
-    """
-    return f"hr.drain.{encode_name(worker)}"
-
-
-def gateway_subject(gateway: str) -> str:
-    """Subject of one gateway's heartbeats."""
-    return f"hr.gateway.{encode_name(gateway)}"
-
-
-def host_subject(host: str) -> str:
-    """Subject on which one host reports its models."""
-    return f"hr.host.{encode_name(host)}"
-
-
-def model_order_subject(host: str) -> str:
-    """Subject on which one host takes orders about its models, and answers what came of them."""
-    return f"hr.model.{encode_name(host)}"
-
-
-def timeline_subject(gateway: str) -> str:
-    """Subject on which one gateway process tells others what it keeps of requests."""
-    return f"hr.timeline.{encode_name(gateway)}"
-
-
-def cancel_subject(model: str) -> str:
-    """Subject of cancellations, for all workers of a model."""
-    return f"hr.cancel.{encode_name(model)}"
-
-
-def tokenizer_subject(model: str) -> str:
-    """Subject on which any one worker of a model answers tokenizer calls."""
-    return f"hr.tokenizer.{encode_name(model)}"
-
-
-def progress_subject(tenant: str, request_id: str) -> str:
-    """Subject under which is stored what a batch request has so far."""
-    return f"hr.progress.{encode_name(tenant)}.{encode_name(request_id)}"
-
-
-def result_subject(tenant: str, request_id: str) -> str:
-    """Subject under which a batch result is stored."""
-    return f"hr.result.{encode_name(tenant)}.{encode_name(request_id)}"
-
-
-def results_filter(tenant: str) -> str:
-    """Subject filter of all stored results of a tenant."""
-    return f"hr.result.{encode_name(tenant)}.*"
-
-
-def stored_subject(tenant: str, request_id: str) -> str:
-    """Subject on which NATS publishes a batch result once more when it has been stored."""
-    return f"hr.stored.{encode_name(tenant)}.{encode_name(request_id)}"
-
-
-def end_subject(tenant: str, request_id: str) -> str:
-    """Subject under which the end of a batch job is stored."""
-    return f"hr.end.{encode_name(tenant)}.{encode_name(request_id)}"
-
-
-def ends_filter(tenant: str) -> str:
-    """Subject filter of the ends of all jobs of a tenant."""
-    return f"hr.end.{encode_name(tenant)}.*"
 
 
 def usage_subject(tenant: str, model: str, lane: Lane, measure: str) -> str:
@@ -273,19 +214,9 @@ def answers_subject(day: str, process: str) -> str:
     return f"hr.response._answers.{day}.{process}"
 
 
-def ledger_subject(tenant: str) -> str:
-    """Subject under which is stored what a tenant's results amount to."""
-    return f"hr.kept.{encode_name(tenant)}"
-
-
 def response_subject(tenant: str, response_id: str, piece: int | None = None) -> str:
     """Subject of a piece of what is kept of a response; without a number, the filter of all of them."""
     return f"hr.response.{encode_name(tenant)}.{encode_name(response_id)}.{'*' if piece is None else piece}"
-
-
-def responses_filter(tenant: str) -> str:
-    """Subject filter of what is kept of all responses of a tenant."""
-    return f"hr.response.{encode_name(tenant)}.>"
 
 
 def batch_subject(state: str, tenant: str, batch_id: str) -> str:
@@ -296,11 +227,6 @@ def batch_subject(state: str, tenant: str, batch_id: str) -> str:
 def batches_filter(state: str, tenant: str | None = None) -> str:
     """Subject filter of the batches of a tenant in a state, or of all tenants."""
     return f"hr.batch.{state}.{'*' if tenant is None else encode_name(tenant)}.*"
-
-
-def stored_filter(tenant: str) -> str:
-    """Subject filter of a tenant's batch results as they are stored."""
-    return f"hr.stored.{encode_name(tenant)}.*"
 
 
 def stream_subject(tenant: str, stream_id: str, *place: str | int) -> str:
@@ -318,29 +244,9 @@ def media_subject(tenant: str, digest: bytes, piece: int | str) -> str:
     return f"hr.media.{encode_name(tenant)}.{digest.hex()}.{piece}"
 
 
-def media_filter(tenant: str) -> str:
-    """Subject filter of all images of a tenant."""
-    return f"hr.media.{encode_name(tenant)}.*.*"
-
-
 def journal_subject(writer: str, slot: int | None = None) -> str:
     """Subject of a message of a gateway's journal; without a slot, the filter of all. No tenant is encoded as `_j`."""
     return f"hr.stream._j.{encode_name(writer)}.{'*' if slot is None else slot}"
-
-
-def fence_subject(writer: str) -> str:
-    """Subject that a gateway writes with each round of pieces, until its streams have been taken over."""
-    return f"hr.fence.{encode_name(writer)}"
-
-
-def owner_subject(writer: str) -> str:
-    """Subject on which the gateway that generates streams is called."""
-    return f"hr.owner.{encode_name(writer)}"
-
-
-def reply_prefix(tenant: str) -> str:
-    """Beginning of the subjects that a tenant's batch jobs may name as `reply`."""
-    return f"hr.reply.{encode_name(tenant)}."
 
 
 def is_batch_reply(subject: str, tenant: str) -> bool:

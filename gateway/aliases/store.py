@@ -30,11 +30,10 @@ from shared.audit import audited
 from shared.dependency_wait import wait_for
 from shared.direct_client import DirectClient
 from shared.errors import ConfigError, DependencyError
-from shared.gateway_streams import ALIASES_STREAM
 from shared.log_limit import LogLimit
 from shared.messages import UNDECODABLE, encode
 from shared.publication import messages_after, publish_expecting
-from shared.streams import StreamLimits, ensure_stream
+from shared.streams import ALIASES_STREAM, StreamLimits, ensure_stream
 from shared.subjects import ALIAS_CHANGED, ALIASES, canary_subject
 
 SYNC_INTERVAL_S = 1.0

@@ -19,8 +19,8 @@ from nats.js.errors import APIError
 from gateway.resumable.journal import SLOTS, JournalTail, Span
 from gateway.resumable.store import MessageStore
 from shared.background_tasks import BackgroundTasks
-from shared.gateway_streams import STREAMS_STREAM
 from shared.nats_connection import SEND_ERRORS
+from shared.streams import STREAMS_STREAM
 from shared.subjects import fence_subject, journal_subject
 
 # For so long after it was revoked a fence is not revoked again, for the other streams of its writer.

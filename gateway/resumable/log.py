@@ -24,10 +24,9 @@ from gateway.resumable.record import PIECE_BYTES, KeyRecord, StreamHead, decode_
 from gateway.resumable.store import MessageStore
 from shared.direct_client import DirectClient
 from shared.errors import DependencyError
-from shared.gateway_streams import STREAMS_STREAM
 from shared.log_limit import LogLimit
 from shared.nats_connection import SEND_ERRORS
-from shared.streams import StreamLimits, ensure_stream
+from shared.streams import STREAMS_STREAM, StreamLimits, ensure_stream
 from shared.subjects import decode_name, stream_subject, streams_filter
 from shared.tenant_bounds import TenantBound
 

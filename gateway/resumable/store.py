@@ -19,9 +19,9 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from shared.direct_client import DirectClient
-from shared.gateway_streams import STREAMS_STREAM
 from shared.nats_connection import unsubscribe
 from shared.publication import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE, PublishError, decode_ack
+from shared.streams import STREAMS_STREAM
 
 _GET = f"$JS.API.STREAM.MSG.GET.{STREAMS_STREAM}"
 _TIMEOUT_S = 3.0

@@ -8,10 +8,9 @@ from typing import cast
 import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import APIError, NoStreamResponseError
 
 from shared.batch_streams import batch_stream, batch_tenants
-from shared.errors import DependencyError
 from shared.nats_connection import connect
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import request_subject
@@ -90,18 +89,6 @@ async def test_queue_that_exists_keeps_what_its_operator_configured(nats: Client
     await ensure_streams(js, StreamLimits(tenant_max_msgs=9), ["a"])
     config = (await js.stream_info(batch_stream("a"))).config
     assert (config.max_msgs, (config.metadata or {})["headrace_max_wait_s"]) == (7, "60")
-
-
-async def test_stream_of_an_earlier_version_is_replaced_once_it_is_empty(nats: Client) -> None:
-    js = nats.jetstream()
-    await js.add_stream(StreamConfig(name="HR_BATCH", subjects=["hr.req.*.batch.*"]))
-    await js.publish("hr.req.m.batch.a", b"job")
-    with pytest.raises(DependencyError, match="holds 1 jobs"):
-        await ensure_streams(js, StreamLimits(), ["a"])
-    await js.purge_stream("HR_BATCH")
-    await ensure_streams(js, StreamLimits(), ["a"])
-    with pytest.raises(NotFoundError):
-        await js.stream_info("HR_BATCH")
 
 
 class Pages:

@@ -20,10 +20,9 @@ from gateway.aliases.table import Alias, AliasTable, Rules, end_canary, set_alia
 from gateway.errors import ApiError
 from gateway.metrics import GatewayMetrics
 from shared.direct_client import DirectClient
-from shared.gateway_streams import ALIASES_STREAM
 from shared.messages import UNDECODABLE
 from shared.nats_connection import connect
-from shared.streams import StreamLimits, ensure_stream
+from shared.streams import ALIASES_STREAM, StreamLimits, ensure_stream
 from shared.subjects import ALIASES
 from tests.servers import NatsServer
 from tests.waiting import until

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from shared.gateway_streams import STREAMS_STREAM
 from shared.nats_connection import connect
+from shared.streams import STREAMS_STREAM
 from tests.gateway.gateway_process import API_KEY, GatewayProcess, running_gateway
 from tests.gateway.known_worker import known_worker
 from tests.gateway.resumable.stream_reader import Client, Reading

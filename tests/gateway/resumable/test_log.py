@@ -16,10 +16,9 @@ from gateway.resumable import log as stream_log
 from gateway.resumable.fences import Fences
 from gateway.resumable.log import StreamLog
 from gateway.resumable.record import PIECE_BYTES, Entry, KeyRecord, StreamForm, StreamHead
-from shared.gateway_streams import STREAMS_STREAM
 from shared.nats_connection import connect
 from shared.sampling import Sampling
-from shared.streams import StreamLimits
+from shared.streams import STREAMS_STREAM, StreamLimits
 from tests.servers import NatsServer
 
 MAX_BYTES = 2 << 20
