@@ -6,6 +6,7 @@ writer is the event loop's thread. Nothing is registered globally: the code that
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from gateway.telemetry.answer_counts import AnswerCounts
 from gateway.telemetry.model_metrics import RequestMetrics
 from gateway.telemetry.row import MetricRow, add
 from shared.histogram import Histogram
-from shared.process_usage import cpu_seconds, resident_bytes
+from shared.process_usage import resident_bytes
 from shared.usage_ledger import UsageLedger
 
 MoveReason = Literal[
@@ -198,7 +199,7 @@ class MetricsCollector(Collector):
             family = row.family()
             add(family, [process], getattr(metrics, attribute))
             yield family
-        for row, value in ((_CPU_ROW, cpu_seconds()), (_MEMORY_ROW, resident_bytes())):
+        for row, value in ((_CPU_ROW, time.process_time()), (_MEMORY_ROW, resident_bytes())):
             family = row.family()
             add(family, [process], value)
             yield family

@@ -67,7 +67,7 @@ def content_digest(directory: Path) -> str:
     digest = hashlib.sha256()
     for name in _NAMES:
         path = directory / name
-        digest.update(_head(name, path.stat().st_size))
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
@@ -234,7 +234,3 @@ def _errors() -> Iterator[None]:
 
 def _folder(digest: str) -> str:
     return f"{_ADAPTERS}/{digest}"
-
-
-def _head(name: str, num_bytes: int) -> bytes:
-    return f"{name}\0{num_bytes}\0".encode()

@@ -45,16 +45,15 @@ def audited(file: Path, action: str, *, nats_user: str | None = None, **what: An
     Raises:
         ConfigError: The file cannot be written; nothing was done.
     """
-    descriptor = _open(file)
-    try:
+    with ExitStack() as opened:
+        descriptor = _open(file)
+        opened.callback(os.close, descriptor)
         try:
             yield what
         except BaseException as error:
-            _append(descriptor, _entry(action, "failed", nats_user, what, f"{type(error).__name__}: {error}"))
+            _append(descriptor, action, "failed", nats_user, what, error=f"{type(error).__name__}: {error}")
             raise
-        _append(descriptor, _entry(action, "done", nats_user, what))
-    finally:
-        os.close(descriptor)
+        _append(descriptor, action, "done", nats_user, what)
 
 
 @contextmanager
@@ -98,22 +97,12 @@ def _open(file: Path) -> int:
         raise ConfigError(_VARIABLE, f"{file} cannot be written: {error.strerror}") from None
 
 
-def _append(descriptor: int, entry: dict[str, Any]) -> None:
-    # One write, so that the lines of several processes do not mix.
-    os.write(descriptor, json.dumps(entry, ensure_ascii=True, default=str).encode() + b"\n")
-
-
-def _entry(
-    action: str, outcome: str, nats_user: str | None, what: dict[str, Any], error: str | None = None
-) -> dict[str, Any]:
+def _append(
+    descriptor: int, action: str, outcome: str, nats_user: str | None, what: dict[str, Any], **error: str
+) -> None:
     now = time.time()
     moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-    entry: dict[str, Any] = {"time": moment, "action": action, "outcome": outcome, "who": _who(nats_user), "what": what}
-    return entry if error is None else entry | {"error": error}
-
-
-def _who(nats_user: str | None) -> dict[str, Any]:
-    return {
+    who = {
         "user": _user_name(),
         "uid": os.getuid() if hasattr(os, "getuid") else None,
         # The user who called sudo; a hint, since the environment is the user's own.
@@ -122,6 +111,9 @@ def _who(nats_user: str | None) -> dict[str, Any]:
         "pid": os.getpid(),
         "nats_user": nats_user,
     }
+    entry: dict[str, Any] = {"time": moment, "action": action, "outcome": outcome, "who": who, "what": what}
+    # One write, so that the lines of several processes do not mix.
+    os.write(descriptor, json.dumps(entry | error, ensure_ascii=True, default=str).encode() + b"\n")
 
 
 def _user_name() -> str:

@@ -36,6 +36,7 @@ class Constraint:
 
     Attributes:
         secret: It is not shown, and can be given in a file.
+        alias: A second name of the option.
         synonyms: What other servers call some of the choices.
         is_never_empty: An option without a value, as of a variable that is not set, is refused and not ignored.
     """
@@ -50,23 +51,12 @@ class Constraint:
     is_never_empty: bool = False
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    choices: tuple[str, ...] | None = None,
-    secret: bool = False,
-    alias: str | None = None,
-    synonyms: Mapping[str, str] | None = None,
-    is_never_empty: bool = False,
-) -> Any:
-    """Declare a setting as a dataclass field; `alias` is a second name of its option.
+def setting(default: Any, help: str, **allowed: Any) -> Any:
+    """Declare a setting as a dataclass field; `allowed` are the fields of its `Constraint`.
 
     A callable default is called once per resolution.
     """
-    metadata = {"setting": Constraint(help, minimum, maximum, choices, secret, alias, synonyms, is_never_empty)}
+    metadata = {"setting": Constraint(help, **allowed)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -152,13 +142,8 @@ def _convert(variable: str, raw: Any, annotation: Any) -> Any:
 
 
 def whole_number(raw: Any) -> int:
-    """Return a whole number that may have a unit.
-
-    Raises:
-        ValueError: It is none; TypeError where it is not text either.
-    """
-    found = _WITH_UNIT.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    if found is None:
+    """Return a whole number that may have a unit; `ValueError` or `TypeError` if it is none."""
+    if not isinstance(raw, str) or (found := _WITH_UNIT.fullmatch(raw.strip())) is None:
         return int(raw)
     unit = found["unit"]
     # As vLLM and GNU tools read it: k and KB are decimal, K and KiB binary.

@@ -100,24 +100,17 @@ def fit_dead_letter(letter: DeadLetter, max_bytes: int) -> bytes:
     short = msgspec.structs.replace(
         letter,
         error=letter.error[:_MAX_ERROR_LENGTH],
-        attempts=tuple(_shortened(attempt) for attempt in letter.attempts[-_MAX_ATTEMPTS:]),
+        attempts=tuple(
+            msgspec.structs.replace(attempt, error=attempt.error[:_MAX_ATTEMPT_ERROR_LENGTH])
+            for attempt in letter.attempts[-_MAX_ATTEMPTS:]
+        ),
     )
     payload = encode(short)
     if len(payload) > max_bytes:
         request = msgspec.structs.replace(short.request, emitted=())
         payload = encode(msgspec.structs.replace(short, request=request))
     if len(payload) > max_bytes:
-        request = Request(
-            id=letter.request.id,
-            epoch=letter.request.epoch,
-            model=letter.request.model,
-            tenant=letter.request.tenant,
-            lane=letter.request.lane,
-            created=letter.request.created,
-        )
+        kept = ("id", "epoch", "model", "tenant", "lane", "created")
+        request = Request(**{name: getattr(letter.request, name) for name in kept})
         payload = encode(msgspec.structs.replace(short, request=request, is_whole=False))
     return payload
-
-
-def _shortened(attempt: DeadAttempt) -> DeadAttempt:
-    return msgspec.structs.replace(attempt, error=attempt.error[:_MAX_ATTEMPT_ERROR_LENGTH])

@@ -151,11 +151,7 @@ def read_key(path: Path, variable: str) -> bytes:
 
 
 def make_key(path: Path) -> bytes:
-    """Write a new key, readable by its owner alone.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a new key, readable by its owner alone; `OSError` if it cannot be written."""
     key = secrets.token_bytes(32)
     file = AtomicFile(path)
     file.write(key.hex().encode() + b"\n")

@@ -211,11 +211,7 @@ def _table_bytes(flags: int) -> int:
 
 
 def _behind_blocks(data: bytes, at: int, num_blocks: int) -> tuple[int, int]:
-    """Return where a run of sub-blocks ends, or the end of the data; and the number of blocks with these.
-
-    Raises:
-        ImageProblemError: There are too many blocks.
-    """
+    """Return where a run of sub-blocks ends, or the end of the data; and the number of blocks with these."""
     while at < len(data) and num_blocks <= _MAX_GIF_BLOCKS:
         at, size, num_blocks = at + 1 + data[at], data[at], num_blocks + 1
         if not size:

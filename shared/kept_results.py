@@ -3,6 +3,7 @@
 A result is stored only while its subject is empty, so a job that two workers finish has one result. The end says when
 and how a job ended, in about 100 bytes. It lets workers refuse to run a finished job again, and gateways tell a result
 that is no longer kept from one that does not exist yet. What is stored counts against the tenant (`ResultShares`).
+Methods raise the errors of NATS (`SEND_ERRORS`) where it does not answer or refuses.
 """
 
 from __future__ import annotations
@@ -59,12 +60,7 @@ class KeptResults:
         self._log_limit = LogLimit(_log)
 
     async def store(self, tenant: str, request_id: str, payload: bytes, finish: FinishReason) -> bool:
-        """Store an encoded result, then its end; return False if there is a result already.
-
-        Raises:
-            nats.errors.Error: NATS refuses the result or does not answer.
-            OSError: The connection failed.
-        """
+        """Store an encoded result, then its end; return False if there is a result already."""
         await self.shares.wait(tenant)
         subject = result_subject(tenant, request_id)
         stored = await publish_expecting(self._js, subject, payload, 0)
@@ -75,12 +71,7 @@ class KeptResults:
         return stored is not None
 
     async def result(self, tenant: str, request_id: str) -> bytes | JobEnd | None:
-        """Return a job's encoded result, how it ended if that is no longer kept, or None while it has not ended.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-            OSError: The connection failed.
-        """
+        """Return a job's encoded result, how it ended if that is no longer kept, or None while it has not ended."""
         found = await self.stored(tenant, request_id)
         if found is not None:
             return found
@@ -94,12 +85,7 @@ class KeptResults:
         return None if found is None else found.data or b""
 
     async def end_of(self, tenant: str, request_id: str) -> JobEnd | None:
-        """Return how a job ended; None if that is not known.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-            OSError: The connection failed.
-        """
+        """Return how a job ended; None if that is not known."""
         try:
             found = await last_message(self._js, ENDS_STREAM, end_subject(tenant, request_id))
             return None if found is None else self._decode_end(found.data or b"")

@@ -139,7 +139,8 @@ class MediaStore:
         pieces = {
             media_subject(tenant, digest, n): data[n * PIECE_BYTES : (n + 1) * PIECE_BYTES] for n in range(num_pieces)
         }
-        mark = _long_mark(tenant, digest)
+        # The subject of an empty message that is there while an image stays for `INTERACTIVE_TTL_S` or more.
+        mark = media_subject(tenant, digest, _LONG)
         storing = (tenant, frozenset(pieces))
         async with self._asking:
             # Another process may have stored it, for longer.
@@ -185,9 +186,6 @@ class MediaStore:
         """Return what is stored of a tenant, of an image at least, if its share has room for pieces that are not.
 
         Dynamic thresholds, as `gateway.shares`: a tenant holds at most as much as is free for all.
-
-        Raises:
-            MediaFullError: The tenant has stored too much.
         """
         if not self._tenant_pieces:
             return await self._stored(media_subject(tenant, digest, "*"))
@@ -211,11 +209,6 @@ class MediaStore:
             )
             raise MediaFullError(message, is_own=True)
         return stored
-
-
-def _long_mark(tenant: str, digest: bytes) -> str:
-    """Return the subject of an empty message that is there while an image stays for `INTERACTIVE_TTL_S` or more."""
-    return media_subject(tenant, digest, _LONG)
 
 
 def _digest(data: bytes) -> bytes:

@@ -21,7 +21,7 @@ from shared.errors import DependencyError
 from shared.nats_client import NatsClient, TlsClient
 from shared.nats_failures import ConnectionErrors, ErrorCallback, failure_message, is_refusal, wrong_login
 from shared.nats_files import NatsFiles, identity_options, is_tls_required, tls_context
-from shared.nats_url import check_url, login_in
+from shared.urls import check_url, login_in
 
 Role = Literal["gateway", "worker", "batch", "admin"]
 AsyncCallback = Callable[[], Awaitable[None]]

@@ -1,19 +1,13 @@
-"""Processor time and memory of this process, for metrics."""
+"""Memory of this process, for metrics."""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
-import time
 from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
-
-
-def cpu_seconds() -> float:
-    """Return the processor time of all threads, of user and kernel."""
-    return time.process_time()
 
 
 def resident_bytes() -> int:

@@ -1,4 +1,7 @@
-"""Publications to JetStream on a condition, what NATS answers to them, and reading of the messages of a subject."""
+"""Publications to JetStream on a condition, what NATS answers to them, and reading of the messages of a subject.
+
+Where NATS refuses or does not answer, all raise its errors (`shared.nats_connection.SEND_ERRORS`).
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,7 @@ decode_ack = msgspec.json.Decoder(PublishAck).decode
 async def publish_expecting(
     js: JetStreamContext, subject: str, payload: bytes, seq: int, headers: dict[str, str] | None = None
 ) -> int | None:
-    """Store a message if the last one of its subject is `seq`, 0 for none; return its sequence, or None if not stored.
-
-    Raises:
-        nats.errors.Error: NATS refuses the message for another reason, or does not answer.
-        OSError: The connection failed.
-    """
+    """Store a message if the last one of its subject is `seq`, 0 for none; return its sequence, None if not stored."""
     try:
         return (await js.publish(subject, payload, headers={EXPECTED_SEQUENCE: str(seq), **(headers or {})})).seq
     except APIError as error:

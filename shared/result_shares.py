@@ -12,6 +12,7 @@ A process that dies leaves at most one piece of each tenant uncounted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -93,12 +94,16 @@ class ResultShares:
 
     def count(self, tenant: str, seq: int, num_bytes: int) -> None:
         """Count one stored result."""
-        uncounted = self._uncounted.setdefault(tenant, _Uncounted())
-        uncounted.last_seq = max(uncounted.last_seq, seq)
-        uncounted.num_bytes += num_bytes + _MESSAGE_BYTES
+        uncounted = self._note(tenant, seq, num_bytes + _MESSAGE_BYTES)
         is_due = uncounted.num_bytes >= self._piece_bytes and time.monotonic() >= self._paused_until
         if is_due and tenant not in self._settling:
             self._settle_soon(tenant)
+
+    def _note(self, tenant: str, seq: int, num_bytes: int) -> _Uncounted:
+        uncounted = self._uncounted.setdefault(tenant, _Uncounted())
+        uncounted.last_seq = max(uncounted.last_seq, seq)
+        uncounted.num_bytes += num_bytes
+        return uncounted
 
     async def wait(self, tenant: str) -> None:
         """Wait while a piece of this tenant is entered: a tenant stores no faster than its share can be kept."""
@@ -114,12 +119,7 @@ class ResultShares:
         await self._tasks.wait()
 
     async def purge(self) -> None:
-        """Bring tenants down to their shares if the stream of results, or that of ends, is nearly full.
-
-        Raises:
-            nats.errors.Error: NATS refuses or does not answer.
-            OSError: The connection failed.
-        """
+        """Bring tenants down to their shares if the stream of results, or that of ends, is nearly full."""
         async with self._purging:
             await self._purge_full_streams()
 
@@ -153,9 +153,7 @@ class ResultShares:
         try:
             await self._enter(tenant, Piece(uncounted.last_seq, uncounted.num_bytes, self.clock.now()))
         except _ERRORS as error:
-            again = self._uncounted.setdefault(tenant, _Uncounted())
-            again.last_seq = max(again.last_seq, uncounted.last_seq)
-            again.num_bytes += uncounted.num_bytes
+            self._note(tenant, uncounted.last_seq, uncounted.num_bytes)
             self._paused_until = time.monotonic() + _PAUSE_S
             self._log_limit.warning(tenant, "stored results not counted yet: %r", error)
             return
@@ -176,18 +174,18 @@ class ResultShares:
     async def _ledgers(self, max_age_s: float) -> dict[str, list[Piece]]:
         """Return the ledgers of all tenants without what is too old to be in the stream; empty ones are left out."""
         oldest = self.clock.now() - max_age_s if max_age_s else 0.0
-        ledgers = {tenant: (await self._ledger(tenant))[0] for tenant in await self._tenants()}
-        fresh = {tenant: [piece for piece in pieces if piece.stored >= oldest] for tenant, pieces in ledgers.items()}
-        return {tenant: pieces for tenant, pieces in fresh.items() if pieces}
+        ledgers = {}
+        for tenant in await self._tenants():
+            if pieces := [piece for piece in (await self._ledger(tenant))[0] if piece.stored >= oldest]:
+                ledgers[tenant] = pieces
+        return ledgers
 
     async def _tenants(self) -> list[str]:
         info = await self._js.stream_info(ENDS_STREAM, subjects_filter="hr.kept.*")
         tenants = []
         for subject in info.state.subjects or {}:
-            try:
+            with contextlib.suppress(InvalidNameError):
                 tenants.append(decode_name(subject.rpartition(".")[2]))
-            except InvalidNameError:
-                continue
         return tenants
 
     async def _ledger(self, tenant: str) -> tuple[list[Piece], int]:

@@ -1,6 +1,7 @@
 """The JetStream streams except the batch queues.
 
-The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded.
+The first process that may makes the streams: `ensure_streams` is idempotent. Every stream is bounded. A
+stream that is missing and that we may not or cannot make is a `DependencyError`.
 The queues refuse new messages when full (`discard=new`), so that a full queue is an honest error at the publisher;
 results, their ends, dead letters, responses and records of progress make room by dropping the oldest.
 """
@@ -227,9 +228,6 @@ async def ensure_streams(js: JetStreamContext, limits: StreamLimits, tenants: It
     """Make the streams that are missing; leave existing ones as their operator configured them.
 
     The batch queues of `tenants` are made too.
-
-    Raises:
-        DependencyError: A stream is missing and we may not or cannot make it.
     """
     for config in stream_configs(limits):
         await _find_or_make(js, config)
@@ -241,9 +239,6 @@ async def ensure_record_streams(js: JetStreamContext, limits: StreamLimits) -> N
     """Make the streams of results, ends, dead letters, progress, responses, batches, images and names that are missing.
 
     The queue of interactive requests is not among them: who makes it anew has to publish again what the old one held.
-
-    Raises:
-        DependencyError: A stream is missing and we may not or cannot make it.
     """
     for config in _replicated(_record_configs(limits), limits):
         await _find_or_make(js, config)
@@ -269,11 +264,7 @@ async def ensure_interactive_stream(js: JetStreamContext, limits: StreamLimits) 
 
 
 async def ensure_stream(js: JetStreamContext, name: str, limits: StreamLimits) -> None:
-    """Make a stream if it is missing, of those that gateways may make themselves.
-
-    Raises:
-        DependencyError: It is missing and we may not or cannot make it.
-    """
+    """Make a stream if it is missing, of those that gateways may make themselves."""
     for config in stream_configs(limits):
         if config.name == name:
             await _find_or_make(js, config)

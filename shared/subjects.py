@@ -75,11 +75,7 @@ ADAPTER_NAMES = "hr.name.*.*"
 
 
 def encode_name(name: str) -> str:
-    """Encode a name as one subject token: letters, digits and `-` stay, every other byte becomes `_xx`.
-
-    Raises:
-        InvalidNameError: As `check_name`.
-    """
+    """Encode a name as one subject token: letters, digits and `-` stay, every other byte becomes `_xx`."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     return "".join(map(_ENCODED.__getitem__, check_name(name)))
@@ -102,11 +98,7 @@ def served_by(user: str | None) -> tuple[str, str | None] | None:
 
 
 def check_setting(variable: str, name: str) -> None:
-    """Refuse a name that a setting gives and that cannot be encoded.
-
-    Raises:
-        ConfigError: As `check_name`, with the setting that is wrong.
-    """
+    """Raise `ConfigError` for a name that a setting gives and that cannot be encoded."""
     try:
         check_name(name)
     except InvalidNameError as error:

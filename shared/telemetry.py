@@ -33,8 +33,9 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; an exception's traceback becomes the value of `trace`."""
-        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        parts = [f"{clock}.{int(record.msecs):03d}Z {record.levelname} {record.name} {_one_line(record.getMessage())}"]
+        message = record.getMessage()
+        message = message if message.isprintable() else json.dumps(message)[1:-1]
+        parts = [f"{_time(record)} {record.levelname} {record.name} {message}"]
         parts += [f"{key}={_quote(value)}" for key, value in record.__dict__.items() if key not in _STANDARD_FIELDS]
         if record.exc_info:
             parts.append(f"trace={json.dumps(self.formatException(record.exc_info))}")
@@ -50,9 +51,8 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; an exception's traceback becomes `trace`."""
-        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
-            "time": f"{clock}.{int(record.msecs):03d}Z",
+            "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -83,15 +83,15 @@ def configure_logging(level: str, log_format: str = "text", **fields: str) -> No
     logging.getLogger("torch").setLevel(max(logging.WARNING, root.level))
 
 
+def _time(record: logging.LogRecord) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
+
+
 def _plain(value: object) -> object:
     """Return what JSON can hold; texts are shortened, and numbers that it cannot hold are texts."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)[:_MAX_JSON_LENGTH]
-
-
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else json.dumps(text)[1:-1]
 
 
 def _quote(value: object) -> str:

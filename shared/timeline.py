@@ -149,9 +149,5 @@ class TimelineReply(Struct, frozen=True, kw_only=True, tag="timelines"):
 
 
 def reply_of(payload: bytes) -> TimelineReply:
-    """Decode a reply.
-
-    Raises:
-        msgspec.MsgspecError: It is none.
-    """
+    """Decode a reply; `msgspec.MsgspecError` if it is none."""
     return msgspec.msgpack.decode(payload, type=TimelineReply)

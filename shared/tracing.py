@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import ConfigError
-from shared.http_url import is_http_url
+from shared.urls import is_http_url
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -79,11 +79,7 @@ def traceparent(span: Span) -> str:
 
 
 def check_endpoint(endpoint: str | None) -> None:
-    """Refuse an endpoint to which nothing could be sent; None is none.
-
-    Raises:
-        ConfigError: It is no URL of a host.
-    """
+    """Raise `ConfigError` for an endpoint to which nothing could be sent; None is none."""
     if endpoint and not is_http_url(endpoint):
         problem = f"is {endpoint!r}; allowed: a URL that begins with http:// or https:// and names a host"
         raise ConfigError("HEADRACE_OTLP_ENDPOINT", problem)

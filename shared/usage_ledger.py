@@ -7,6 +7,8 @@ what it has counted in the last `FLUSH_S`. `HR_HOURS` is another one, of single 
 The changes of one model are published together with a change of the sender's own counter, its receipt, and NATS takes
 all of them or none. So a process that got no acknowledgement asks its receipt whether they were taken, however long
 the outage was and however many others count the same.
+
+Whoever reads or deletes counters gets the errors of NATS where it does not answer, refuses, or lacks the stream.
 """
 
 from __future__ import annotations
@@ -80,23 +82,6 @@ class _Account:
     num_taken: int = 0
     taken_at: float = field(default_factory=time.monotonic)
 
-    @property
-    def is_outlived(self) -> bool:
-        """Whether its receipt may soon be deleted."""
-        return not (self.sending or self.counted) and time.monotonic() - self.taken_at > _RECEIPT_USED_S
-
-    def prepare(self) -> None:
-        """Choose what is sent next; what is being sent stays so until NATS has taken it."""
-        if not self.sending:
-            self.sending = dict(list(self.counted.items())[:_MAX_CHANGES])
-            for subject in self.sending:
-                del self.counted[subject]
-
-    def settle(self) -> None:
-        self.sending, self.is_doubtful = {}, False
-        self.num_taken += 1
-        self.taken_at = time.monotonic()
-
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
@@ -146,10 +131,7 @@ class UsageLedger:
         if not 0.0 <= now - self._hour_began < _HOUR_S:
             self._post()
             self._hour_began = now // _HOUR_S * _HOUR_S
-        key = (tenant, model)
-        if (counts := self._rows.get(key)) is None:
-            counts = self._rows[key] = [0] * len(MEASURES)
-        return counts
+        return self._rows.setdefault((tenant, model), [0] * len(MEASURES))
 
     def _post(self) -> None:
         """Write what was counted into the accounts."""
@@ -168,7 +150,9 @@ class UsageLedger:
 
     def _account(self, place: int, model: str) -> _Account:
         account = self._accounts[place].get(model)
-        if account is None or account.is_outlived:
+        is_busy = account is not None and (account.sending or account.counted)
+        # An old receipt may soon be deleted.
+        if account is None or (not is_busy and time.monotonic() - account.taken_at > _RECEIPT_USED_S):
             subject = hour_subject if place else usage_subject
             account = _Account(subject(secrets.token_hex(8), model, self._lane, _RECEIPTS))
             self._accounts[place][model] = account
@@ -177,9 +161,7 @@ class UsageLedger:
     async def flush(self, js: JetStreamContext, *, is_last: bool = False) -> None:
         """Send what has been counted; what NATS does not take is sent again, and counts once.
 
-        Args:
-            js: Where to send.
-            is_last: The process ends: try whatever NATS said before.
+        `is_last`: the process ends, so it is tried whatever NATS said before.
         """
         async with self._is_flushing:
             self._post()
@@ -203,11 +185,16 @@ class UsageLedger:
 
     async def _send(self, js: JetStreamContext, account: _Account) -> None:
         while account.sending or account.counted:
-            account.prepare()
+            # What is being sent stays so until NATS has taken it.
+            if not account.sending:
+                account.sending = dict(list(account.counted.items())[:_MAX_CHANGES])
+                for subject in account.sending:
+                    del account.counted[subject]
             if not (account.is_doubtful and await _was_taken(js, account)):
                 account.is_doubtful = True
                 await _publish(js, account)
-            account.settle()
+            account.sending, account.is_doubtful, account.taken_at = {}, False, time.monotonic()
+            account.num_taken += 1
 
     async def flush_forever(self, js: JetStreamContext) -> None:
         """Send every few seconds."""
@@ -223,11 +210,7 @@ async def _was_taken(js: JetStreamContext, account: _Account) -> bool:
 
 
 async def _publish(js: JetStreamContext, account: _Account) -> None:
-    """Publish changes and their receipt so that NATS takes all or none.
-
-    Raises:
-        nats.errors.Error: NATS refuses or does not answer.
-    """
+    """Publish changes and their receipt so that NATS takes all or none."""
     publication = {"Nats-Batch-Id": secrets.token_hex(16)}
     for number, (subject, count) in enumerate(account.sending.items(), start=1):
         change = {"Nats-Incr": f"+{count}", "Nats-Batch-Sequence": str(number)}
@@ -272,9 +255,6 @@ async def read_usage(
         tenant: Whose; None for all.
         period: Those of one day or hour, see `day_of` and `hour_of`; None for those of all time.
         measures: Which; where only a part is asked for, the first is one without which there are no others.
-
-    Raises:
-        nats.errors.Error: NATS does not answer, or there is no such stream.
     """
     for measure in measures:
         num_read = 0
@@ -292,9 +272,6 @@ async def read_hours(js: JetStreamContext, tenant: str) -> AsyncIterator[tuple[s
     """Yield a tenant's totals of all hours, each with its hour (see `hour_of`), in one walk.
 
     What changes meanwhile may come twice; the later one is right.
-
-    Raises:
-        nats.errors.Error: NATS does not answer, or there is no such stream.
     """
     async for _, subject, data, _ in _counters(js, _ANY_HOUR, tenant):
         measure, _, hour = subject.rpartition(".")[2].rpartition("-")
@@ -312,11 +289,7 @@ def _total(subject: str, data: bytes, measure: str) -> UsageTotal | None:
 
 
 async def delete_old_receipts(js: JetStreamContext, now: datetime | None = None) -> None:
-    """Delete the receipts of processes that have ended long ago.
-
-    Raises:
-        nats.errors.Error: NATS does not answer, or we may not.
-    """
+    """Delete the receipts of processes that have ended long ago."""
     now = now or datetime.now(UTC)
     async for seq, _, _, changed in _counters(js, _RECEIPTS):
         if (now - changed).total_seconds() > _RECEIPT_KEPT_S:
@@ -324,11 +297,7 @@ async def delete_old_receipts(js: JetStreamContext, now: datetime | None = None)
 
 
 async def delete_old_days(js: JetStreamContext, now: float | None = None) -> None:
-    """Delete the counters of single days that are older than `DAYS_KEPT`; `now` is Unix seconds.
-
-    Raises:
-        nats.errors.Error: NATS does not answer, or we may not.
-    """
+    """Delete the counters of single days that are older than `DAYS_KEPT`; `now` is Unix seconds."""
     oldest = day_of((time.time() if now is None else now) - DAYS_KEPT * _DAY_S)
     state = (await js.stream_info(USAGE_STREAM, subjects_filter="hr.usage.>")).state
     for subject in state.subjects or {}:

@@ -18,9 +18,9 @@ from gateway.media.fetch import AllowedHosts
 from gateway.metrics import GatewayMetrics
 from shared.errors import ConfigError
 from shared.nats_files import identity_options, is_tls_required, tls_context
-from shared.nats_url import check_url
 from shared.objects.open import store_of
 from shared.tracing import check_endpoint
+from shared.urls import check_url
 
 MIN_OPERATOR_KEY_CHARACTERS = 16
 

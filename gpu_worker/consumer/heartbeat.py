@@ -28,7 +28,7 @@ from shared.features import FEATURES
 from shared.golden import GoldenReading
 from shared.messages import UNDECODABLE, Heartbeat
 from shared.pooling import Task
-from shared.process_usage import cpu_seconds, resident_bytes
+from shared.process_usage import resident_bytes
 from shared.sampling import SamplingDefaults
 from shared.services import Services
 from shared.subjects import decode_name
@@ -232,7 +232,7 @@ class MetricsSource:
             redelivered_interactive=self._interactive.num_redelivered,
             redelivered_batch=batch.num_redelivered,
             dead_letters=self._results.num_dead_letters,
-            cpu_seconds=cpu_seconds(),
+            cpu_seconds=time.process_time(),
             resident_bytes=resident_bytes(),
             gpus=self._readings.gpu.readings,
             kv_groups=tuple(KvGroup(*group) for group in stats.groups),

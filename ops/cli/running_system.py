@@ -17,8 +17,7 @@ from ops.stack.servers import tenant_login
 from ops.stack.state import ReadyFile, has_died, read_ready_file
 from shared.config import setting
 from shared.errors import ConfigError, DependencyError, HeadraceError
-from shared.http_url import is_http_url
-from shared.nats_url import with_login
+from shared.urls import is_http_url, with_login
 
 CONNECT_TIMEOUT_S = 10.0
 # The number of served models that an error names.

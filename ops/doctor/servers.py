@@ -21,7 +21,6 @@ from ops.doctor.finding import Finding, Level, problem, warning
 from ops.doctor.hosts import host_findings
 from ops.doctor.settings import place_of, shown_url
 from shared.errors import ConfigError, HeadraceError
-from shared.http_url import is_http_url
 from shared.messages import Heartbeat
 from shared.nats_connection import Role, WrongRoleError, connect, has_jetstream
 from shared.nats_files import NatsFiles
@@ -38,6 +37,7 @@ from shared.subjects import (
     tokenizer_subject,
     worker_subject,
 )
+from shared.urls import is_http_url
 
 LISTEN_S = 0.6
 _SETTLE_S = 0.1

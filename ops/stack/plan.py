@@ -23,7 +23,7 @@ from shared.config import resolve, variable_name
 from shared.disaggregation import ROLES
 from shared.errors import ConfigError
 from shared.nats_files import NatsFiles
-from shared.nats_url import check_url, with_login
+from shared.urls import check_url, with_login
 
 # Time for running streams to finish at shutdown, and for a process to end after that.
 DRAIN_S = 6.0

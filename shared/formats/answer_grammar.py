@@ -33,11 +33,7 @@ class AnswerGrammar:
         *,
         is_parallel: bool,
     ) -> None:
-        """Constrain an answer that may begin with reasoning between `tags`, and may call `tools`.
-
-        Raises:
-            ToolSchemaError: The schema of a strict tool is not within its bounds.
-        """
+        """Constrain an answer that may begin with reasoning between `tags`, and may call `tools`."""
         for tool in tools:
             if tool.strict and tool.parameters:
                 with naming_tool(tool):
@@ -142,11 +138,7 @@ _TOKENS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|
 
 
 def content_rule(lark: LarkText, content: Grammar) -> str:
-    """Write a grammar of any kind as a rule, and return its name.
-
-    Raises:
-        GrammarError: It is not within its bounds.
-    """
+    """Write a grammar of any kind as a rule, and return its name."""
     if content.kind == "json_schema":
         return lark.schema(decode_schema(content.source), coerces_one_of=not content.strict)
     (grammar,) = msgspec.json.decode(grammar_text(content))["grammars"]

@@ -72,13 +72,14 @@ class EventList:
         self._event_of: Callable[[str], OutputEvent] = ContentText
         self._num_calls = 0
 
-    def content(self, text: str) -> None:
-        """Add text of the answer."""
-        self._add(ContentText, text)
-
-    def reasoning(self, text: str) -> None:
-        """Add text of what the model thinks."""
-        self._add(ReasoningText, text)
+    def add(self, event_of: Callable[[str], OutputEvent], text: str) -> None:
+        """Add text of a kind."""
+        if not text:
+            return
+        if event_of is not self._event_of:
+            self._flush()
+            self._event_of = event_of
+        self._texts.append(text)
 
     def start_call(self, name: str) -> Callable[[str], None]:
         """Begin a call, and return what adds to its arguments."""
@@ -86,21 +87,13 @@ class EventList:
         index = self._num_calls
         self._num_calls += 1
         self._events.append(ToolCallStart(index, name))
-        return partial(self._add, partial(ToolCallArguments, index))
+        return partial(self.add, partial(ToolCallArguments, index))
 
     def take(self) -> list[OutputEvent]:
         """Return the events, and forget them."""
         self._flush()
         events, self._events = self._events, []
         return events
-
-    def _add(self, event_of: Callable[[str], OutputEvent], text: str) -> None:
-        if not text:
-            return
-        if event_of is not self._event_of:
-            self._flush()
-            self._event_of = event_of
-        self._texts.append(text)
 
     def _flush(self) -> None:
         if self._texts:

@@ -3,6 +3,8 @@
 llguidance has a lexer below its parser, which takes the longest lexeme it can. So free text and the marker that ends it
 are one lexeme here, and no marker stands in free text. A marker that may be a special token of the model's vocabulary
 is a rule of its own, of which the worker makes that token (`shared.formats.lark_text`); no lexeme contains it then.
+
+A schema that is too large, or has a pattern that is not supported, raises `GrammarError`.
 """
 
 from __future__ import annotations
@@ -105,11 +107,7 @@ class LarkText:
         return f"( {as_text} | {head} {' '.join(self._piece(each) for each in special if each)} )"
 
     def schema(self, schema: Any, *, coerces_one_of: bool = False) -> str:
-        """Return a rule for JSON that keeps to a schema.
-
-        Raises:
-            GrammarError: One of its patterns is not supported.
-        """
+        """Return a rule for JSON that keeps to a schema."""
         return self.rule("json", f"%json {json.dumps(llguidance_schema(schema, strict=not coerces_one_of))}")
 
     def of_types(self, types: frozenset[str]) -> str:
@@ -117,11 +115,7 @@ class LarkText:
         return self.schema({} if types >= ALL_TYPES else {"type": sorted(types)})
 
     def arguments(self, tool: Tool) -> str:
-        """Return a rule for a JSON object of arguments: of the tool's schema if it is strict, else any object.
-
-        Raises:
-            GrammarError: The schema is too large, or one of its patterns is not supported.
-        """
+        """Return a rule for a JSON object of arguments: of the tool's schema if it is strict, else any object."""
         if tool.strict and tool.parameters:
             return self.schema(decode_schema(tool.parameters))
         return self.schema({"type": "object"})
@@ -162,11 +156,7 @@ def quoted(text: str) -> str:
 
 
 def whole_pattern(pattern: str) -> str:
-    """Return a schema's regular expression, found anywhere in a text, as one for the whole text, in Lark.
-
-    Raises:
-        GrammarError: llguidance cannot read it as JSON Schema means it.
-    """
+    """Return a schema's regular expression, found anywhere in a text, as one for the whole text, in Lark."""
     is_open_end = _ANCHORED_END.search(pattern) is None
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     end = "(?s:.*)" if is_open_end else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shared.formats.call_reading import CallableTools, CallReading
 from shared.formats.description import CallForm, ThinkTags
@@ -242,7 +242,7 @@ class FormatReader:
         body = text.rstrip()
         if body:
             self._flush_space()
-            self._sink()(body)
+            self._add(body)
             self._may_think = self._may_think and self._in_reasoning
         if len(body) < len(text):
             self._space.append(text[len(body) :])
@@ -251,11 +251,11 @@ class FormatReader:
             self._flush_space()
 
     def _flush_space(self) -> None:
-        self._sink()("".join(self._space))
+        self._add("".join(self._space))
         self._space.clear()
 
-    def _sink(self) -> Callable[[str], None]:
-        return self._events.reasoning if self._in_reasoning else self._events.content
+    def _add(self, text: str) -> None:
+        self._events.add(ReasoningText if self._in_reasoning else ContentText, text)
 
     def _end_part(self) -> None:
         """Forget white space around a marker; what follows begins afresh."""

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from shared.formats.chat_format import ChatFormat
 from shared.formats.description import THINK_TOKENS, ThinkTags
-from shared.formats.families.json_calls import (
-    DEEPSEEK_R1,
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
-    HARMONY,
-    HERMES,
-    HERMES_THINKING,
-    KIMI,
-    KIMI_THINKING,
-    LLAMA_JSON,
-    MISTRAL,
-    MISTRAL_LIST,
-    MISTRAL_THINKING,
-)
-from shared.formats.families.literal_calls import FUNCTION_GEMMA, GEMMA, LFM, LLAMA_PYTHONIC
-from shared.formats.families.tagged_calls import DEEPSEEK_V32, GLM, MINIMAX, QWEN_CODER, QWEN_CODER_THINKING
+from shared.formats.families import json_calls, literal_calls, tagged_calls
 
 # Models that think between tags and know no tools, such as the distilled DeepSeek R1.
 THINKING = ChatFormat(name="thinking", marks=(("</think>",),), reasoning=ThinkTags(), tokens=THINK_TOKENS)
@@ -28,27 +13,27 @@ PLAIN = ChatFormat(name="plain")
 
 # A template speaks the first that it has all marks of, so one with more marks stands before one with fewer.
 _FORMATS = (
-    HARMONY,
-    GLM,
-    QWEN_CODER_THINKING,
-    QWEN_CODER,
-    DEEPSEEK_V32,
-    DEEPSEEK_V31,
-    DEEPSEEK_R1,
-    DEEPSEEK_V3,
-    KIMI_THINKING,
-    KIMI,
-    MINIMAX,
-    LFM,
-    MISTRAL_THINKING,
-    MISTRAL,
-    MISTRAL_LIST,
-    GEMMA,
-    FUNCTION_GEMMA,
-    LLAMA_PYTHONIC,
-    LLAMA_JSON,
-    HERMES_THINKING,
-    HERMES,
+    json_calls.HARMONY,
+    tagged_calls.GLM,
+    tagged_calls.QWEN_CODER_THINKING,
+    tagged_calls.QWEN_CODER,
+    tagged_calls.DEEPSEEK_V32,
+    json_calls.DEEPSEEK_V31,
+    json_calls.DEEPSEEK_R1,
+    json_calls.DEEPSEEK_V3,
+    json_calls.KIMI_THINKING,
+    json_calls.KIMI,
+    tagged_calls.MINIMAX,
+    literal_calls.LFM,
+    json_calls.MISTRAL_THINKING,
+    json_calls.MISTRAL,
+    json_calls.MISTRAL_LIST,
+    literal_calls.GEMMA,
+    literal_calls.FUNCTION_GEMMA,
+    literal_calls.LLAMA_PYTHONIC,
+    json_calls.LLAMA_JSON,
+    json_calls.HERMES_THINKING,
+    json_calls.HERMES,
     THINKING,
     PLAIN,
 )

@@ -1,6 +1,6 @@
 """Strict arguments of families that do not write them as JSON: what of a schema their grammar can hold to.
 
-What it cannot is refused, so that a strict tool is never less than strict.
+What it cannot is refused by a `GrammarError`, so that a strict tool is never less than strict.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ _FORMATS = {
 
 
 def strict_schema(tool: Tool) -> ArgumentsSchema:
-    """Return the schema of a strict tool's arguments.
-
-    Raises:
-        GrammarError: It says more than which arguments there are, and what each of them is.
-    """
+    """Return the schema of a strict tool's arguments."""
     schema = ArgumentsSchema(tool.parameters)
     refused = sorted(_REFUSED_AT_THE_TOP & schema.root.keys())
     if refused:
@@ -56,11 +52,7 @@ def strict_schema(tool: Tool) -> ArgumentsSchema:
 
 
 def json_value(lark: LarkText, schema: ArgumentsSchema, name: str, types: frozenset[str]) -> str:
-    """Return a rule for an argument as JSON, where it has one of `types`.
-
-    Raises:
-        GrammarError: One of its patterns is not supported.
-    """
+    """Return a rule for an argument as JSON, where it has one of `types`."""
     # Equal schemas are written once: each may refer to the whole.
     key = (json.dumps(schema.properties[name]), types)
     if key not in schema.written:
@@ -76,9 +68,6 @@ def raw_string(lark: LarkText, schema: ArgumentsSchema, own: Any, end: str) -> s
         schema: What the string's schema is a part of.
         own: The string's schema.
         end: The marker.
-
-    Raises:
-        GrammarError: The schema has a condition that cannot be held to.
     """
     strings = [each for each in schema.alternatives(own) if "string" in schema.types_of(each)]
     written = [_alternative(lark, each, end) for each in strings]

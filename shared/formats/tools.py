@@ -55,11 +55,7 @@ class TooLargeError(GrammarError):
 
 @contextmanager
 def naming_tool(tool: Tool) -> Iterator[None]:
-    """Let errors in the schema of a tool say that they are.
-
-    Raises:
-        ToolSchemaError: The body has raised a `GrammarError` about the schema.
-    """
+    """Turn a `GrammarError` about the schema of a tool into a `ToolSchemaError`."""
     try:
         yield
     except TooLargeError:

@@ -2,6 +2,7 @@
 
 llguidance walks rules and references by recursion: a chain of 100,000 of them overflows the stack and ends the process.
 Properties of one object cost it time by their square. The bounds keep every grammar far from both.
+What exceeds one raises `GrammarError`, whose `path` says where.
 """
 
 from __future__ import annotations
@@ -29,31 +30,21 @@ _RULE = re.compile(r'^[ \t]*[?!]?[A-Za-z_][^\n:"/|()]*:', re.MULTILINE)
 
 
 def check_size(source: str, what: str) -> None:
-    """Refuse a source that is too long.
+    """Refuse a source that is too long."""
+    _check(len(source), MAX_CHARACTERS, f"{what} has", "characters")
 
-    Raises:
-        GrammarError: It has more than `MAX_CHARACTERS` characters.
-    """
-    if len(source) > MAX_CHARACTERS:
-        raise GrammarError(f"{what} has {len(source)} characters; at most {MAX_CHARACTERS} are allowed.")
+
+def _check(count: int, most: int, has: str, things: str, path: str = "") -> None:
+    if count > most:
+        raise GrammarError(f"{has} {count} {things}; at most {most} are allowed.", path)
 
 
 def check_lark(source: str) -> None:
-    """Refuse a Lark grammar that is too long, or has too many rules, references or too large schemas behind `%json`.
-
-    Raises:
-        GrammarError: It is over a bound.
-    """
+    """Refuse a Lark grammar that is too long, or has too many rules, references or too large schemas behind `%json`."""
     check_size(source, "The grammar")
-    num_rules = sum(1 for _ in _RULE.finditer(source))
-    if num_rules > MAX_RULES:
-        raise GrammarError(f"The grammar has {num_rules} rules; at most {MAX_RULES} are allowed.")
-    num_references = source.count('"$ref"')
-    if num_references > MAX_REFERENCES:
-        raise GrammarError(f"The grammar has {num_references} times '$ref'; at most {MAX_REFERENCES} are allowed.")
-    num_alternatives = source.count("|")
-    if num_alternatives > MAX_ALTERNATIVES:
-        raise GrammarError(f"The grammar has {num_alternatives} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
+    _check(sum(1 for _ in _RULE.finditer(source)), MAX_RULES, "The grammar has", "rules")
+    _check(source.count('"$ref"'), MAX_REFERENCES, "The grammar has", "times '$ref'")
+    _check(source.count("|"), MAX_ALTERNATIVES, "The grammar has", "alternatives")
     for schema in embedded_schemas(source):
         check_reference_depth(schema)
     if sum(map(num_states, embedded_schemas(source))) > MAX_STATES:
@@ -61,25 +52,15 @@ def check_lark(source: str) -> None:
 
 
 def check_regex(source: str) -> None:
-    """Refuse a regular expression that is too long or has too many alternatives.
-
-    Raises:
-        GrammarError: It is over a bound.
-    """
+    """Refuse a regular expression that is too long or has too many alternatives."""
     check_size(source, "The regular expression")
-    num_alternatives = source.count("|")
-    if num_alternatives > MAX_ALTERNATIVES:
-        message = f"The regular expression has {num_alternatives} alternatives; at most {MAX_ALTERNATIVES} are allowed."
-        raise GrammarError(message)
+    _check(source.count("|"), MAX_ALTERNATIVES, "The regular expression has", "alternatives")
 
 
 def check_schema(schema: Any) -> None:
     """Refuse a decoded JSON schema that is nested too deeply, or has too much of something.
 
     It walks without recursion.
-
-    Raises:
-        GrammarError: It is over a bound; `path` says where.
     """
     num_values = num_references = 0
     waiting: list[tuple[Any, str, int]] = [(schema, "", 1)]
@@ -98,8 +79,7 @@ def check_schema(schema: Any) -> None:
             waiting += [(child, f"{path}.{key}", depth + 1) for key, child in value.items()]
         else:
             waiting += [(child, f"{path}.[{index}]", depth + 1) for index, child in enumerate(value)]
-    if num_references > MAX_REFERENCES:
-        raise GrammarError(f"The schema has {num_references} times '$ref'; at most {MAX_REFERENCES} are allowed.")
+    _check(num_references, MAX_REFERENCES, "The schema has", "times '$ref'")
     check_reference_depth(schema)
     check_multiples(schema)
 
@@ -109,9 +89,6 @@ def check_reference_depth(schema: Any) -> None:
 
     Each reference is followed where it is met first, as llguidance does, which recurses there: a chain of 700
     overflowed its stack and ended the process.
-
-    Raises:
-        GrammarError: A chain is longer than `MAX_REFERENCE_DEPTH`.
     """
     seen: set[str] = set()
     waiting: list[tuple[Any, int]] = [(schema, 0)]
@@ -132,16 +109,10 @@ def check_reference_depth(schema: Any) -> None:
 
 def _check_object(value: dict[str, Any], path: str) -> None:
     for name in ("properties", "patternProperties"):
-        properties = value.get(name)
-        if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
-            message = f"There are {len(properties)} properties; at most {MAX_PROPERTIES} are allowed in one object."
-            raise GrammarError(message, f"{path}.{name}")
+        if isinstance(properties := value.get(name), dict):
+            _check(len(properties), MAX_PROPERTIES, "An object has", "properties", f"{path}.{name}")
     for name in _ALTERNATIVES:
-        alternatives = value.get(name)
-        if isinstance(alternatives, list) and len(alternatives) > MAX_ALTERNATIVES:
-            message = f"There are {len(alternatives)} alternatives; at most {MAX_ALTERNATIVES} are allowed."
-            raise GrammarError(message, f"{path}.{name}")
-    pattern = value.get("pattern")
-    if isinstance(pattern, str) and len(pattern) > MAX_PATTERN_CHARACTERS:
-        message = f"The pattern has {len(pattern)} characters; at most {MAX_PATTERN_CHARACTERS} are allowed."
-        raise GrammarError(message, f"{path}.pattern")
+        if isinstance(alternatives := value.get(name), list):
+            _check(len(alternatives), MAX_ALTERNATIVES, "There are", "alternatives", f"{path}.{name}")
+    if isinstance(pattern := value.get("pattern"), str):
+        _check(len(pattern), MAX_PATTERN_CHARACTERS, "The pattern has", "characters", f"{path}.pattern")

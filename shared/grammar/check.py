@@ -85,9 +85,6 @@ def refuse_endless(schema: Any) -> None:
     """Refuse a schema without a document of finite length.
 
     Only what always holds is concluded: a schema passes where its keywords may allow a document.
-
-    Raises:
-        GrammarError: Every document is endless.
     """
     if not isinstance(schema, dict):
         return

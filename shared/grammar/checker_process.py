@@ -71,11 +71,7 @@ def checked(check: Check, message: bytes) -> bytes:
 
 
 def check_for_bytes(grammar: Grammar) -> None:
-    """Check a grammar and compile it for a vocabulary of single bytes.
-
-    Raises:
-        GrammarError: It is refused.
-    """
+    """Check a grammar and compile it for a vocabulary of single bytes."""
     check_grammar(grammar)
     renew_processor_time(CPU_LIMIT_S)
     try_compiling(grammar)

@@ -73,22 +73,16 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]"
 _SUFFIXES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def read_gbnf(source: str) -> dict[str, Expression]:
-    """Return the rules by name, in their order.
+class GbnfReader:
+    """Reads one grammar. What is not GBNF, lacks a rule or is nested too deeply is a `GrammarError`."""
 
-    Raises:
-        GrammarError: It is not GBNF, a rule is missing, or it is nested too deeply.
-    """
-    return _Reader(source).rules()
-
-
-class _Reader:
     def __init__(self, source: str) -> None:
         self._source = source
         self._position = 0
         self._references: dict[str, int] = {}
 
     def rules(self) -> dict[str, Expression]:
+        """Return the rules by name, in their order."""
         rules: dict[str, Expression] = {}
         self._skip(_SPACE_AND_LINES)
         while self._position < len(self._source):
@@ -133,17 +127,17 @@ class _Reader:
 
     def _item(self, nesting: int) -> Expression | None:
         character = self._peek()
-        if character == '"':
+        if character in ('"', "[", "(", "."):
             self._position += 1
-            return Text(self._text())
-        if character == "[":
-            self._position += 1
-            return self._class()
-        if character == "(":
-            return self._group(nesting + 1)
-        if character == ".":
-            self._position += 1
-            return ANY_CHARACTER
+        match character:
+            case '"':
+                return Text(self._text())
+            case "[":
+                return self._class()
+            case "(":
+                return self._group(nesting + 1)
+            case ".":
+                return ANY_CHARACTER
         if character in ("<", "!"):
             raise self._error("rules of tokens are not supported")
         name = _NAME.match(self._source, self._position)
@@ -156,7 +150,6 @@ class _Reader:
     def _group(self, nesting: int) -> Expression:
         if nesting > MAX_NESTING:
             raise self._error(f"more than {MAX_NESTING} levels of parentheses")
-        self._position += 1
         self._skip(_SPACE_AND_LINES)
         inner = self._alternatives(nesting)
         self._skip(_SPACE_AND_LINES)

@@ -7,6 +7,7 @@ is a single lexeme, and then nothing of it is lost to the rule of the longest.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 
@@ -14,33 +15,25 @@ from shared.grammar.gbnf import (
     CharacterClass,
     Choice,
     Expression,
+    GbnfReader,
     Reference,
     Repetition,
     Sequence,
     Text,
-    read_gbnf,
 )
 
 
-def gbnf_as_lark(source: str) -> str:
-    """Return a GBNF grammar in Lark's syntax.
-
-    Raises:
-        GrammarError: It is not GBNF.
-    """
-    return _LarkWriter(read_gbnf(source)).text()
-
-
-class _LarkWriter:
+class GbnfAsLark:
     """Writes one grammar. Rules of Lark are in small letters, lexemes in capitals."""
 
-    def __init__(self, rules: dict[str, Expression]) -> None:
-        self._rules = rules
+    def __init__(self, source: str) -> None:
+        self._rules = rules = GbnfReader(source).rules()
         self._regular = _regular_rules(rules)
         self._names = {name: f"R{index}" if name in self._regular else f"r{index}" for index, name in enumerate(rules)}
         self._lexemes: dict[str, str] = {}
 
     def text(self) -> str:
+        """Return the grammar in Lark's syntax."""
         lines = [f"start: {self._names['root']}"]
         for name, expression in self._rules.items():
             lines.append(f"{self._names[name]}: {self._written(expression, name in self._regular)}")
@@ -69,17 +62,12 @@ class _LarkWriter:
         """Return a sequence; outside of a lexeme, what is regular between recursive items becomes one lexeme."""
         if in_lexeme:
             return " ".join(self._written(item, True) for item in items)
-        written, run = [], list[Expression]()
-        for item in items:
-            if self._is_regular(item):
-                run.append(item)
-                continue
-            if run:
-                written.append(self._lexeme(Sequence(run)))
-                run = []
-            written.append(self._written(item, False))
-        if run:
-            written.append(self._lexeme(Sequence(run)))
+        written: list[str] = []
+        for is_regular, run in itertools.groupby(items, self._is_regular):
+            if is_regular:
+                written.append(self._lexeme(Sequence(list(run))))
+            else:
+                written += [self._written(item, False) for item in run]
         return " ".join(written)
 
     def _lexeme(self, expression: Expression) -> str:

@@ -1,4 +1,7 @@
-"""What llguidance is given for a `Grammar`: a schema, or a grammar in Lark's syntax."""
+"""What llguidance is given for a `Grammar`: a schema, or a grammar in Lark's syntax.
+
+What is over a bound, cannot be read or is not supported raises `GrammarError`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.grammar.bounds import check_lark, check_regex, check_schema, check_size
-from shared.grammar.gbnf_lark import gbnf_as_lark
+from shared.grammar.gbnf_lark import GbnfAsLark
 from shared.grammar.grammar import Grammar, GrammarError
 from shared.grammar.patterns import with_exact_patterns
 from shared.grammar.property_names import with_named_properties
@@ -24,9 +27,6 @@ def grammar_text(grammar: Grammar) -> str:
     """Return the text that `LLMatcher` reads.
 
     Equal grammars have equal texts, on the gateway and on every worker.
-
-    Raises:
-        GrammarError: The grammar is larger than allowed, its schema is not JSON, or it is not GBNF.
     """
     if grammar.kind == "json_schema":
         check_size(grammar.source, "The schema")
@@ -36,7 +36,7 @@ def grammar_text(grammar: Grammar) -> str:
         return _encode({"lark_grammar": f"start: {lark_regex(grammar.source)}"})
     if grammar.kind == "gbnf":
         check_size(grammar.source, "The grammar")
-        lark = gbnf_as_lark(grammar.source)
+        lark = GbnfAsLark(grammar.source).text()
     else:
         lark = grammar.source
     check_lark(lark)
@@ -44,11 +44,7 @@ def grammar_text(grammar: Grammar) -> str:
 
 
 def decode_schema(source: str) -> Any:
-    """Return a JSON schema within its bounds.
-
-    Raises:
-        GrammarError: It is not JSON, neither an object nor a boolean, or over a bound.
-    """
+    """Return a JSON schema within its bounds."""
     try:
         schema = msgspec.json.decode(source)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -60,11 +56,7 @@ def decode_schema(source: str) -> Any:
 
 
 def llguidance_schema(schema: Any, *, strict: bool) -> Any:
-    """Return a decoded schema as llguidance is to be given it, alone or behind `%json` in a Lark grammar.
-
-    Raises:
-        GrammarError: One of its patterns is not supported.
-    """
+    """Return a decoded schema as llguidance is to be given it, alone or behind `%json` in a Lark grammar."""
     if isinstance(schema, bool):
         return {} if schema else False
     # Every option, so that none that stands in the client's schema weakens it.

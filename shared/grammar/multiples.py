@@ -28,11 +28,7 @@ _EMBEDDED = re.compile(r"%json\s*")
 
 
 def check_multiples(schema: Any) -> None:
-    """Refuse a decoded schema whose `multipleOf` take more than `MAX_STATES` states.
-
-    Raises:
-        GrammarError: They do; `path` says where the largest divisor stands.
-    """
+    """Refuse a decoded schema whose `multipleOf` take more than `MAX_STATES` states."""
     if num_states(schema) <= MAX_STATES:
         return
     divisors = [(_states(_scaled(each["multipleOf"])), path) for each, path in _with_divisor(schema)]

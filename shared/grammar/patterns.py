@@ -25,59 +25,19 @@ _PLAIN = re.compile(r"[^\[]*\Z")
 _NUL = re.compile(r"x00|u0000|0|x\{0+\}|u\{0+\}")
 _PROPERTY = re.compile(r"([pP])(\{[^}]*\}|[A-Za-z])")
 # JSON Schema 2020-12, Validation, 7.1 to 7.3, and its earlier drafts.
-_DEFINED = frozenset(
-    [
-        "date-time",
-        "date",
-        "time",
-        "duration",
-        "email",
-        "idn-email",
-        "hostname",
-        "idn-hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-        "uri-reference",
-        "uri-template",
-        "iri",
-        "iri-reference",
-        "uuid",
-        "json-pointer",
-        "relative-json-pointer",
-        "regex",
-        "color",
-        "host-name",
-        "ip-address",
-        "phone",
-        "style",
-        "utc-millisec",
-    ]
+_DEFINED = re.compile(
+    "date|time|date-time|duration|(?:idn-)?email|(?:idn-)?hostname|ipv[46]|[ui]ri(?:-reference)?|uri-template|uuid|"
+    "(?:relative-)?json-pointer|regex|color|host-name|ip-address|phone|style|utc-millisec"
 )
 
 
 def is_note(name: str) -> bool:
     """Return whether a format says nothing that a validator holds a text to."""
-    return name not in _DEFINED
-
-
-def with_exact_patterns(schema: Any) -> Any:
-    """Return a decoded schema with its patterns in the form that llguidance reads, and without formats that are notes.
-
-    Its depth is bounded before.
-
-    Raises:
-        GrammarError: A pattern has a class that cannot be written so; `path` says where.
-    """
-    return _schema(schema, "")
+    return _DEFINED.fullmatch(name) is None
 
 
 def exact_pattern(pattern: str, path: str = "") -> str:
-    """Return a pattern of ECMA-262 in the syntax of Rust's regular expressions, safe for llguidance.
-
-    Raises:
-        GrammarError: It has a class that cannot be written so.
-    """
+    """Return a pattern of ECMA-262 in the syntax of Rust's regular expressions, safe for llguidance."""
     if "\\P" not in pattern and _PLAIN.match(pattern):
         return pattern
     written: list[str] = []
@@ -91,9 +51,13 @@ def exact_pattern(pattern: str, path: str = "") -> str:
     return "".join(written)
 
 
-def _schema(value: Any, path: str) -> Any:
+def with_exact_patterns(value: Any, path: str = "") -> Any:
+    """Return a decoded schema with its patterns in the form that llguidance reads, and without formats that are notes.
+
+    A class that cannot be written so is a `GrammarError`, which names its `path`. The depth is bounded before.
+    """
     if isinstance(value, list):
-        return [_schema(each, f"{path}.[{index}]") for index, each in enumerate(value)]
+        return [with_exact_patterns(each, f"{path}.[{index}]") for index, each in enumerate(value)]
     if not isinstance(value, dict):
         return value
     written: dict[str, Any] = {}
@@ -101,23 +65,21 @@ def _schema(value: Any, path: str) -> Any:
         where = f"{path}.{name}"
         if name in _DOCUMENTS:
             written[name] = child
-        elif _says_nothing(name, child, value):
-            continue
+        elif name == "uniqueItems" and (child is False or value.get("maxItems") in (0, 1)):
+            pass  # it says nothing, as the next one
+        elif name == "format" and isinstance(child, str) and is_note(child):
+            pass
         elif name == "pattern" and isinstance(child, str):
             written[name] = exact_pattern(child, path)
         elif name == "patternProperties" and isinstance(child, dict):
-            written[name] = {exact_pattern(key, where): _schema(each, f"{where}.{key}") for key, each in child.items()}
+            written[name] = {
+                exact_pattern(key, where): with_exact_patterns(each, f"{where}.{key}") for key, each in child.items()
+            }
         elif name in _MAPS and isinstance(child, dict):
-            written[name] = {key: _schema(each, f"{where}.{key}") for key, each in child.items()}
+            written[name] = {key: with_exact_patterns(each, f"{where}.{key}") for key, each in child.items()}
         else:
-            written[name] = _schema(child, where)
+            written[name] = with_exact_patterns(child, where)
     return written
-
-
-def _says_nothing(name: str, child: Any, schema: dict[str, Any]) -> bool:
-    if name == "uniqueItems":
-        return child is False or schema.get("maxItems") in (0, 1)
-    return name == "format" and isinstance(child, str) and is_note(child)
 
 
 def _atom(pattern: str, position: int) -> tuple[str, int]:

@@ -39,54 +39,43 @@ def named_problem(problem: str, schema: Any = None) -> GrammarError:
     if len(problem) > 2 * _MAX_READ_CHARACTERS:
         # It repeats what the client wrote; what is wrong stands at its ends.
         problem = f"{problem[:_MAX_READ_CHARACTERS]}\n{problem[-_MAX_READ_CHARACTERS:]}"
-    found = _UNKNOWN_KEYS.search(problem)
-    if found is not None:
+    if found := _UNKNOWN_KEYS.search(problem):
         return _unknown_keyword(found[1], schema)
-    found = _UNKNOWN_FORMAT.search(problem)
-    if found is not None:
-        name = found[1]
-        return GrammarError(
-            f"the format '{name[:64]}' is not supported.", _path(schema, lambda s: s.get("format") == name)
-        )
-    found = _ELSEWHERE.search(problem)
-    if found is not None:
-        address = found[1]
-        reason = f"'{address[:128]}' is not followed: '$ref' and '$schema' may not lead out of the schema."
-        return GrammarError(reason, _path(schema, lambda s: _starts(s.get("$ref"), address)))
-    found = _NO_TARGET.search(problem)
-    if found is not None:
-        target = found[1]
-        reason = f"'$ref' points to '{target[:128]}', which does not exist."
-        return GrammarError(reason, _path(schema, lambda s: s.get("$ref") in (f"#{target}", target)))
+    reason, is_it = _reason(problem)
+    return GrammarError(reason, "" if is_it is None else _path(schema, is_it))
+
+
+def _reason(problem: str) -> tuple[str, Callable[[dict[str, Any]], bool] | None]:
+    """Return what is wrong, and by what the schema at fault is known."""
+    if found := _UNKNOWN_FORMAT.search(problem):
+        return f"the format '{found[1][:64]}' is not supported.", lambda s: s.get("format") == found[1]
+    if found := _ELSEWHERE.search(problem):
+        reason = f"'{found[1][:128]}' is not followed: '$ref' and '$schema' may not lead out of the schema."
+        return reason, lambda s: isinstance(s.get("$ref"), str) and s["$ref"].startswith(found[1])
+    if found := _NO_TARGET.search(problem):
+        reason = f"'$ref' points to '{found[1][:128]}', which does not exist."
+        return reason, lambda s: s.get("$ref") in (f"#{found[1]}", found[1])
     if _ONE_OF.search(problem):
         reason = (
             "'oneOf' is only supported where no two alternatives can match at once. Use 'anyOf', or tell the "
             "alternatives apart by a required property with another 'const' in each."
         )
-        return GrammarError(reason, _path(schema, lambda s: "oneOf" in s))
+        return reason, lambda s: "oneOf" in s
     if _RANGE.search(problem):
         reason = (
             "the bounds of a number must lie between -2^63 and 2^63 (about 9.22e18). Leave out those beyond, and check "
             "the number afterwards."
         )
-        return GrammarError(reason, _path(schema, lambda s: any(_is_beyond(s.get(name)) for name in _BOUNDS)))
-    looks_around = _LOOKAROUND.search(problem) is not None
-    return GrammarError(_other(problem), _path(schema, _has_lookaround) if looks_around else "")
+        return reason, lambda s: any(_is_beyond(s.get(name)) for name in _BOUNDS)
+    return _other(problem), _has_lookaround if _LOOKAROUND.search(problem) else None
 
 
 def refuse_old_keywords(schema: Any) -> None:
-    """Refuse keywords that llguidance would read over.
-
-    Raises:
-        GrammarError: The schema has one; `path` says where.
-    """
+    """Refuse keywords that llguidance would read over."""
     for each, path in schemas_within(schema):
         for keyword in _OLD_KEYWORDS:
             if keyword in each:
                 raise GrammarError(f"'{keyword}' is not supported.", path)
-
-
-_UNIQUE = "uniqueItems"
 
 
 def _unknown_keyword(listed: str, schema: Any) -> GrammarError:
@@ -96,13 +85,13 @@ def _unknown_keyword(listed: str, schema: Any) -> GrammarError:
         names = [listed.partition("\n")[0][:64]]
     path = _path(schema, lambda s: all(name in s for name in names))
     names_text = ", ".join(f"'{name[:64]}'" for name in names[:8])
-    instead = " Leave it out, and check afterwards; lists of one item at most may have it." if _UNIQUE in names else ""
+    instead = " Leave it out, and check afterwards; lists of one item at most may have it."
+    instead = instead if "uniqueItems" in names else ""
     return GrammarError(f"{names_text} {'is' if len(names) == 1 else 'are'} not supported.{instead}", path)
 
 
 def _other(problem: str) -> str:
-    regex = _REGEX.search(problem)
-    if regex is not None:
+    if regex := _REGEX.search(problem):
         return f"a regular expression is not supported: {regex[1][:200]}."
     if "lookarounds" in problem:
         return "a regular expression is not supported: it looks ahead, behind, or at the edge of a word."
@@ -112,10 +101,8 @@ def _other(problem: str) -> str:
         return "a regular expression is wrong, or not supported."
     if _TOO_LARGE.search(problem):
         return "it is too large or too deeply combined to be compiled. Make it simpler."
-    lines = problem.strip().splitlines()
-    first = lines[0][:MAX_REASON_CHARACTERS] if lines else "it cannot be compiled"
-    place = _PLACE_IN_GRAMMAR.match(first)
-    if place is not None:
+    first = (problem.strip() or "it cannot be compiled").splitlines()[0][:MAX_REASON_CHARACTERS]
+    if place := _PLACE_IN_GRAMMAR.match(first):
         first = f"line {place[1]}, column {place[2]}: {place[3]}"
     return f"{first.rstrip('.')}."
 
@@ -132,7 +119,3 @@ def _has_lookaround(schema: dict[str, Any]) -> bool:
 
 def _is_beyond(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) >= _BEYOND
-
-
-def _starts(value: Any, prefix: str) -> bool:
-    return isinstance(value, str) and value.startswith(prefix)

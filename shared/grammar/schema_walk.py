@@ -7,19 +7,8 @@ from typing import Any
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_SINGLE = (
-    "items",
-    "additionalProperties",
-    "additionalItems",
-    "contains",
-    "propertyNames",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "not",
-    "if",
-    "then",
-    "else",
-)
+_ITEMS = ("items", "additionalItems", "unevaluatedItems", "contains")
+_SINGLE = (*_ITEMS, "additionalProperties", "unevaluatedProperties", "propertyNames", "not", "if", "then", "else")
 
 
 def schemas_within(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:

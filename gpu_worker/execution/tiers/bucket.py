@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpu_worker.execution.tiers.directory import DirectoryStore
 from gpu_worker.execution.tiers.file_store import FileStore, Folder, StoredFile
-from shared.bucket import bucket_errors, open_bucket
+from shared.objects.s3 import bucket_errors, open_bucket
 
 _TIMEOUT = "10s"
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_worker.execution.tiers.directory import DirectoryStore
 from gpu_worker.execution.tiers.file_format import Maker
-from shared.bucket import bucket_errors
+from shared.objects.s3 import bucket_errors
 from tests.ops.cli.command import headrace_here
 
 MAKERS = [Maker(weights * 32, (b"a" * 32, b"b" * 32)) for weights in (b"v", b"w")]

@@ -12,11 +12,11 @@ from shared.grammar.gbnf import (
     CharacterClass,
     Choice,
     Expression,
+    GbnfReader,
     Reference,
     Repetition,
     Sequence,
     Text,
-    read_gbnf,
 )
 
 A, B, C = Text("a"), Text("b"), Text("c")
@@ -56,11 +56,11 @@ A, B, C = Text("a"), Text("b"), Text("c")
     ],
 )
 def test_notation_is_read(body: str, expression: Expression) -> None:
-    assert read_gbnf(f"root ::= {body}") == {"root": expression}
+    assert GbnfReader(f"root ::= {body}").rules() == {"root": expression}
 
 
 def test_rules_keep_their_order_and_lines_may_be_anyhow() -> None:
-    rules = read_gbnf('\n# first\n b ::= "a"\r\nroot::=\n  b |\n "c"\n\n')
+    rules = GbnfReader('\n# first\n b ::= "a"\r\nroot::=\n  b |\n "c"\n\n').rules()
     assert list(rules.items()) == [("b", A), ("root", Choice([Reference("b"), C]))]
 
 
@@ -95,5 +95,5 @@ def test_rules_keep_their_order_and_lines_may_be_anyhow() -> None:
 )
 def test_mistake_is_told_with_its_place(source: str, problem: str) -> None:
     with pytest.raises(GrammarError) as refused:
-        read_gbnf(source)
+        GbnfReader(source).rules()
     assert refused.value.reason.endswith(problem)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shared.grammar import Grammar, GrammarError, grammar_text
-from shared.grammar.gbnf_lark import gbnf_as_lark
+from shared.grammar.gbnf_lark import GbnfAsLark
 from tests.shared.grammar.byte_matcher import accepts
 
 JSON = r"""
@@ -63,5 +63,5 @@ def test_grammar_accepts_what_it_describes_and_nothing_else(gbnf: str, accepted:
 )
 def test_wrong_grammar_is_refused_with_the_place(gbnf: str, problem: str) -> None:
     with pytest.raises(GrammarError, match=None) as refused:
-        gbnf_as_lark(gbnf)
+        GbnfAsLark(gbnf).text()
     assert problem in refused.value.reason

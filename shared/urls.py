@@ -1,4 +1,4 @@
-"""What a URL of NATS may be: one server, or several with commas between them, each with a login or without."""
+"""What URLs may be: of NATS, one server or several with commas, each with a login or without, and of HTTP servers."""
 
 from __future__ import annotations
 
@@ -63,3 +63,13 @@ def with_login(url: str, user: str, password: str) -> str:
     return ",".join(
         f"{scheme if mark else 'nats'}://{login}@{place.rpartition('@')[2]}" for scheme, mark, place in parts
     )
+
+
+def is_http_url(url: str) -> bool:
+    """Return whether a text begins with http:// or https:// and names a host, and a port that can be connected to."""
+    try:
+        place = urlsplit(url)
+        return place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
+    except ValueError:
+        # The port is not a number, or an IPv6 address lacks a bracket.
+        return False

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import ConfigError
-from shared.nats_url import check_url, login_in
+from shared.urls import check_url, is_http_url, login_in
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,16 @@ def test_url_that_is_none_is_refused_without_its_password(url: str, told: str) -
 )
 def test_login_of_a_url(url: str, login: tuple[str, str] | None) -> None:
     assert login_in(url) == login
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:8000/v1", "http://[::1]:8000", "http://user:pw@h:1"])
+def test_url_with_a_host_is_one_of_http(url: str) -> None:
+    assert is_http_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["h:8000", "127.0.0.1:8000", "ftp://h", "http://", "http://:80", "http://h:port", "http://h:0", "http://[::1"],
+)
+def test_text_that_no_server_can_be_reached_by_is_refused(url: str) -> None:
+    assert not is_http_url(url)
