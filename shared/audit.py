@@ -34,13 +34,9 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def audited(file: Path, action: str, *, nats_user: str | None = None, **what: Any) -> Iterator[dict[str, Any]]:
-    """Write a line for what happens within.
+    """Write a line for what happens within: an action such as `keys.revoke`, by a user in NATS if that is used.
 
-    Args:
-        file: Is appended to; made when missing.
-        action: Such as `keys.revoke`.
-        nats_user: The operator's user in NATS; None when NATS is not used.
-        what: What is done to what. The dictionary that is yielded may be added to.
+    The dictionary that is yielded is `what`, and may be added to.
 
     Raises:
         ConfigError: The file cannot be written; nothing was done.

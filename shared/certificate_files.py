@@ -27,12 +27,7 @@ class CertificateFileError(Exception):
 
 
 def load_certificate(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
-    """Let a context show a certificate.
-
-    Args:
-        context: Of a server or a client.
-        cert: The certificate and its chain, PEM.
-        key: Its key; in the same file if None.
+    """Let the context of a server or client show a certificate with its chain; without `key`, `cert` has it too.
 
     Raises:
         CertificateFileError: One of the files cannot be used.

@@ -73,12 +73,7 @@ def file_variable(variable: str) -> str:
 
 
 def resolve(cls: Callable[..., T], values: Mapping[str, Any], environ: Mapping[str, str]) -> T:
-    """Build a settings object: explicit values win over the environment, which wins over defaults.
-
-    Args:
-        cls: A dataclass whose fields were made with `setting()`.
-        values: Explicit values; None counts as absent.
-        environ: Usually `os.environ`.
+    """Build a settings object: `values` that are not None win over the environment, which wins over defaults.
 
     Raises:
         ConfigError: A value has the wrong type or is outside its bounds, or a secret's file cannot be used.

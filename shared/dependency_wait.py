@@ -38,11 +38,7 @@ async def wait_for(
 ) -> Result:
     """Return what `action` returns as soon as it succeeds; until then, log now and then what is waited for.
 
-    Args:
-        what: Named in the log.
-        action: Tried again and again, also when NATS refuses it: permissions may be given later.
-        retry_s: Time between two attempts in seconds.
-        log_interval_s: Time between two lines of the log in seconds.
+    It is tried every `retry_s`, also when NATS refuses it: permissions may be given later.
 
     Raises:
         DependencyError: The connection to NATS is over for good.

@@ -154,15 +154,11 @@ def _jpeg(data: bytes) -> ImageHeader:
 
 def _webp(data: bytes) -> ImageHeader:
     kind, at = data[12:16], 20
-    if kind == b"VP8 ":
-        if data[at + 3 : at + 6] != b"\x9d\x01\x2a":
-            raise ImageProblemError("is broken: it is a WebP without a frame.")
+    if kind == b"VP8 " and data[at + 3 : at + 6] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", data, at + 6)
         return ImageHeader(WEBP, width & 0x3FFF, height & 0x3FFF)
-    if kind == b"VP8L":
-        signature, bits = struct.unpack_from("<BI", data, at)
-        if signature != 0x2F:
-            raise ImageProblemError("is broken: it is a WebP without a frame.")
+    if kind == b"VP8L" and data[at] == 0x2F:
+        (bits,) = struct.unpack_from("<I", data, at + 1)
         return ImageHeader(WEBP, (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind != b"VP8X":
         raise ImageProblemError("is broken: it is a WebP without a frame.")

@@ -41,20 +41,9 @@ class LimitedLink:
     """Owns the process, which starts when it is first needed."""
 
     def __init__(
-        self,
-        module: str,
-        time_limit_s: float,
-        what: str,
-        first_message: Callable[[], bytes] | None = None,
+        self, module: str, time_limit_s: float, what: str, first_message: Callable[[], bytes] | None = None
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            module: What the process runs.
-            time_limit_s: The time that a piece of work may take.
-            what: The process, as log lines name it.
-            first_message: Returns what the process gets before it is ready; None for nothing.
-        """
+        """Start nothing yet. Log lines call the process `what`; before it is ready it gets `first_message`, if any."""
         self._module, self._first_message, self._what = module, first_message, what
         self._time_limit_s = time_limit_s
         self._running: _Running | None = None
@@ -88,11 +77,9 @@ class LimitedLink:
             raise LimitedProcessError(f"{self._what} does not start") from None
 
     async def ask(self, message: bytes, niceness: int) -> Outcome:
-        """Return what becomes of a piece of work. If it is interrupted, or the process dies, it is asked once more.
+        """Return what becomes of a piece of work, as nice to other processes as `niceness`, from 0 to 19, says.
 
-        Args:
-            message: The work.
-            niceness: How far it steps back behind other processes, from 0 to 19.
+        If it is interrupted, or the process dies, it is asked once more.
 
         Raises:
             LimitedProcessError: It does not answer, the work is interrupted again, or the link is closed.

@@ -68,9 +68,7 @@ Work = Callable[[bytes], bytes]
 def run(work: Work, limits: Limits) -> None:
     """Say that this process is ready, and serve on its standard streams until the input ends.
 
-    Args:
-        work: Returns what a piece comes to; `MemoryError` and `RecursionError` count as limits.
-        limits: Of each piece.
+    `work` returns what a piece comes to; its `MemoryError` and `RecursionError` count as limits.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         # The parent closes the input when it is done; a Ctrl-C in its terminal is for the parent.

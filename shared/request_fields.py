@@ -9,37 +9,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
 
-from shared.cache_hints import CacheHints
-from shared.conversation import ChatMessage, ChatOptions, ToolCall
-from shared.disaggregation import KvReady
-from shared.grammar import Grammar
-from shared.kv_budget import EvictedBlocks, KvBudget
-from shared.media import ContentImage, MediaRef
-from shared.pooling import Pooling
 from shared.sampling import Sampling
 
-# Fields that hold objects, or lists of them.
-_OBJECTS: Mapping[str, type[Struct]] = MappingProxyType(
-    {
-        "sampling": Sampling,
-        "grammar": Grammar,
-        "messages": ChatMessage,
-        "tool_calls": ToolCall,
-        "chat": ChatOptions,
-        "images": ContentImage,
-        "media": MediaRef,
-        "pooling": Pooling,
-        "cache_hints": CacheHints,
-        "kv_budget": KvBudget,
-        "evicted": EvictedBlocks,
-        "ready": KvReady,
-    }
-)
 # What other interfaces call it: OpenAI's completions, and the lines of its Batch API.
 _MEANT = MappingProxyType({"prompt": "text", "input": "text", "custom_id": "id", "body": "messages"})
 # The tag by which messages are told apart.
@@ -61,24 +38,36 @@ class UnknownFieldError(ValueError):
 def check_fields(fields: Mapping[str, Any], struct: type[Struct], place: str = "") -> None:
     """Refuse a field that `struct`, or an object within it, does not have.
 
-    Args:
-        fields: Decoded JSON, of the right types or not.
-        struct: What is read of it.
-        place: Name of the field that holds the object; empty for the request itself.
+    `fields` are decoded JSON, of the right types or not; `place` is the field that holds the object, empty for the
+    request itself.
 
     Raises:
         UnknownFieldError: There is one.
     """
-    known = struct.__struct_fields__
+    known, objects = struct.__struct_fields__, _objects(struct)
     for name, value in fields.items():
         if name not in known:
             if not place and name == _TAG:
                 continue
             raise UnknownFieldError(_message(name, known, place), name[:64])
-        if (inner := _OBJECTS.get(name)) is not None:
+        if (inner := objects.get(name)) is not None:
             for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, dict):
                     check_fields(each, inner, name)
+
+
+@cache
+def _objects(struct: type[Struct]) -> dict[str, type[Struct]]:
+    """Return the fields that hold objects, or lists of them."""
+    found = {}
+    for name, hint in get_type_hints(struct).items():
+        waiting = [hint]
+        while waiting:
+            each = waiting.pop()
+            waiting += get_args(each)
+            if isinstance(each, type) and issubclass(each, Struct):
+                found[name] = each
+    return found
 
 
 def _message(name: str, known: tuple[str, ...], place: str) -> str:

@@ -45,12 +45,7 @@ class ServerClock:
 
 
 def skew_s(server_time: str, own_time: float) -> float | None:
-    """Return by how many seconds our clock is ahead of a server's; None where it tells no time.
-
-    Args:
-        server_time: As NATS writes it, in UTC with nanoseconds.
-        own_time: Unix seconds.
-    """
+    """Return by how many seconds our clock is ahead of a server's; None where it tells no time."""
     with contextlib.suppress(ValueError):
         # Python reads microseconds, NATS writes nanoseconds.
         head, _, fraction = server_time.rstrip("Z").partition(".")
@@ -65,10 +60,9 @@ def told_skew(skew: float) -> str:
 
 
 async def ask_skew(client: Client, stream: str, clock: Callable[[], float] | None = None) -> float | None:
-    """Ask NATS for the time, which it tells with what it knows of a stream.
+    """Return by how many seconds `clock`, or this machine's, is ahead of NATS, which tells the time with a stream.
 
-    Returns:
-        Seconds by which `clock`, or this machine's, is ahead; None where the server does not say.
+    None where it does not answer or say.
     """
     clock = clock or time.time
     asked = clock()

@@ -51,16 +51,7 @@ class Tracing:
     def add(
         self, name: str, parent: str, began: float, ended: float, attributes: Attributes, error: str | None = None
     ) -> None:
-        """Add a span that is over.
-
-        Args:
-            name: What was done.
-            parent: `traceparent` of the span that it is part of.
-            began: `time.monotonic()` of its begin.
-            ended: And of its end.
-            attributes: Those that are None are left out.
-            error: Why it failed, if it did.
-        """
+        """Add a span that is over, part of the one whose `traceparent` is `parent`; times are of `time.monotonic()`."""
         offset = time.time() - time.monotonic()
         span = self._tracer.start_span(name, context=_context(parent), start_time=int((began + offset) * 1e9))
         _finish(span, attributes, error)

@@ -34,10 +34,7 @@ def with_marker_tokens(grammar: Grammar, token_ids: Mapping[str, int]) -> Gramma
     The gateway writes grammars without knowing the vocabulary: each marker that may be a token of its own is a rule
     with the marker's text. llguidance takes a special token for no text at all, so that the model could not write its
     own marker otherwise.
-
-    Args:
-        grammar: As a `ChatFormat` has written it; any other is left as it is.
-        token_ids: The special tokens of the vocabulary, by their text.
+    Grammars that no `ChatFormat` has written are left as they are.
     """
     if grammar.kind != "lark":
         return grammar
@@ -91,13 +88,7 @@ class LarkText:
         return self.terminal("TEXT", f"{pattern} & ~( {ANY_TEXT} ( {sought} ) {ANY_TEXT} )" if sought else pattern)
 
     def through(self, end: str, without: tuple[str, ...] = (), pattern: str = ANY_TEXT) -> str:
-        """Return an expression for text of a pattern, and the marker that ends it.
-
-        Args:
-            end: The marker.
-            without: What does not stand in the text either.
-            pattern: Terminals of Lark.
-        """
+        """Return an expression for text of a pattern without some texts, and the marker that ends it."""
         plain, *special = self._special.split(end)
         text = self.text((end, *without), pattern)
         as_text = self.terminal("THROUGH", f"{text} {quoted(end)}")

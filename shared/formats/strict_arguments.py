@@ -61,14 +61,7 @@ def json_value(lark: LarkText, schema: ArgumentsSchema, name: str, types: frozen
 
 
 def raw_string(lark: LarkText, schema: ArgumentsSchema, own: Any, end: str) -> str:
-    """Return an expression for a string without quotes that keeps to its schema, and the marker behind it.
-
-    Args:
-        lark: Where terminals are written.
-        schema: What the string's schema is a part of.
-        own: The string's schema.
-        end: The marker.
-    """
+    """Return an expression for a string without quotes that keeps to its `own` schema, and the marker behind it."""
     strings = [each for each in schema.alternatives(own) if "string" in schema.types_of(each)]
     written = [_alternative(lark, each, end) for each in strings]
     return written[0] if len(written) == 1 else f"( {' | '.join(written)} )"

@@ -3,18 +3,12 @@
 llguidance is imported where it is used, so that a process without it can import this package.
 """
 
-from shared.grammar.check import check_grammar, parser_limits
-from shared.grammar.grammar import GRAMMAR_PARAM, Grammar, GrammarError, LlguidanceMissingError
-from shared.grammar.grammar_text import decode_schema, grammar_text, llguidance_schema
-
-__all__ = [
-    "GRAMMAR_PARAM",
-    "Grammar",
-    "GrammarError",
-    "LlguidanceMissingError",
-    "check_grammar",
-    "decode_schema",
-    "grammar_text",
-    "llguidance_schema",
-    "parser_limits",
-]
+from shared.grammar.check import check_grammar as check_grammar
+from shared.grammar.check import parser_limits as parser_limits
+from shared.grammar.grammar import GRAMMAR_PARAM as GRAMMAR_PARAM
+from shared.grammar.grammar import Grammar as Grammar
+from shared.grammar.grammar import GrammarError as GrammarError
+from shared.grammar.grammar import LlguidanceMissingError as LlguidanceMissingError
+from shared.grammar.grammar_text import decode_schema as decode_schema
+from shared.grammar.grammar_text import grammar_text as grammar_text
+from shared.grammar.grammar_text import llguidance_schema as llguidance_schema

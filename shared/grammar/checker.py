@@ -22,8 +22,6 @@ from shared.grammar.checker_process import NICENESS, NICENESS_OF_LONG_ONES, TIME
 from shared.grammar.grammar import Grammar, GrammarError, LlguidanceMissingError
 from shared.limited_link import LimitedLink, LimitedProcessError
 
-__all__ = ["PROCESS", "TIMEOUT_S", "CheckerBusyError", "GrammarChecker"]
-
 PROCESS = "the process that checks grammars"
 
 TIMEOUT_S = 10.0

@@ -11,6 +11,9 @@ from shared.request_fields import UnknownFieldError
 from shared.sampling import Sampling
 
 
+CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "name": "f", "arguments": "", "names": 1}]}
+
+
 def test_request_survives_both_encodings() -> None:
     request = Request(
         id="r-1",
@@ -44,6 +47,9 @@ def test_frame_survives_and_is_small() -> None:
         ({"messages": [{"role": "user", "content": "x", "contents": 1}]}, "messages has no field 'contents'; did you"),
         ({"chat": {"tool": "x"}}, "chat has no field 'tool'; did you mean 'tools'?"),
         ({"pooling": {"dimension": 1}}, "did you mean 'dimensions'?"),
+        ({"cache_hints": {"dropped": True}}, "cache_hints has no field 'dropped'; did you mean 'drop'?"),
+        ({"messages": [CALLING]}, "tool_calls has no field 'names'; did you mean 'name'?"),
+        ({"sampling": {"type": "request"}}, "sampling has no field 'type'"),
     ],
 )
 def test_unknown_fields_of_json_that_people_write_are_refused(change: dict[str, object], message: str) -> None:

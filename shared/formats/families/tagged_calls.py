@@ -8,6 +8,7 @@ from shared.formats.parts.fixed import Fixed, Name
 from shared.formats.parts.tagged_arguments import TaggedArguments, ValueTag
 
 # GLM 4.5 and later: the name, then keys and values between tags.
+_GLM_TAGS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 GLM = ChatFormat(
     name="glm",
     marks=(("<arg_key>",),),
@@ -23,7 +24,6 @@ GLM = ChatFormat(
                     key_close="</arg_key>",
                     value_open=(ValueTag("\n<arg_value>"),),
                     value_close="</arg_value>",
-                    separator="\n",
                     end="</tool_call>",
                 ),
             ),
@@ -31,15 +31,7 @@ GLM = ChatFormat(
             between="\n",
         ),
     ),
-    tokens=(
-        "<tool_call>",
-        "</tool_call>",
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-        *THINK_TOKENS,
-    ),
+    tokens=(*_GLM_TAGS, *THINK_TOKENS),
 )
 
 # Qwen 3 Coder and its successors: tags of XML for the function and for each parameter.
@@ -48,7 +40,6 @@ _QWEN_PARAMETERS = TaggedArguments(
     key_close=">",
     value_open=(ValueTag("\n"),),
     value_close="\n</parameter>",
-    separator="\n",
     end="</function>",
 )
 _QWEN_FUNCTION = (Name(), Fixed(">\n"), _QWEN_PARAMETERS, Fixed("</function>"))
@@ -87,7 +78,6 @@ MINIMAX = ChatFormat(
                     key_close='">',
                     value_open=(ValueTag(""),),
                     value_close="</parameter>",
-                    separator="\n",
                     end="</invoke>",
                 ),
                 Fixed("</invoke>"),
@@ -115,7 +105,6 @@ DEEPSEEK_V32 = ChatFormat(
                     key_close='"',
                     value_open=(ValueTag(' string="true">', "string"), ValueTag(' string="false">', "json")),
                     value_close="</｜DSML｜parameter>",
-                    separator="\n",
                     end="</｜DSML｜invoke>",
                 ),
                 Fixed("</｜DSML｜invoke>"),
