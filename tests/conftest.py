@@ -8,12 +8,16 @@ import os
 import signal
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
 
 from tests.servers import NatsServer, RedisServer, Server
+
+Started = TypeVar("Started", bound=Server)
 
 # Set here and not in a hook: torch and Triton read these when they are first imported, and the conftest files of the
 # folders below, which come right after this one, import them.
@@ -109,24 +113,17 @@ def started_servers() -> Iterator[list[Server]]:
 @pytest.fixture
 def start_nats(tmp_path: Path, started_servers: list[Server]) -> Callable[..., NatsServer]:
     """Start a fresh NATS server of this test's own: `start_nats()`, `start_nats("-c", config_file)`."""
-
-    def start(*arguments: str) -> NatsServer:
-        server = NatsServer(tmp_path / f"nats-{len(started_servers)}", arguments)
-        started_servers.append(server)
-        server.start()
-        return server
-
-    return start
+    return partial(_start, NatsServer, tmp_path, started_servers)
 
 
 @pytest.fixture
 def start_redis(tmp_path: Path, started_servers: list[Server]) -> Callable[..., RedisServer]:
     """Start a fresh Redis server of this test's own: `start_redis()`, `start_redis("--maxmemory", "1mb")`."""
+    return partial(_start, RedisServer, tmp_path, started_servers)
 
-    def start(*arguments: str) -> RedisServer:
-        server = RedisServer(tmp_path / f"redis-{len(started_servers)}", arguments)
-        started_servers.append(server)
-        server.start()
-        return server
 
-    return start
+def _start(kind: type[Started], directory: Path, started: list[Server], *arguments: str) -> Started:
+    server = kind(directory / f"{kind.__name__}-{len(started)}", arguments)
+    started.append(server)
+    server.start()
+    return server

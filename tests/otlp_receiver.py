@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.waiting import wait_for
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,12 @@ class Receiver:
 
     def wait_for(self, count: int, trace_id: str, timeout_s: float = 30.0) -> dict[str, list[ReceivedSpan]]:
         """Return the spans of a trace by name, once there are as many."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            found = [span for span in list(self.spans) if span.trace_id == trace_id]
-            if len(found) >= count:
-                return {name: [span for span in found if span.name == name] for name in {span.name for span in found}}
-            assert time.monotonic() < deadline, f"{len(found)} of {count} spans: {found}"
-            time.sleep(0.05)
+
+        def found() -> list[ReceivedSpan]:
+            return [span for span in list(self.spans) if span.trace_id == trace_id]
+
+        wait_for(lambda: len(found()) >= count, timeout_s, found)
+        return {name: [span for span in found() if span.name == name] for name in {span.name for span in found()}}
 
 
 @contextmanager

@@ -16,10 +16,7 @@ from tests.waiting import wait_for
 
 
 def operator(system: System, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
-    info = system.info
-    url = info["metrics_url"].removesuffix("/metrics") + "/v1/hosted_models" + path
-    headers = {"Authorization": f"Bearer {info['operator_key']}"}
-    return httpx2.get(url, headers=headers) if body is None else httpx2.post(url, headers=headers, json=body)
+    return system.operator(f"/v1/hosted_models{path}", body)
 
 
 def order(system: System, action: str, name: str, **fields: Any) -> None:

@@ -65,6 +65,16 @@ class System:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.info['api_key']}"}
 
+    def post(self, path: str, body: object) -> httpx2.Response:
+        """Send a body with the system's key."""
+        return httpx2.post(f"{self.url}{path}", headers=self.headers(), json=body, timeout=120)
+
+    def operator(self, path: str, body: object = None) -> httpx2.Response:
+        """Send a body with the operator's key to the operator's port, or ask there without one."""
+        url, key = self.info["metrics_url"].removesuffix("/metrics"), self.info["operator_key"]
+        method = "GET" if body is None else "POST"
+        return httpx2.request(method, url + path, headers={"Authorization": f"Bearer {key}"}, json=body, timeout=120)
+
     def client(self, **options: Any) -> openai.OpenAI:
         """Return a client that is closed together with the system: a collected socket would fail another test."""
         return self._opened_client(**options) if options else self._client

@@ -27,16 +27,11 @@ PROMPT = [11, 305, 42, 7, 900, 1200, 33, 58, 60, 1001, 17, 18, 500, 501, 502, 77
 
 
 def _answer(system: System, model: str) -> tuple[list[int], str]:
-    answer = httpx2.post(
-        f"{system.url}/v1/completions",
-        headers=system.headers(),
-        json={"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
-        | {"ignore_eos": True},
-        timeout=60,
-    )
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answer = system.post("/v1/completions", body | {"model": model})
     assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
-    return body["choices"][0]["token_ids"], body["model"]
+    told: dict[str, Any] = answer.json()
+    return told["choices"][0]["token_ids"], told["model"]
 
 
 def _expected(adapter: Path | None) -> list[int]:
@@ -52,11 +47,15 @@ def _expected(adapter: Path | None) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
+def _adapters(directory: Path, count: int) -> list[Path]:
     import transformers
 
     sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
-    one, other = (write_adapter(tmp_path / name, sizes, rank=4, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    return [write_adapter(directory / f"adapter-{seed}", sizes, rank=4, seed=seed) for seed in range(count)]
+
+
+def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
+    one, other = _adapters(tmp_path, 2)
     modules = f"pirate={one},clerk={other}"
     with running_system(tmp_path, "--model", str(DEMO_MODEL), "--lora-modules", modules) as system:
         base = system.model
@@ -68,12 +67,8 @@ def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
         chat = system.client().chat.completions.create(
             model="clerk", messages=[{"role": "user", "content": "hello"}], max_tokens=3
         )
-        tokens = httpx2.post(
-            f"{system.url}/tokenize", headers=system.headers(), json={"model": "clerk", "prompt": "hello"}, timeout=60
-        )
-        unknown = httpx2.post(
-            f"{system.url}/v1/completions", headers=system.headers(), json={"model": "cook", "prompt": "hello"}
-        )
+        tokens = system.post("/tokenize", {"model": "clerk", "prompt": "hello"})
+        unknown = system.post("/v1/completions", {"model": "cook", "prompt": "hello"})
     assert [models[name]["parent"] for name in (base, "pirate", "clerk")] == [None, base, base]
     assert chat.model == "clerk"
     assert tokens.json()["count"] > 0
@@ -81,18 +76,12 @@ def test_names_of_adapters_answer_as_merged_models(tmp_path: Path) -> None:
 
 
 def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: Path) -> None:
-    import transformers
-
-    sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
-    one, other = (write_adapter(tmp_path / name, sizes, rank=4, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    one, other = _adapters(tmp_path, 2)
     expected = {one: _expected(one), other: _expected(other)}
     with running_system(tmp_path, "--model", str(DEMO_MODEL), "--max-loras", "3") as system:
-        info = system.info
-        operator = info["metrics_url"].removesuffix("/metrics")
 
         def order(verb: str, **body: str) -> httpx2.Response:
-            headers = {"Authorization": f"Bearer {info['operator_key']}"}
-            return httpx2.post(f"{operator}/v1/{verb}_lora_adapter", headers=headers, json=body, timeout=120)
+            return system.operator(f"/v1/{verb}_lora_adapter", body)
 
         def names() -> set[str]:
             return {entry.id for entry in system.client().models.list()}
@@ -108,7 +97,8 @@ def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: P
         assert order("unload", lora_name="pirate").status_code == 200
         assert order("unload", lora_name="pirate").status_code == 404
         assert "pirate" not in names()
-        keyless = httpx2.post(f"{operator}/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/"})
+        port = system.info["metrics_url"].removesuffix("/metrics")
+        keyless = httpx2.post(f"{port}/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/"})
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, "adapter_refused")
     assert "adapter_config.json" in broken.json()["error"]["message"]
     assert (unnamed.status_code, keyless.status_code) == (400, 401)
@@ -117,10 +107,7 @@ def test_adapters_are_loaded_swapped_and_unloaded_while_requests_run(tmp_path: P
 @pytest.mark.timeout(900)
 def test_a_thousand_swaps_under_load_give_no_stale_answer(tmp_path: Path) -> None:
     """Answers of requests that begin after a swap has returned are of its content, at whichever gateway they arrive."""
-    import transformers
-
-    sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
-    contents = [write_adapter(tmp_path / str(seed), sizes, rank=4, seed=seed) for seed in range(4)]
+    contents = _adapters(tmp_path, 4)
     expected = [_expected(content) for content in contents]
     # Fewer places than contents: some swaps load what was taken out, in a slot of another.
     with running_system(tmp_path, "--model", str(DEMO_MODEL), "--max-loras", "3", "--gateways", "2") as system:
@@ -168,11 +155,8 @@ def test_a_thousand_swaps_under_load_give_no_stale_answer(tmp_path: Path) -> Non
 
 
 def test_worker_that_is_killed_while_it_reads_an_adapter_loses_no_request(tmp_path: Path) -> None:
-    import transformers
-
     pytest.importorskip("obstore")
-    sizes = linear_sizes(transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL), r".*_proj")
-    one, other = (write_adapter(tmp_path / name, sizes, rank=4, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    one, other = _adapters(tmp_path, 2)
     ports: queue.Queue[int] = queue.Queue()
     may_read = threading.Event()
     may_read.set()
@@ -187,12 +171,10 @@ def test_worker_that_is_killed_while_it_reads_an_adapter_loses_no_request(tmp_pa
         environ = {f"AWS_{name}": value for name, value in bucket.items()} | {"HEADRACE_ADAPTERS": "s3://bucket/some"}
         arguments = ("--model", str(DEMO_MODEL), "--workers", "2", "--max-loras", "1")
         with running_system(tmp_path, *arguments, environ=environ) as system, ThreadPoolExecutor(1) as clients:
-            operator = system.info["metrics_url"].removesuffix("/metrics")
-            headers = {"Authorization": f"Bearer {system.info['operator_key']}"}
             # The worker that checks them has room for the second one alone.
             for name, path in (("pirate", one), ("clerk", other)):
                 body = {"lora_name": name, "lora_path": str(path)}
-                loaded = httpx2.post(f"{operator}/v1/load_lora_adapter", headers=headers, json=body, timeout=120)
+                loaded = system.operator("/v1/load_lora_adapter", body)
                 assert loaded.status_code == 200, loaded.text
             may_read.clear()
             answer = clients.submit(_answer, system, "pirate")

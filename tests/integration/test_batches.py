@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import openai
 import pytest
 
 from tests.integration.system import System
+from tests.waiting import wait_for
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "def first(items):"}], "max_tokens": 12},
@@ -20,22 +20,19 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def batch_of(client: openai.OpenAI, endpoint: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compute bodies as a batch, and return the bodies of its answers in the order of the lines."""
+    """Compute bodies as a batch, and return the responses in the order of the lines."""
     lines = [
-        {"custom_id": f"{number:03d}", "method": "POST", "url": endpoint, "body": body}
-        for number, body in enumerate(bodies)
+        {"custom_id": f"{n:03d}", "method": "POST", "url": endpoint, "body": body} for n, body in enumerate(bodies)
     ]
     data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     file = client.files.create(file=("lines.jsonl", data), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
-    deadline = time.monotonic() + 60
-    while batch.status not in ("completed", "failed", "expired", "cancelled"):
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.1)
-        batch = client.batches.retrieve(batch.id)
-    assert batch.output_file_id is not None, batch
-    output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
-    return [line["response"]["body"] for line in sorted(output, key=lambda line: line["custom_id"])]
+    wait_for(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed", "expired", "cancelled"), 60)
+    batch = client.batches.retrieve(batch.id)
+    output = batch.output_file_id or batch.error_file_id
+    assert output is not None, batch
+    answers = [json.loads(line) for line in client.files.content(output).text.splitlines()]
+    return [line["response"] for line in sorted(answers, key=lambda line: line["custom_id"])]
 
 
 def told(answer: dict[str, Any]) -> Any:
@@ -43,11 +40,8 @@ def told(answer: dict[str, Any]) -> Any:
     if answer["object"] == "list":
         return [each["embedding"] for each in answer["data"]], answer["usage"]
     if answer["object"] == "response":
-        return (
-            [each["content"][0]["text"] for each in answer["output"]],
-            answer["status"],
-            answer["usage"]["output_tokens"],
-        )
+        texts = [each["content"][0]["text"] for each in answer["output"]]
+        return texts, answer["status"], answer["usage"]["output_tokens"]
     choices = [{**each, "stop_reason": None} for each in answer["choices"]]
     return choices, answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
 
@@ -58,7 +52,7 @@ def test_line_is_answered_as_its_endpoint_answers(system: System, endpoint: str)
     if endpoint == "/v1/embeddings":
         del body["temperature"]
     client = system.client()
-    (answer,) = batch_of(client, endpoint, [body])
+    answer = batch_of(client, endpoint, [body])[0]["body"]
     direct = client.post(endpoint, body=body, cast_to=object)
     assert isinstance(direct, dict)
     assert told(answer) == told(direct)
@@ -70,13 +64,6 @@ def test_line_that_no_worker_can_compute_ends_with_the_endpoints_error(system: S
     client = system.client()
     with pytest.raises(openai.BadRequestError) as direct:
         client.post("/v1/completions", body=long, cast_to=object)
-    data = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": long}).encode()
-    file = client.files.create(file=("lines.jsonl", data), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    while batch.error_file_id is None:
-        time.sleep(0.1)
-        batch = client.batches.retrieve(batch.id)
-    (line,) = client.files.content(batch.error_file_id).text.splitlines()
-    response = json.loads(line)["response"]
+    (response,) = batch_of(client, "/v1/completions", [long])
     assert response["status_code"] == 400
     assert response["body"]["error"]["code"] == direct.value.code

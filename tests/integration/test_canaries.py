@@ -78,15 +78,13 @@ def headrace(system: System, group: str, *arguments: str) -> str:
 
 
 def canary(system: System) -> dict[str, Any]:
-    url = system.info["metrics_url"].removesuffix("/metrics") + "/v1/canaries"
-    headers = {"Authorization": f"Bearer {system.info['operator_key']}"}
-    (found,) = httpx2.get(url, headers=headers).json()["canaries"]
+    (found,) = system.operator("/v1/canaries").json()["canaries"]
     return dict(found)
 
 
 def ask(system: System, name: str, prompt: str, **fields: Any) -> httpx2.Response:
     body = {"model": name, "prompt": prompt, "max_tokens": 6, "ignore_eos": True, **fields}
-    return httpx2.post(f"{system.url}/v1/completions", headers=system.headers(), json=body, timeout=120)
+    return system.post("/v1/completions", body)
 
 
 def text_of(answer: httpx2.Response) -> str:

@@ -213,8 +213,7 @@ def canary(system: System) -> Iterator[str]:
 
 
 def post(system: System, path: str, **body: object) -> httpx2.Response:
-    headers = {"Authorization": f"Bearer {system.info['operator_key']}"}
-    return httpx2.post(f"{console(system).removesuffix('console')}v1/{path}", headers=headers, json=body)
+    return system.operator(f"/v1/{path}", body)
 
 
 def test_canary_is_compared_and_rolled_back_by_a_person_while_requests_go_on(
@@ -402,9 +401,7 @@ def test_policy_forbids_inline_scripts_and_foreign_hosts_and_data_needs_the_key(
     for path in ("now", "requests", "requests/x", "tenants", "dead-letters"):
         assert httpx2.get(f"{console(system)}/api/{path}").status_code == 401
     assert httpx2.get(f"{console(system)}/..%2findex.html").status_code == 404
-    key = {"Authorization": f"Bearer {system.info['operator_key']}"}
-    tenants = httpx2.get(f"{console(system)}/api/tenants", headers=key)
+    tenants = system.operator("/console/api/tenants")
     assert tenants.status_code == 200
     assert "sha256" not in tenants.text
-    operator = console(system).removesuffix("/console")
-    assert httpx2.post(f"{operator}/v1/chat/completions", headers=key, json={}).status_code == 401
+    assert system.operator("/v1/chat/completions", {}).status_code == 401

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 import torch
@@ -59,17 +58,10 @@ def test_vectors_of_the_first_token(tmp_path: Path) -> None:
         answer = system.client().embeddings.create(model=system.model, input=TEXTS)
         long = "the moon is far a sum of two numbers"
         cut, short = (
-            httpx2.post(
-                f"{system.url}/v1/embeddings",
-                headers=system.headers(),
-                json={"model": system.model, "input": long, **more},
-                timeout=60,
-            )
+            system.post("/v1/embeddings", {"model": system.model, "input": long, **more})
             for more in ({"truncate_prompt_tokens": -1}, {})
         )
-        refused = httpx2.post(
-            f"{system.url}/v1/completions", headers=system.headers(), json={"model": system.model, "prompt": "moon"}
-        )
+        refused = system.post("/v1/completions", {"model": system.model, "prompt": "moon"})
     assert (short.status_code, short.json()["error"]["code"]) == (400, "context_length_exceeded")
     vectors = [entry.embedding for entry in answer.data] + [cut.json()["data"][0]["embedding"]]
     for text, vector in zip([*TEXTS, long], vectors, strict=True):
@@ -85,8 +77,8 @@ def test_ranking_of_pairs(tmp_path: Path) -> None:
     model, tokenizer = saved(tmp_path / "model", "ForSequenceClassification", num_labels=1)
     with running_system(tmp_path, "--model", str(tmp_path / "model")) as system:
         body = {"model": system.model, "query": "two numbers", "documents": TEXTS}
-        answer = httpx2.post(f"{system.url}/rerank", headers=system.headers(), json=body, timeout=60)
-        cut = httpx2.post(f"{system.url}/rerank", headers=system.headers(), json=body | {"truncate_prompt_tokens": 6})
+        answer = system.post("/rerank", body)
+        cut = system.post("/rerank", body | {"truncate_prompt_tokens": 6})
     for whole, limit in ((answer, 64), (cut, 6)):
         options = {"truncation": True, "max_length": limit, "return_token_type_ids": True, "return_tensors": "pt"}
         with torch.no_grad():

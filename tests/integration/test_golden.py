@@ -67,7 +67,7 @@ def _worker(system: System, model: Path, port: int, *arguments: str) -> Iterator
 def _ask(system: System, number: int) -> None:
     """Ask for an answer with log probabilities, of no prefix that another has."""
     body = {"model": system.model, "prompt": f"{number}. def main", "max_tokens": 24, "logprobs": 1, "seed": number}
-    answer = httpx2.post(f"{system.url}/v1/completions", json=body, headers=system.headers(), timeout=60.0)
+    answer = system.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
 
 

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +41,7 @@ from tests.gpu_worker.models.vision.seeing_models import (
 from tests.images import encoded, reference, scans_added
 from tests.integration.system import System, running_system
 from tests.ops.cli.command import headrace
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +81,7 @@ def shown(pixels: Pixels, text: str) -> list[dict[str, Any]]:
 
 
 def post(system: System, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = httpx2.post(f"{system.url}{path}", headers=system.headers(), json=body, timeout=60)
+    reply = system.post(f"{path}", body)
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
     return answer
@@ -112,11 +111,8 @@ def test_answers_are_those_of_transformers_and_counts_agree(system: System, seei
         texts.add(expected)
         common = {"model": system.model, "temperature": 0}
         content = shown(pixels, "Look")
-        chat = post(
-            system,
-            "/v1/chat/completions",
-            {**common, "messages": [{"role": "user", "content": content}], "max_tokens": 6},
-        )
+        asked_in_chat = {"model": system.model, "messages": [{"role": "user", "content": content}]}
+        chat = post(system, "/v1/chat/completions", {**asked_in_chat, "temperature": 0, "max_tokens": 6})
         assert chat["choices"][0]["message"]["content"] == expected
         assert chat["usage"]["prompt_tokens"] == len(prompt)
         item = [{"type": "input_image", "image_url": url(pixels)}, {"type": "input_text", "text": "Look"}]
@@ -131,12 +127,7 @@ def test_answers_are_those_of_transformers_and_counts_agree(system: System, seei
         assert message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"] == len(prompt)
         counted = post(system, "/v1/messages/count_tokens", {"model": system.model, "messages": [turn]})
         assert counted["input_tokens"] == len(prompt)
-        assert (
-            post(system, "/tokenize", {"model": system.model, "messages": [{"role": "user", "content": content}]})[
-                "tokens"
-            ]
-            == prompt
-        )
+        assert post(system, "/tokenize", asked_in_chat)["tokens"] == prompt
         assert post(system, "/v1/responses/input_tokens", asked)["input_tokens"] == len(prompt)
     assert len(texts) == 2
 
@@ -165,10 +156,7 @@ def test_batches_and_files_show_images(system: System, seeing: tuple[Path, Any])
     background = post(system, "/v1/responses", {**asked, "background": True})
     chat = {"model": system.model, "temperature": 0, "max_tokens": 4}
     broken = {"type": "image_url", "image_url": "data:image/png;base64,AA=="}
-    bodies = [
-        {**chat, "messages": [{"role": "user", "content": shown(pixels, "Look")}]},
-        {**chat, "messages": [{"role": "user", "content": [broken]}]},
-    ]
+    bodies = [{**chat, "messages": [{"role": "user", "content": each}]} for each in (shown(pixels, "Look"), [broken])]
     lines = [
         json.dumps({"custom_id": str(place), "method": "POST", "url": "/v1/chat/completions", "body": body})
         for place, body in enumerate(bodies)
@@ -176,10 +164,8 @@ def test_batches_and_files_show_images(system: System, seeing: tuple[Path, Any])
     for number, line in enumerate(lines):
         file = client.files.create(file=("lines.jsonl", f"{line}\n".encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-        deadline = time.monotonic() + 60
-        while (batch := client.batches.retrieve(batch.id)).status not in ("completed", "failed"):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda id_=batch.id: client.batches.retrieve(id_).status in ("completed", "failed"), 60)
+        batch = client.batches.retrieve(batch.id)
         if number == 0:
             assert batch.output_file_id is not None
             (answer,) = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
@@ -188,13 +174,8 @@ def test_batches_and_files_show_images(system: System, seeing: tuple[Path, Any])
         else:
             assert batch.errors is not None
             assert "is not a PNG, JPEG, WebP or GIF" in (batch.errors.data or [])[0].message  # type: ignore[operator]
-    deadline = time.monotonic() + 60
-    while (record := httpx2.get(f"{system.url}/v1/responses/{background['id']}", headers=system.headers()).json())[
-        "status"
-    ] in ("queued", "in_progress"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert record["output"][-1]["content"][0]["text"] == expected
+    wait_for(lambda: client.responses.retrieve(background["id"]).status not in ("queued", "in_progress"), 60)
+    assert client.responses.retrieve(background["id"]).output_text == expected
 
 
 def test_answer_about_an_image_goes_on_when_its_worker_dies(system: System, seeing: tuple[Path, Any]) -> None:
@@ -309,12 +290,8 @@ async def test_batch_work_about_an_image_goes_on_when_its_worker_dies(system: Sy
     try:
         results = await queue.subscribe("hr.result.default.*")
         ref = msgspec.to_builtins(reference(data))
-        message = {
-            "role": "user",
-            "content": "Look",
-            "part_lengths": [4],
-            "images": [{"num_parts_before": 0, "index": 0}],
-        }
+        place = {"num_parts_before": 0, "index": 0}
+        message = {"role": "user", "content": "Look", "part_lengths": [4], "images": [place]}
         job = {"model": model, "lane": "batch", "messages": [message], "sampling": sampling}
         lost = {**ref, "digest": base64.b64encode(bytes(32)).decode()}
         for name, media in (("seen", ref), ("lost", lost)):

@@ -37,6 +37,12 @@ PERSON = {
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
 
 
+def ask(system: System, **fields: Any) -> Any:
+    """Ask for a chat answer, at most 400 tokens long."""
+    asked = {"model": system.model, "messages": MESSAGES, "max_tokens": 400} | fields
+    return system.client().chat.completions.create(**asked)
+
+
 def streamed(chunks: Any) -> tuple[str, str | None]:
     text, finish = "", None
     for chunk in chunks:
@@ -48,35 +54,18 @@ def streamed(chunks: Any) -> tuple[str, str | None]:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_documents_of_a_schema_match_it_whole_and_streamed(system: System, temperature: int) -> None:
-    client, model = system.client(), system.model
     for seed in range(4):
-        asked: dict[str, Any] = {
-            "model": model,
-            "messages": MESSAGES,
-            "response_format": FORMAT,
-            "temperature": temperature,
-            "seed": seed,
-            "max_tokens": 400,
-            "extra_headers": {"Cache-Control": "no-cache"},
-        }
-        whole = client.chat.completions.create(**asked).choices[0]
-        text, finish = streamed(client.chat.completions.create(**asked, stream=True))
+        asked: dict[str, Any] = {"response_format": FORMAT, "temperature": temperature, "seed": seed}
+        asked |= {"extra_headers": {"Cache-Control": "no-cache"}}
+        whole = ask(system, **asked).choices[0]
+        text, finish = streamed(ask(system, **asked, stream=True))
         assert (text, finish) == (whole.message.content, whole.finish_reason)
         assert finish == "stop"
         jsonschema.validate(json.loads(text), PERSON)
 
 
 def test_choices_and_logprobs_follow_the_grammar(system: System) -> None:
-    answer = system.client().chat.completions.create(
-        model=system.model,
-        messages=MESSAGES,
-        n=3,
-        seed=5,
-        max_tokens=400,
-        logprobs=True,
-        top_logprobs=2,
-        response_format=FORMAT,
-    )
+    answer = ask(system, n=3, seed=5, logprobs=True, top_logprobs=2, response_format=FORMAT)
     for choice in answer.choices:
         jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
         assert choice.logprobs is not None
@@ -85,9 +74,7 @@ def test_choices_and_logprobs_follow_the_grammar(system: System) -> None:
 
 
 def test_document_that_is_cut_off_says_so(system: System) -> None:
-    answer = system.client().chat.completions.create(
-        model=system.model, messages=MESSAGES, max_tokens=4, response_format=FORMAT, temperature=0
-    )
+    answer = ask(system, max_tokens=4, response_format=FORMAT, temperature=0)
     assert answer.choices[0].finish_reason == "length"
     assert (answer.choices[0].message.content or "").startswith("{")
 
@@ -121,24 +108,17 @@ def test_class_of_pydantic_is_filled_by_the_sdk(system: System) -> None:
 def test_forms_of_other_servers_constrain_chat_and_completions(
     system: System, fields: dict[str, Any], pattern: str
 ) -> None:
-    client, model = system.client(), system.model
-    chat = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=64, seed=3, extra_body=fields)
-    text = client.completions.create(model=model, prompt="x", max_tokens=64, seed=3, extra_body=fields)
+    chat = ask(system, max_tokens=64, seed=3, extra_body=fields)
+    text = system.client().completions.create(model=system.model, prompt="x", max_tokens=64, seed=3, extra_body=fields)
     assert re.fullmatch(pattern, chat.choices[0].message.content or "")
     assert re.fullmatch(pattern, text.choices[0].text)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"json_object": True}},
-    ],
+    "fields", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )
 def test_mode_of_json_gives_an_object(system: System, fields: dict[str, Any]) -> None:
-    answer = system.client().chat.completions.create(
-        model=system.model, messages=MESSAGES, max_tokens=500, seed=2, extra_body=fields
-    )
+    answer = ask(system, max_tokens=500, seed=2, extra_body=fields)
     text = answer.choices[0].message.content or ""
     assert text.startswith("{")
     assert answer.choices[0].finish_reason == "length" or isinstance(json.loads(text), dict)
@@ -160,11 +140,7 @@ def test_mode_of_json_gives_an_object(system: System, fields: dict[str, Any]) ->
 )
 def test_schema_that_cannot_be_obeyed_is_refused_with_the_reason(system: System, schema: Any, words: list[str]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        system.client().chat.completions.create(
-            model=system.model,
-            messages=MESSAGES,
-            response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
-        )
+        ask(system, response_format=FORMAT | {"json_schema": {"name": "n", "schema": schema, "strict": True}})
     assert (refused.value.param or "").startswith("response_format.json_schema.schema")
     assert all(word in refused.value.message for word in words), refused.value.message
 
@@ -181,9 +157,7 @@ def test_refused_grammar_is_a_400_about_the_field_that_was_sent(
     system: System, field: str, grammar: Any, reason: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        system.client().chat.completions.create(
-            model=system.model, messages=MESSAGES, max_tokens=4, extra_body={field: grammar}
-        )
+        ask(system, max_tokens=4, extra_body={field: grammar})
     assert refused.value.param == field
     assert str(refused.value.body["message"]).startswith(f"{field}: ")  # type: ignore[index]
     assert reason in refused.value.message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx2
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -79,10 +78,8 @@ def test_tokenizer_counts_tools_and_history_as_the_answer_does(system: System) -
     counts = {}
     for name, tools in (("with", [TOOL]), ("without", None)):
         body = {"model": system.model, "messages": history, "tools": tools}
-        reply = httpx2.post(f"{system.url}/tokenize", json=body, headers=system.headers())
-        answer = httpx2.post(
-            f"{system.url}/v1/chat/completions", json=body | {"max_tokens": 1}, headers=system.headers()
-        )
+        reply = system.post("/tokenize", body)
+        answer = system.post("/v1/chat/completions", body | {"max_tokens": 1})
         counts[name] = reply.json()["count"]
         assert answer.json()["usage"]["prompt_tokens"] == counts[name]
     assert counts["with"] > counts["without"] + 50
@@ -90,5 +87,5 @@ def test_tokenizer_counts_tools_and_history_as_the_answer_does(system: System) -
 
 def test_template_of_a_request_is_not_allowed_by_default(system: System) -> None:
     body = {"model": system.model, "messages": ASKED, "chat_template": "mine"}
-    answer = httpx2.post(f"{system.url}/v1/chat/completions", json=body, headers=system.headers())
+    answer = system.post("/v1/chat/completions", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -14,16 +15,7 @@ from tests.integration.system import running_system
 
 # Where `make bench-engine` looks for it too. It is too large to be installed for a test.
 VLLM = Path.home() / ".cache/headrace/bench/vllm/venv/bin/vllm"
-LOAD = (
-    "--dataset-name",
-    "random",
-    "--random-input-len",
-    "48",
-    "--random-output-len",
-    "12",
-    "--random-prefix-len",
-    "16",
-)
+LOAD = "--dataset-name random --random-input-len 48 --random-output-len 12 --random-prefix-len 16"
 TIMEOUT_S = 500
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not VLLM.exists(), reason=f"needs vLLM in {VLLM.parents[1]}")]
@@ -37,7 +29,7 @@ def _measure(directory: Path, url: str, *arguments: str, key: str | None = None)
     environ = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
     environ |= {"PYTHONPATH": str(directory / "metadata"), "HF_HUB_OFFLINE": "1"}
     environ |= {} if key is None else {"OPENAI_API_KEY": key}
-    command = [VLLM, "bench", "serve", "--base-url", url, "--tokenizer", DEMO_MODEL, *LOAD, *arguments]
+    command = [VLLM, "bench", "serve", "--base-url", url, "--tokenizer", DEMO_MODEL, *shlex.split(LOAD), *arguments]
     done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout

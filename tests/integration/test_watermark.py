@@ -74,7 +74,8 @@ def test_marked_texts_are_found_after_drafts_a_death_and_a_batch(tmp_path: Path)
         moved = _stream(client, system, kills=True)
         assert system.gauge("headrace_redispatches_total") > 0
         of_phone = system.client(api_key=phone)
-        [line] = batch_of(of_phone, "/v1/completions", [{"model": system.model, "ignore_eos": True, **BODY}])
+        asked = {"model": system.model, "ignore_eos": True, **BODY}
+        [line] = [response["body"] for response in batch_of(of_phone, "/v1/completions", [asked])]
     assert moved == whole != plain
     # Detection needs the earlier secrets as well.
     assert headrace_here("keys", "--keys-file", str(keys), "watermark", "default", "--rotate").returncode == 0

@@ -33,12 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(300)
 def test_wheel_serves_from_site_packages(site: Path, tmp_path: Path) -> None:
     environ = {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
-    where = [
-        sys.executable,
-        "-c",
-        "import gateway, ops, kernels; print(gateway.__file__, ops.__file__, kernels.__file__)",
-    ]
-    shown = subprocess.check_output(where, env=os.environ | environ, cwd=tmp_path, text=True)
+    program = "import gateway, ops, kernels; print(gateway.__file__, ops.__file__, kernels.__file__)"
+    shown = subprocess.check_output([sys.executable, "-c", program], env=os.environ | environ, cwd=tmp_path, text=True)
     assert all(Path(path).is_relative_to(site) for path in shown.split())
     with running_system(tmp_path, environ=environ) as system:
         answer = system.client().completions.create(

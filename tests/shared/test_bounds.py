@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -14,43 +15,16 @@ from gateway.pooling.bodies import EmbeddingsBody, RerankBody, ScoreBody
 from gpu_worker.consumer.unreadable import RequestEnvelope, UnreadableRequestError, read_request
 from shared.messages import GatewayHeartbeat, Heartbeat, Request, decode_request
 from shared.tokenizer_calls import DetokenizeCall, TokenizeCall
-from tests.bounded_types import (
-    Collection,
-    Leaf,
-    Number,
-    illegal_numbers,
-    leaves,
-    legal_numbers,
-)
+from tests.bounded_types import Collection, Leaf, Number, illegal_numbers, leaves, legal_numbers
 
 BODIES = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, EmbeddingsBody, RerankBody, ScoreBody]
 HEARTBEATS = [Heartbeat, GatewayHeartbeat]
 MESSAGES = [Request, RequestEnvelope, TokenizeCall, DetokenizeCall, *HEARTBEATS, *BODIES]
 # These are as long as the message or the body, which is bounded as a whole.
-LONG_TEXTS = {
-    "query",
-    "input",
-    "documents",
-    "text_1",
-    "text_2",
-    "text",
-    "texts",
-    "content",
-    "prediction",
-    "prompt",
-    "reasoning",
-    "arguments",
-    "tools",
-    "variables",
-    "template",
-    "suffix",
-    "refusal",
-    "thinking",
-    "image_url",
-    "url",
-    "reasoning_content",
-    "description",
-}
+LONG_TEXTS = re.compile(
+    "query|input|documents|text(_1|_2|s)?|content|prediction|prompt|reasoning(_content)?|arguments|tools|variables|"
+    "template|suffix|refusal|thinking|(image_)?url|description"
+)
 LEAVES = leaves(Request)
 NUMBERS = [leaf for leaf in LEAVES if isinstance(leaf.type, Number)]
 COLLECTIONS = [leaf for leaf in LEAVES if isinstance(leaf.type, Collection)]
@@ -101,7 +75,7 @@ def test_every_number_text_and_collection_has_bounds(struct: type[msgspec.Struct
             assert described.ge is not None or described.gt is not None, leaf
             assert described.le is not None, leaf
         elif isinstance(described, inspect.StrType):
-            is_long = LONG_TEXTS & {leaf.path[-1], leaf.path[0] if leaf.path[-1] == "*" else ""}
+            is_long = LONG_TEXTS.fullmatch(leaf.path[0] if leaf.path[-1] == "*" else leaf.path[-1])
             assert described.max_length is not None or is_long, leaf
         else:
             assert isinstance(described, Collection)

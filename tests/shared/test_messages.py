@@ -10,7 +10,6 @@ from shared.messages import Cancel, Delta, Finish, Frame, Request, TokenLogprob,
 from shared.request_fields import UnknownFieldError
 from shared.sampling import Sampling
 
-
 CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "name": "f", "arguments": "", "names": 1}]}
 
 

@@ -20,6 +20,7 @@ from shared.nats_files import NatsFiles
 from tests.certificates import OPENSSL, Certificate, make_authority, make_certificate
 from tests.ops.cli.command import headrace
 from tests.servers import NatsServer
+from tests.waiting import until
 
 needs_openssl = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command to make certificates")
 
@@ -134,10 +135,7 @@ async def test_server_that_ends_a_connection_is_no_warning_of_python_s(
     client = await connect(url, role="worker", name="w", files=files)
     # Other than when it is killed, the server ends TLS before the connection.
     server.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 10
-    while client.is_connected:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    await until(lambda: not client.is_connected)
     await client.close()
     assert "eof_received" not in caplog.text
 
@@ -175,10 +173,7 @@ async def test_server_that_falls_back_to_clear_text_after_a_restart_is_not_recon
     client = await connect(url, role="worker", name="w", user="u", password="secret", files=files, on_error=note)
     server.kill()
     async with clear_text_server(server.port) as (fake, _):
-        deadline = time.monotonic() + 10
-        while not any("does not offer TLS" in str(error) for error in errors):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until(lambda: any("does not offer TLS" in str(error) for error in errors))
         # What waits for a connection must not leave with the last words of a client that is closed.
         await client.publish("hr.req.m.interactive", b"a secret prompt")
         async with asyncio.timeout(5):
