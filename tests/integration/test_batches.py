@@ -21,10 +21,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def batch_of(client: openai.OpenAI, endpoint: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compute bodies as a batch, and return the responses in the order of the lines."""
-    lines = [
-        {"custom_id": f"{n:03d}", "method": "POST", "url": endpoint, "body": body} for n, body in enumerate(bodies)
-    ]
-    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    rows = [{"custom_id": f"{n:03d}", "method": "POST", "url": endpoint, "body": body} for n, body in enumerate(bodies)]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in rows)
     file = client.files.create(file=("lines.jsonl", data), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
     wait_for(lambda: client.batches.retrieve(batch.id).status in ("completed", "failed", "expired", "cancelled"), 60)

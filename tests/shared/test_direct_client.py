@@ -8,12 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from nats.aio.msg import Msg
-from nats.errors import (
-    ConnectionClosedError,
-    ConnectionReconnectingError,
-    FlushTimeoutError,
-    OutboundBufferLimitError,
-)
+from nats.errors import ConnectionClosedError, ConnectionReconnectingError, FlushTimeoutError, OutboundBufferLimitError
 
 from shared.direct_client import MAX_UNSENT_BYTES, DirectClient
 from shared.nats_connection import connect
@@ -39,6 +34,19 @@ async def guest(server: NatsServer) -> AsyncIterator[DirectClient]:
     client = await connect(server.url, role="gateway", name="g")
     yield client
     await client.close()
+
+
+async def received_by(client: DirectClient) -> list[bytes]:
+    """Return a list of what comes in on the subject `s`."""
+    received: list[bytes] = []
+    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    return received
+
+
+def transport_of(client: DirectClient) -> asyncio.Transport:
+    transport = client._socket_transport()
+    assert transport is not None
+    return transport
 
 
 async def fill(client: DirectClient, subject: str) -> int:
@@ -91,8 +99,7 @@ async def test_bytes_in_any_pieces_give_the_same_messages(client: DirectClient) 
     received: list[bytes] = []
     subscription = await client.subscribe_direct("s", lambda message: received.append(message.data))
     stream = b"".join(b"MSG s %d %d\r\n%b\r\n" % (subscription._id, n, b"\r\nMSG s 1 0\r\n"[:n]) for n in range(12))
-    transport = client._socket_transport()
-    assert transport is not None
+    transport = transport_of(client)
     tap = transport.get_protocol()
     assert isinstance(tap, asyncio.Protocol)
     for size in range(1, len(stream) + 1):
@@ -121,8 +128,7 @@ async def test_handler_that_raises_costs_its_message_alone(
 
 
 async def test_first_publication_of_a_turn_is_written_at_once_and_the_others_together(client: DirectClient) -> None:
-    received: list[bytes] = []
-    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    received = await received_by(client)
     await asyncio.sleep(0.01)
     await client.publish("s", b"0")
     assert not client._pending
@@ -137,8 +143,7 @@ async def test_first_publication_of_a_turn_is_written_at_once_and_the_others_tog
 
 
 async def test_flush_waits_for_everything_that_was_published_before(client: DirectClient) -> None:
-    received: list[bytes] = []
-    await client.subscribe_direct("s", lambda message: received.append(message.data))
+    received = await received_by(client)
     await asyncio.sleep(0.01)
     for n in range(3):
         client.send("s", b"%d" % n)
@@ -151,8 +156,7 @@ async def test_flush_waits_for_what_a_server_that_does_not_read_has_not_taken_ye
 ) -> None:
     received: list[bytes] = []
     await guest.subscribe_direct("s", lambda message: received.append(message.data[:6]))
-    transport = guest._socket_transport()
-    assert transport is not None
+    transport = transport_of(guest)
     server.pause()
     try:
         num_sent = await fill(guest, "s")
@@ -169,11 +173,9 @@ async def test_flush_waits_for_what_a_server_that_does_not_read_has_not_taken_ye
 
 
 async def test_what_is_sent_when_the_connection_has_just_ended_arrives_over_the_next_one(guest: DirectClient) -> None:
-    received: list[bytes] = []
-    await guest.subscribe_direct("s", lambda message: received.append(message.data))
+    received = await received_by(guest)
     await guest.flush()
-    transport = guest._socket_transport()
-    assert transport is not None
+    transport = transport_of(guest)
     transport.abort()
     for number in range(3):  # before the library knows of it, while it learns of it, and later
         guest.send("s", b"%d" % number)
@@ -239,8 +241,7 @@ async def test_flush_says_at_once_that_the_server_is_away(server: NatsServer, gu
 async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound(
     server: NatsServer, guest: DirectClient
 ) -> None:
-    received: list[bytes] = []
-    await guest.subscribe_direct("s", lambda message: received.append(message.data))
+    received = await received_by(guest)
     server.kill()
     await until(lambda: not guest.is_connected)
     assert not guest.is_writable
@@ -262,10 +263,8 @@ async def test_what_is_sent_while_the_server_is_away_arrives_later_up_to_a_bound
 async def test_server_that_does_not_read_stops_direct_writes_until_it_does(
     server: NatsServer, guest: DirectClient
 ) -> None:
-    received: list[bytes] = []
-    await guest.subscribe_direct("s", lambda message: received.append(message.data))
-    transport = guest._socket_transport()
-    assert transport is not None
+    received = await received_by(guest)
+    transport = transport_of(guest)
     server.pause()
     try:
         num_sent = await fill(guest, "s")

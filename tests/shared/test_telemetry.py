@@ -8,12 +8,9 @@ import pytest
 from shared.telemetry import JsonFormatter, LineFormatter, configure_logging
 
 
-def _line(message: str, **extra: object) -> str:
-    record = logging.makeLogRecord(
-        {"name": "part", "levelname": "INFO", "msg": message, "created": 0.25, "msecs": 250.0}
-    )
-    record.__dict__.update(extra)
-    return LineFormatter({"role": "worker"}).format(record)
+def _line(message: str, kind: type[LineFormatter] | type[JsonFormatter] = LineFormatter, **extra: object) -> str:
+    told = {"name": "part", "levelname": "INFO", "msg": message, "created": 0.25, "msecs": 250.0}
+    return kind({"role": "worker"}).format(logging.makeLogRecord(told | extra))
 
 
 def test_line_has_time_level_name_message_and_fields() -> None:
@@ -40,11 +37,8 @@ def test_exception_becomes_one_field() -> None:
 
 
 def test_json_line_has_the_same_fields_with_their_types() -> None:
-    record = logging.makeLogRecord(
-        {"name": "part", "levelname": "INFO", "msg": "request", "created": 0.25, "msecs": 250.0}
-    )
-    record.__dict__.update(tokens=7, ttft_s=0.5, path=Path("/x"), rate=float("nan"), forged="a\nb")
-    line = JsonFormatter({"role": "worker"}).format(record)
+    fields = {"tokens": 7, "ttft_s": 0.5, "path": Path("/x"), "rate": float("nan"), "forged": "a\nb"}
+    line = _line("request", JsonFormatter, **fields)
     assert "\n" not in line
     assert json.loads(line) == {
         "time": "1970-01-01T00:00:00.250Z",

@@ -39,6 +39,26 @@ async def js(start_nats: Callable[..., NatsServer]) -> AsyncIterator[JetStreamCo
     await client.close()
 
 
+@pytest.fixture
+async def bare(
+    start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[JetStreamContext]:
+    """A server without streams, which is asked again at once after a refusal."""
+    monkeypatch.setattr("shared.usage_ledger._PAUSE_S", 0.0)
+    client = await nats.connect(start_nats().url)
+    yield client.jetstream()
+    await client.close()
+
+
+async def count(js: JetStreamContext, ledger: UsageLedger) -> None:
+    ledger.add("t", "m", **TOKENS)
+    await ledger.flush(js)
+
+
+async def by_measure(js: JetStreamContext) -> dict[str, int]:
+    return {measure: total for (*_, measure), total in (await totals(js)).items()}
+
+
 async def totals(js: JetStreamContext) -> dict[tuple[str, str, str, str], int]:
     return {(each.tenant, each.model, each.lane, each.measure): each.total async for each in read_usage(js)}
 
@@ -106,12 +126,9 @@ async def test_change_around_an_outage_counts_once_whatever_others_count_and_how
             await ledger.flush(js)
     # Longer than the window, of which NATS looks now and then what has left it.
     await asyncio.sleep(0.5)
-    other.add("t", "m", **TOKENS)
-    await other.flush(js)
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
-    counts = {measure: total for (*_, measure), total in (await totals(js)).items()}
-    assert counts == {"requests": 3, "prompt_tokens": 15, "completion_tokens": 9}
+    await count(js, other)
+    await count(js, ledger)
+    assert await by_measure(js) == {"requests": 3, "prompt_tokens": 15, "completion_tokens": 9}
 
 
 async def test_attempt_that_arrives_after_its_repetition_counts_once(
@@ -151,11 +168,7 @@ async def test_nothing_of_a_publication_counts_that_is_cut_off(
         await ledger.flush(js)
     assert await totals(js) == {}
     await ledger.flush(js)
-    assert {measure: total for (*_, measure), total in (await totals(js)).items()} == {
-        "requests": 1,
-        "prompt_tokens": 5,
-        "completion_tokens": 3,
-    }
+    assert await by_measure(js) == {"requests": 1, "prompt_tokens": 5, "completion_tokens": 3}
 
 
 async def test_more_changes_than_one_publication_holds_are_all_counted(
@@ -174,9 +187,8 @@ async def test_receipts_are_no_usage_and_old_ones_are_deleted(
     js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, now = UsageLedger("batch"), datetime.now(UTC)
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
-    assert {measure for (*_, measure) in await totals(js)} == {"requests", "prompt_tokens", "completion_tokens"}
+    await count(js, ledger)
+    assert set(await by_measure(js)) == {"requests", "prompt_tokens", "completion_tokens"}
     for days, num_messages in ((29, 7), (31, 6)):
         await delete_old_receipts(js, now + timedelta(days=days))
         assert (await js.stream_info(USAGE_STREAM)).state.messages == num_messages
@@ -188,61 +200,38 @@ async def test_receipts_are_no_usage_and_old_ones_are_deleted(
     assert (await totals(js))["t", "m", "batch", "requests"] == 2
 
 
-async def test_stream_of_the_version_before_keeps_counts_waiting_until_setup(
-    start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_of_version_before", [True, False])
+async def test_without_a_stream_of_this_version_nothing_is_lost_but_told(
+    bare: JetStreamContext, caplog: pytest.LogCaptureFixture, *, is_of_version_before: bool
 ) -> None:
-    monkeypatch.setattr("shared.usage_ledger._PAUSE_S", 0.0)
-    client = await nats.connect(start_nats().url)
-    js = client.jetstream()
-    [config] = [config for config in stream_configs(StreamLimits()) if config.name == USAGE_STREAM]
-    await js.add_stream(config.evolve(allow_atomic=None))
-    await ensure_streams(js, StreamLimits())
+    if is_of_version_before:
+        [config] = [config for config in stream_configs(StreamLimits()) if config.name == USAGE_STREAM]
+        await bare.add_stream(config.evolve(allow_atomic=None))
+        await ensure_streams(bare, StreamLimits())
     ledger = UsageLedger("batch")
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
+    await count(bare, ledger)
     assert "run `headrace setup`" in caplog.text
-    await reshape_streams(js, StreamLimits())
-    await ledger.flush(js)
-    assert (await totals(js))["t", "m", "batch", "completion_tokens"] == 3
-    await client.close()
+    await ensure_streams(bare, StreamLimits())
+    await reshape_streams(bare, StreamLimits())
+    await ledger.flush(bare)
+    assert (await totals(bare))["t", "m", "batch", "completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("is_of_version_before", [True, False])
-async def test_few_large_messages_push_out_no_counter(
-    start_nats: Callable[..., NatsServer], *, is_of_version_before: bool
-) -> None:
-    client = await nats.connect(start_nats().url)
-    js, limits = client.jetstream(), StreamLimits(usage_max_bytes=256 << 10)
+async def test_few_large_messages_push_out_no_counter(bare: JetStreamContext, *, is_of_version_before: bool) -> None:
+    js, limits = bare, StreamLimits(usage_max_bytes=256 << 10)
     if is_of_version_before:
         [config] = [config for config in stream_configs(limits) if config.name == USAGE_STREAM]
         await js.add_stream(config.evolve(max_msg_size=None))
     await ensure_streams(js, limits)
     await reshape_streams(js, limits)
     ledger = UsageLedger("interactive")
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
+    await count(js, ledger)
     for number in range(8):
         with pytest.raises(APIError, match="message size exceeds maximum"):
             await js.publish(f"hr.usage.x.m.batch.x{number}", headers={"Nats-Incr": "+1", "X": "x" * 60_000})
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
+    await count(js, ledger)
     assert (await totals(js))["t", "m", "interactive", "completion_tokens"] == 6
-    await client.close()
-
-
-async def test_without_the_stream_nothing_is_lost_but_told(
-    start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("shared.usage_ledger._PAUSE_S", 0.0)
-    client = await nats.connect(start_nats().url)
-    ledger = UsageLedger("interactive")
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(client.jetstream())
-    assert "run `headrace setup`" in caplog.text
-    await ensure_streams(client.jetstream(), StreamLimits())
-    await ledger.flush(client.jetstream())
-    assert (await totals(client.jetstream()))["t", "m", "interactive", "completion_tokens"] == 3
-    await client.close()
 
 
 async def test_hours_that_a_system_of_the_version_before_does_not_keep_take_nothing_from_the_totals(
@@ -275,16 +264,14 @@ async def test_what_was_counted_around_an_outage_is_sent_when_the_process_ends(
 
     monkeypatch.setattr(js, "publish", failing)
     ledger = UsageLedger("interactive")
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
+    await count(js, ledger)
     assert "sent again" in caplog.text
     assert "headrace setup" not in caplog.text
     ledger.add("t", "m", **TOKENS)
     # A slow answer is not a reason to pause: this turn asks again, and is refused.
     await ledger.flush(js)
     assert "headrace setup" in caplog.text
-    ledger.add("t", "m", **TOKENS)
-    await ledger.flush(js)
+    await count(js, ledger)
     assert (errors, await counted()) == ([], 0)
     await ledger.flush(js, is_last=True)
     assert await counted() == 3
