@@ -52,12 +52,7 @@ def is_resident(digest: str, residents: ResidentAdapters) -> bool:
 
 
 class NamesRead(Struct, frozen=True, array_like=True):
-    """How far a gateway has read what the names of adapters mean.
-
-    Attributes:
-        created: When the stream of names was made, Unix seconds: the sequences of another one say nothing.
-        seq: The last sequence that it has read.
-    """
+    """The last sequence that a gateway has read of the stream of names that was made at `created`, and of no other."""
 
     created: UnixSeconds
     seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -71,12 +66,7 @@ class AdapterOrder(Struct, frozen=True, tag="adapter"):
 
 
 class AdapterReply(Struct, frozen=True, tag="adapter_reply"):
-    """What became of it.
-
-    Attributes:
-        error: Why it was not done; None when it was.
-        is_fault: It may be done later or elsewhere: the adapter is not at fault.
-    """
+    """Why it was not done, if it was not; with `is_fault` it may be later or elsewhere: the adapter is not at fault."""
 
     error: str | None = None
     is_fault: bool = False

@@ -49,13 +49,7 @@ class AdapterStoreError(HeadraceError):
 
 
 class AdapterContent(Struct, frozen=True, array_like=True):
-    """What is known of an adapter without reading its weights.
-
-    Attributes:
-        digest: SHA-256 of both files, in hexadecimal digits.
-        num_bytes: Of both files.
-        rank: As its configuration says; 0 if that does not.
-    """
+    """The digest and size of both files of an adapter, and its rank if the configuration says one, else 0."""
 
     digest: Digest
     num_bytes: Annotated[int, Meta(ge=0)]

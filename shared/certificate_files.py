@@ -15,11 +15,7 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 
 class CertificateFileError(Exception):
-    """A file cannot be used.
-
-    Attributes:
-        is_key: It is the one with the key.
-    """
+    """A file cannot be used; `is_key` if it is the one with the key."""
 
     def __init__(self, problem: str, *, is_key: bool) -> None:
         super().__init__(problem)

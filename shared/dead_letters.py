@@ -34,14 +34,7 @@ _PUBLISH_TIMEOUT_S = 5.0
 
 
 class DeadAttempt(Struct, frozen=True, array_like=True):
-    """One attempt that failed.
-
-    Attributes:
-        worker: The worker that held the request; empty if none did.
-        epoch: Attempt number.
-        time: Unix seconds at which the attempt was given up.
-        error: Why.
-    """
+    """One attempt that failed: the worker that held the request, empty if none did, when it was given up, and why."""
 
     worker: str
     epoch: int

@@ -34,23 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class JobEnd(Struct, frozen=True, array_like=True):
-    """How and when a job ended.
-
-    Attributes:
-        finish: Its finish reason.
-        ended: Unix seconds, by the clock of NATS.
-    """
+    """How and when a job ended, in Unix seconds by the clock of NATS."""
 
     finish: FinishReason
     ended: float
 
 
 class KeptResults:
-    """Stores results and their ends.
-
-    Attributes:
-        shares: Counts what each tenant stores.
-    """
+    """Stores results and their ends; `shares` counts what each tenant stores."""
 
     def __init__(self, js: JetStreamContext, shares: ResultShares) -> None:
         self._js = js

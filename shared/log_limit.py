@@ -51,7 +51,8 @@ class LogLimit:
         now = self._clock()
         known = self._senders.get(sender)
         if known is None and len(self._senders) >= _MAX_SENDERS:
-            self._forget_old(now)
+            senders = self._senders.items()
+            self._senders = {name: each for name, each in senders if now - each.logged_at < self._interval_s}
             if len(self._senders) >= _MAX_SENDERS:
                 sender = _OTHERS
                 known = self._senders.get(sender)
@@ -63,8 +64,3 @@ class LogLimit:
             return None
         num_left_out, known.num_left_out, known.logged_at = known.num_left_out, 0, now
         return num_left_out
-
-    def _forget_old(self, now: float) -> None:
-        self._senders = {
-            name: sender for name, sender in self._senders.items() if now - sender.logged_at < self._interval_s
-        }

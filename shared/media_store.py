@@ -42,11 +42,7 @@ class MediaStoreError(HeadraceError):
 
 
 class MediaFullError(MediaStoreError):
-    """The store has no room, or the tenant's share of it is used up; the message says which.
-
-    Attributes:
-        is_own: It is the tenant's share.
-    """
+    """The store has no room or, if `is_own`, the tenant's share of it is used up; the message says which."""
 
     def __init__(self, message: str, *, is_own: bool) -> None:
         super().__init__(message)

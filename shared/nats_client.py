@@ -23,13 +23,10 @@ class ClearTextError(NatsError):
 
 
 class NatsClient(DirectClient):
-    """A client that gives a connection up where it cannot be begun; a server may ask any client for a handshake.
-
-    Attributes:
-        is_ended: We have closed it, or are about to: it was not the server.
-    """
+    """A client that gives a connection up where it cannot be begun; a server may ask any client for a handshake."""
 
     is_ended = False
+    """We have closed it, or are about to: it was not the server."""
 
     async def _process_connect_init(self) -> None:
         try:

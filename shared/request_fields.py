@@ -24,11 +24,7 @@ _TAG = "type"
 
 
 class UnknownFieldError(ValueError):
-    """A request has a field that nothing reads.
-
-    Attributes:
-        param: The field.
-    """
+    """A request has a field, `param`, that nothing reads."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)

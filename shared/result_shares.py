@@ -53,13 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Piece(Struct, frozen=True, array_like=True):
-    """Results that one process stored for a tenant.
-
-    Attributes:
-        last_seq: Number of the last of them in the stream.
-        num_bytes: Of all of them.
-        stored: Unix seconds of the last.
-    """
+    """Results that one process stored for a tenant: number of the last, bytes of all, Unix seconds of the last."""
 
     last_seq: int
     num_bytes: int
@@ -73,11 +67,7 @@ class _Uncounted:
 
 
 class ResultShares:
-    """Counts what tenants store and, in workers, purges what exceeds their shares when the stream is nearly full.
-
-    Attributes:
-        clock: Tells when results were stored.
-    """
+    """Counts what tenants store and, in workers, purges what exceeds their shares when the stream is nearly full."""
 
     def __init__(self, js: JetStreamContext, *, can_purge: bool, clock: ServerClock) -> None:
         self.clock = clock

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from shared.receipt import Receipt
@@ -146,8 +145,3 @@ class TimelineReply(Struct, frozen=True, kw_only=True, tag="timelines"):
     found: list[Timeline] = []
     listed: list[Summary] = []
     counts: GatewayCounts | None = None
-
-
-def reply_of(payload: bytes) -> TimelineReply:
-    """Decode a reply; `msgspec.MsgspecError` if it is none."""
-    return msgspec.msgpack.decode(payload, type=TimelineReply)

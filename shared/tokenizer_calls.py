@@ -39,10 +39,9 @@ class DetokenizeCall(Struct, frozen=True, kw_only=True, tag="detokenize"):
 
 
 class TokenizerReply(Struct, frozen=True, kw_only=True, tag="tokenizer_reply"):
-    """Answer to a tokenizer call: `error` is set when the input was bad, `retry_after_s` too when it was not.
+    """Answer to a tokenizer call: `error` is set when the input was bad, and when the tokenizer is busy.
 
-    Attributes:
-        retry_after_s: The tokenizer is busy; seconds until it can be expected to take more.
+    Then `retry_after_s` are the seconds until it can be expected to take more.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ from shared.calls import call_process
 from shared.direct_client import DirectClient
 from shared.messages import UNDECODABLE, encode
 from shared.subjects import timeline_subject
-from shared.timeline import GatewayCounts, Order, Summary, Timeline, TimelineCall, TimelineReply, reply_of
+from shared.timeline import GatewayCounts, Order, Summary, Timeline, TimelineCall, TimelineReply
 
 TIMEOUT_S = 1.0
 
@@ -68,7 +68,7 @@ class TimelineExchange:
     async def _ask_one(self, gateway: str, payload: bytes) -> TimelineReply | None:
         try:
             reply = await call_process(self._nats, timeline_subject(gateway), payload, TIMEOUT_S)
-            return reply_of(reply.data)
+            return msgspec.msgpack.decode(reply.data, type=TimelineReply)
         except (NatsError, OSError, TimeoutError, *UNDECODABLE):
             return None
 

@@ -38,11 +38,7 @@ class ToolChoice:
 
 
 class ToolSchemaError(GrammarError):
-    """The arguments of a tool cannot be held to its schema.
-
-    Attributes:
-        tool_name: Whose schema it is; `path` is a place in it.
-    """
+    """The arguments of a tool cannot be held to its schema, in which `path` is a place."""
 
     def __init__(self, tool_name: str, reason: str, path: str = "") -> None:
         super().__init__(reason, path)

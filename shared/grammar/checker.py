@@ -42,12 +42,7 @@ SPENT_FORGOTTEN = 0.05
 
 
 class CheckerBusyError(Exception):
-    """There is no verdict in time.
-
-    Attributes:
-        is_own: It waits for other grammars of its tenant.
-        retry_after_s: When there will be one, about.
-    """
+    """There is no verdict in time, but about `retry_after_s` later; `is_own`: it waits for others of its tenant."""
 
     def __init__(self, *, is_own: bool, retry_after_s: float) -> None:
         super().__init__()

@@ -41,12 +41,7 @@ Check = Callable[[Grammar], None]
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Why a grammar is refused; an empty `reason` if it is not.
-
-    Attributes:
-        path: Where in a schema.
-        cpu_s: Seconds of processor time that the check took.
-    """
+    """Why a grammar is refused, and where in a schema; an empty `reason` if it is not. The check took `cpu_s`."""
 
     reason: str = ""
     path: str = ""

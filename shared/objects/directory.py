@@ -12,11 +12,11 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from shared.atomic_file import WRITING, AtomicFile, temporary_beside
 from shared.objects.store import MissingObjectError, StoredObject, StoreError, StoreFullError, check_key
@@ -27,7 +27,18 @@ _ABANDONED_S = 86_400.0
 _THREADS = 4
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+def _in_thread(
+    work: Callable[Concatenate[DirectoryStore, Given], Result],
+) -> Callable[Concatenate[DirectoryStore, Given], Coroutine[Any, Any, Result]]:
+    @wraps(work)
+    async def run(self: DirectoryStore, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return await self.run(partial(work, self, *args, **kwargs))
+
+    return run
 
 
 class DirectoryStore:
@@ -40,99 +51,79 @@ class DirectoryStore:
         self._root = root
         self._threads = ThreadPoolExecutor(_THREADS, "files")
 
-    async def create(self, key: str, data: bytes) -> None:
+    @_in_thread
+    def create(self, key: str, data: bytes) -> None:
         """Write a file beside its place, and link it there unless there is one."""
-        target = self._root / check_key(key)
+        target = self._made(key)
+        temporary = temporary_beside(target)
+        temporary.write_bytes(data)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, target)
+        finally:
+            temporary.unlink()
 
-        def create() -> None:
-            self._make(target.parent)
-            temporary = temporary_beside(target)
-            temporary.write_bytes(data)
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.link(temporary, target)
-            finally:
-                temporary.unlink()
-
-        await self.run(create)
-
-    async def check_room(self, num_bytes: int) -> None:
+    @_in_thread
+    def check_room(self, num_bytes: int) -> None:
         """Compare with the free room of the file system."""
-        free = (await self.run(partial(shutil.disk_usage, self._root))).free
+        free = shutil.disk_usage(self._root).free
         if num_bytes + KEPT_FREE_BYTES > free:
             raise StoreFullError(f"{self.place} has {free >> 20} MB free, and {num_bytes >> 20} MB more are wanted")
 
-    async def writer(self, key: str) -> DirectoryWriter:
+    @_in_thread
+    def writer(self, key: str) -> DirectoryWriter:
         """Begin a file beside its place."""
-        target = self._root / check_key(key)
+        return DirectoryWriter(self, AtomicFile(self._made(key)))
 
-        def begin() -> AtomicFile:
-            self._make(target.parent)
-            return AtomicFile(target)
-
-        return DirectoryWriter(self, await self.run(begin))
-
-    async def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
+    @_in_thread
+    def read(self, key: str, start: int = 0, num_bytes: int | None = None) -> bytes:
         """Read a range of a file."""
-        path = self._root / check_key(key)
+        with (self._root / check_key(key)).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if num_bytes is None else num_bytes)
 
-        def read() -> bytes:
-            with path.open("rb") as file:
-                file.seek(start)
-                return file.read(-1 if num_bytes is None else num_bytes)
-
-        return await self.run(read)
-
-    async def objects(self, folder: str) -> list[StoredObject]:
+    @_in_thread
+    def objects(self, folder: str) -> list[StoredObject]:
         """List a folder, and delete what was abandoned in it."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        state = entry.stat(follow_symlinks=False)
+                        found.append(StoredObject(entry.name, state.st_size, state.st_mtime))
+        abandoned = time.time() - _ABANDONED_S
+        for name, _, modified in found:
+            if name.startswith(WRITING) and modified < abandoned:
+                (self._root / folder / name).unlink(missing_ok=True)
+        return sorted(each for each in found if not each.name.startswith("."))
 
-        def listed() -> list[StoredObject]:
-            found = []
-            with contextlib.suppress(FileNotFoundError), os.scandir(self._root / folder) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        if entry.is_file(follow_symlinks=False):
-                            state = entry.stat(follow_symlinks=False)
-                            found.append(StoredObject(entry.name, state.st_size, state.st_mtime))
-            abandoned = time.time() - _ABANDONED_S
-            for name, _, modified in found:
-                if name.startswith(WRITING) and modified < abandoned:
-                    (self._root / folder / name).unlink(missing_ok=True)
-            return sorted(each for each in found if not each.name.startswith("."))
-
-        return await self.run(listed)
-
-    async def folders(self, folder: str = "") -> list[str]:
+    @_in_thread
+    def folders(self, folder: str = "") -> list[str]:
         """List the directories in a directory."""
+        with os.scandir(self._root / folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
-        def listed() -> list[str]:
-            with os.scandir(self._root / folder) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-
-        return await self.run(listed)
-
-    async def delete(self, key: str) -> None:
+    @_in_thread
+    def delete(self, key: str) -> None:
         """Delete a file."""
-        path = self._root / check_key(key)
-        await self.run(partial(path.unlink, missing_ok=True))
+        (self._root / check_key(key)).unlink(missing_ok=True)
 
-    async def delete_folder(self, folder: str) -> None:
+    @_in_thread
+    def delete_folder(self, folder: str) -> None:
         """Delete a directory with its files."""
-        path = self._root / check_key(folder)
-
-        def delete() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
-
-        await self.run(delete)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._root / check_key(folder))
 
     async def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, folder: Path) -> None:
-        for each in [*reversed(folder.relative_to(self._root).parents), folder.relative_to(self._root)]:
+    def _made(self, key: str) -> Path:
+        """Return the place of a file, whose folders are made, each for its owner alone."""
+        for each in reversed(Path(check_key(key)).parents):
             (self._root / each).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._root / key
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run work on the directory in a thread; raise `StoreError` if it fails."""

@@ -34,11 +34,7 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallObject:
-    """A JSON object with the name and the arguments.
-
-    Attributes:
-        arguments_key: What the family's models call the arguments. Both usual names are read.
-    """
+    """A JSON object with the name and the arguments, for which both usual names are read; models write this one."""
 
     arguments_key: str = "arguments"
 

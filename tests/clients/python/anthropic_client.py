@@ -5,21 +5,15 @@ from __future__ import annotations
 import anthropic
 from anthropic.types import RawMessageStreamEvent, ServerToolUseBlock, WebSearchResultBlock, WebSearchToolResultBlock
 from cells import (
-    CALLING_KEY,
-    CALLING_MODEL,
-    CALLING_URL,
+    CALLING,
     KEY,
     MODEL,
     NUM_SEEN,
     NUM_TURNS,
     PICTURE,
     SCHEMA,
-    SEEING_KEY,
-    SEEING_MODEL,
-    SEEING_URL,
-    THINKING_KEY,
-    THINKING_MODEL,
-    THINKING_URL,
+    SEEING,
+    THINKING,
     URL,
     check_person,
     picture,
@@ -27,9 +21,9 @@ from cells import (
 )
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
-thinking = anthropic.Anthropic(base_url=THINKING_URL, api_key=THINKING_KEY, max_retries=0, timeout=120)
-calling = anthropic.Anthropic(base_url=CALLING_URL, api_key=CALLING_KEY, max_retries=0, timeout=120)
-seeing = anthropic.Anthropic(base_url=SEEING_URL, api_key=SEEING_KEY, max_retries=0, timeout=120)
+thinking = anthropic.Anthropic(base_url=THINKING.url, api_key=THINKING.key, max_retries=0, timeout=120)
+calling = anthropic.Anthropic(base_url=CALLING.url, api_key=CALLING.key, max_retries=0, timeout=120)
+seeing = anthropic.Anthropic(base_url=SEEING.url, api_key=SEEING.key, max_retries=0, timeout=120)
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"name": "person", "description": "Store.", "input_schema": SCHEMA, "strict": True}
 # The library knows no temperature any more.
@@ -139,7 +133,7 @@ def count() -> None:
 
 
 def thoughts() -> None:
-    asked = {"model": THINKING_MODEL, "max_tokens": 16, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    asked = {"model": THINKING.model, "max_tokens": 16, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     with thinking.messages.stream(messages=MESSAGES, **asked) as events:
         told = "".join(event.thinking for event in events if event.type == "thinking")
         [block] = events.get_final_message().content
@@ -191,7 +185,7 @@ def hosted_history() -> None:
 def tool_not_offered() -> None:
     messages: list[object] = list(MESSAGES)
     for _ in range(2):
-        asked = {"model": CALLING_MODEL, "max_tokens": 50, "messages": messages, "tools": [{**TOOL, "strict": False}]}
+        asked = {"model": CALLING.model, "max_tokens": 50, "messages": messages, "tools": [{**TOOL, "strict": False}]}
         message = calling.messages.create(**asked)
         [call] = message.content
         assert (message.stop_reason, call.name, call.input) == ("tool_use", "nobody", {"who": "me"})
@@ -224,13 +218,13 @@ def errors() -> None:
 
 def _looked(source: dict[str, str], api: object) -> None:
     turn = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Look"}]}
-    usage = api.messages.create(model=SEEING_MODEL, max_tokens=4, messages=[turn]).usage
+    usage = api.messages.create(model=SEEING.model, max_tokens=4, messages=[turn]).usage
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == NUM_SEEN, usage
 
 
 def images() -> None:
     _looked({"type": "base64", "media_type": "image/png", "data": PICTURE}, seeing)
-    assert seeing.models.retrieve(SEEING_MODEL).capabilities.image_input.supported
+    assert seeing.models.retrieve(SEEING.model).capabilities.image_input.supported
 
 
 def file_images() -> None:

@@ -11,22 +11,27 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 URL = os.environ["HEADRACE_URL"]
 KEY = os.environ["HEADRACE_KEY"]
 MODEL = os.environ["HEADRACE_MODEL"]
-# A second system, whose model thinks; some clients alone are given it.
-THINKING_URL = os.environ.get("HEADRACE_THINKING_URL", "")
-THINKING_KEY = os.environ.get("HEADRACE_THINKING_KEY", "")
-THINKING_MODEL = os.environ.get("HEADRACE_THINKING_MODEL", "")
-# A third one, whose model calls the tool `nobody`, whatever it is asked.
-CALLING_URL = os.environ.get("HEADRACE_CALLING_URL", "")
-CALLING_KEY = os.environ.get("HEADRACE_CALLING_KEY", "")
-CALLING_MODEL = os.environ.get("HEADRACE_CALLING_MODEL", "")
-# A fourth one, whose model reads images.
-SEEING_URL = os.environ.get("HEADRACE_SEEING_URL", "")
-SEEING_KEY = os.environ.get("HEADRACE_SEEING_KEY", "")
-SEEING_MODEL = os.environ.get("HEADRACE_SEEING_MODEL", "")
+
+
+class Place(NamedTuple):
+    """A system that some clients alone are given."""
+
+    url: str
+    key: str
+    model: str
+
+
+def _place(name: str) -> Place:
+    return Place(*(os.environ.get(f"HEADRACE_{name}_{each}", "") for each in ("URL", "KEY", "MODEL")))
+
+
+# The model of the first thinks, that of the second calls the tool `nobody` whatever it is asked, the third sees.
+THINKING, CALLING, SEEING = _place("THINKING"), _place("CALLING"), _place("SEEING")
 
 SCHEMA = {
     "type": "object",

@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from cells import (
-    CALLING_KEY,
-    CALLING_MODEL,
-    CALLING_URL,
-    KEY,
-    MODEL,
-    NUM_SEEN,
-    NUM_TURNS,
-    PICTURE,
-    PICTURE_URL,
-    SCHEMA,
-    SEEING_KEY,
-    SEEING_MODEL,
-    SEEING_URL,
-    URL,
-    check_person,
-    run,
-)
+from cells import CALLING, KEY, MODEL, NUM_SEEN, NUM_TURNS, PICTURE, PICTURE_URL, SCHEMA, SEEING, URL, check_person, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
@@ -85,7 +68,7 @@ def embeddings() -> None:
 
 
 def tool_not_offered() -> None:
-    place = {"base_url": f"{CALLING_URL}/v1", "api_key": CALLING_KEY, "model": CALLING_MODEL}
+    place = {"base_url": f"{CALLING.url}/v1", "api_key": CALLING.key, "model": CALLING.model}
     bound = ChatOpenAI(**place, max_tokens=50, max_retries=0).bind_tools([Person])
     messages: list[object] = [HumanMessage("somebody")]
     for _ in range(2):
@@ -100,7 +83,7 @@ def response() -> None:
 
 
 def _looked(image: dict[str, object], **options: object) -> None:
-    place = {"base_url": f"{SEEING_URL}/v1", "api_key": SEEING_KEY, "model": SEEING_MODEL, "max_tokens": 4}
+    place = {"base_url": f"{SEEING.url}/v1", "api_key": SEEING.key, "model": SEEING.model, "max_tokens": 4}
     asked = HumanMessage([image, {"type": "text", "text": "Look"}])
     answer = ChatOpenAI(**place, max_retries=0, timeout=120, **options).invoke([asked])
     assert answer.usage_metadata["input_tokens"] == NUM_SEEN, answer.usage_metadata

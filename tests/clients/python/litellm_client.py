@@ -5,19 +5,7 @@ from __future__ import annotations
 import json
 
 import litellm
-from cells import (
-    KEY,
-    MODEL,
-    NUM_SEEN,
-    PICTURE_URL,
-    SCHEMA,
-    SEEING_KEY,
-    SEEING_MODEL,
-    SEEING_URL,
-    URL,
-    check_person,
-    run,
-)
+from cells import KEY, MODEL, NUM_SEEN, PICTURE_URL, SCHEMA, SEEING, URL, check_person, run
 
 litellm.suppress_debug_info = True
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
@@ -90,9 +78,9 @@ def anthropic_messages() -> None:
 
 def images() -> None:
     content = [{"type": "image_url", "image_url": {"url": PICTURE_URL}}, {"type": "text", "text": "Look"}]
-    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "api_key": SEEING_KEY}
-    for kind, place in (("openai", f"{SEEING_URL}/v1"), ("anthropic", SEEING_URL)):
-        answer = litellm.completion(model=f"{kind}/{SEEING_MODEL}", api_base=place, timeout=120, **asked)
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "api_key": SEEING.key}
+    for kind, place in (("openai", f"{SEEING.url}/v1"), ("anthropic", SEEING.url)):
+        answer = litellm.completion(model=f"{kind}/{SEEING.model}", api_base=place, timeout=120, **asked)
         assert answer.usage.prompt_tokens == NUM_SEEN, answer.usage
 
 

@@ -8,21 +8,15 @@ from typing import Annotated, Literal
 
 import openai
 from cells import (
-    CALLING_KEY,
-    CALLING_MODEL,
-    CALLING_URL,
+    CALLING,
     KEY,
     MODEL,
     NUM_SEEN,
     NUM_TURNS,
     PICTURE_URL,
     SCHEMA,
-    SEEING_KEY,
-    SEEING_MODEL,
-    SEEING_URL,
-    THINKING_KEY,
-    THINKING_MODEL,
-    THINKING_URL,
+    SEEING,
+    THINKING,
     URL,
     check_person,
     picture,
@@ -38,10 +32,10 @@ from openai.types.responses.response_output_item import McpCall
 from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
-thinking = openai.OpenAI(base_url=f"{THINKING_URL}/v1", api_key=THINKING_KEY, max_retries=0, timeout=120)
-calling = openai.OpenAI(base_url=f"{CALLING_URL}/v1", api_key=CALLING_KEY, max_retries=0, timeout=120)
-seeing = openai.OpenAI(base_url=f"{SEEING_URL}/v1", api_key=SEEING_KEY, max_retries=0, timeout=120)
-THOUGHT = {"model": THINKING_MODEL, "input": "hello", "max_output_tokens": 16}
+thinking = openai.OpenAI(base_url=f"{THINKING.url}/v1", api_key=THINKING.key, max_retries=0, timeout=120)
+calling = openai.OpenAI(base_url=f"{CALLING.url}/v1", api_key=CALLING.key, max_retries=0, timeout=120)
+seeing = openai.OpenAI(base_url=f"{SEEING.url}/v1", api_key=SEEING.key, max_retries=0, timeout=120)
+THOUGHT = {"model": THINKING.model, "input": "hello", "max_output_tokens": 16}
 MESSAGES = [{"role": "user", "content": "Somebody, please."}]
 TOOL = {"type": "function", "function": {"name": "person", "description": "Store.", "parameters": SCHEMA}}
 RESPONSE_TOOL = {"type": "function", "name": "person", "parameters": SCHEMA, "strict": True}
@@ -297,10 +291,10 @@ def background_response() -> None:
 
 
 def chat_reasoning() -> None:
-    message = thinking.chat.completions.create(model=THINKING_MODEL, messages=MESSAGES, max_tokens=8).choices[0].message
+    message = thinking.chat.completions.create(model=THINKING.model, messages=MESSAGES, max_tokens=8).choices[0].message
     assert message.reasoning_content
     assert not message.content
-    chunks = thinking.chat.completions.create(model=THINKING_MODEL, messages=MESSAGES, max_tokens=8, stream=True)
+    chunks = thinking.chat.completions.create(model=THINKING.model, messages=MESSAGES, max_tokens=8, stream=True)
     assert "".join(getattr(chunk.choices[0].delta, "reasoning_content", None) or "" for chunk in chunks)
 
 
@@ -325,7 +319,7 @@ def encrypted_reasoning() -> None:
     sealed = {"type": "reasoning", "id": item.id, "summary": [], "encrypted_content": item.encrypted_content}
     before, after = {"role": "user", "content": "hello"}, {"role": "user", "content": "again"}
     counts = [
-        thinking.responses.input_tokens.count(model=THINKING_MODEL, input=[before, *items, after]).input_tokens
+        thinking.responses.input_tokens.count(model=THINKING.model, input=[before, *items, after]).input_tokens
         for items in ([plain], [sealed])
     ]
     assert counts[0] == counts[1]
@@ -390,7 +384,7 @@ def records() -> None:
 def tool_not_offered() -> None:
     messages: list[object] = list(MESSAGES)
     for _ in range(2):
-        asked = {"model": CALLING_MODEL, "messages": messages, "max_tokens": 50, "tools": [TOOL]}
+        asked = {"model": CALLING.model, "messages": messages, "max_tokens": 50, "tools": [TOOL]}
         [choice] = calling.chat.completions.create(**asked).choices
         assert choice.finish_reason == "tool_calls", choice
         [call] = choice.message.tool_calls
@@ -398,7 +392,7 @@ def tool_not_offered() -> None:
         with calling.chat.completions.stream(**asked) as events:
             assert events.get_final_completion().choices[0].message.tool_calls[0].function.name == "nobody"
         messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "There is no such tool."}]
-    answer = calling.responses.create(model=CALLING_MODEL, input="hello", tools=[RESPONSE_TOOL | {"strict": False}])
+    answer = calling.responses.create(model=CALLING.model, input="hello", tools=[RESPONSE_TOOL | {"strict": False}])
     assert [(item.type, item.name) for item in answer.output] == [("function_call", "nobody")]
 
 
@@ -409,7 +403,7 @@ def _strict(tool: dict[str, object]) -> dict[str, object]:
 def _looked(source: dict[str, str]) -> None:
     content = [{"type": "image_url", "image_url": source}, {"type": "text", "text": "Look"}]
     answer = seeing.chat.completions.create(
-        model=SEEING_MODEL, messages=[{"role": "user", "content": content}], max_tokens=4
+        model=SEEING.model, messages=[{"role": "user", "content": content}], max_tokens=4
     )
     assert answer.usage.prompt_tokens == NUM_SEEN, answer.usage
 
@@ -432,7 +426,7 @@ def response_images() -> None:
 
 def _answered(content: list[dict[str, str]]) -> None:
     item = {"role": "user", "content": content}
-    answer = seeing.responses.create(model=SEEING_MODEL, input=[item], max_output_tokens=4)
+    answer = seeing.responses.create(model=SEEING.model, input=[item], max_output_tokens=4)
     assert answer.usage.input_tokens == NUM_SEEN, answer.usage
 
 

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from cells import (
-    CALLING_KEY,
-    CALLING_MODEL,
-    CALLING_URL,
-    KEY,
-    MODEL,
-    NUM_TURNS,
-    THINKING_KEY,
-    THINKING_MODEL,
-    THINKING_URL,
-    URL,
-    run,
-)
+from cells import CALLING, KEY, MODEL, NUM_TURNS, THINKING, URL, run
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelRetry, NativeOutput, ToolOutput
 from pydantic_ai.direct import model_request_sync
@@ -30,8 +18,8 @@ from pydantic_ai.usage import UsageLimits
 
 OPENAI = OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY)
 ANTHROPIC = AnthropicProvider(base_url=URL, api_key=KEY)
-THINKING_OPENAI = OpenAIProvider(base_url=f"{THINKING_URL}/v1", api_key=THINKING_KEY)
-THINKING_ANTHROPIC = AnthropicProvider(base_url=THINKING_URL, api_key=THINKING_KEY)
+THINKING_OPENAI = OpenAIProvider(base_url=f"{THINKING.url}/v1", api_key=THINKING.key)
+THINKING_ANTHROPIC = AnthropicProvider(base_url=THINKING.url, api_key=THINKING.key)
 CHAT = OpenAIChatModel(MODEL, provider=OPENAI)
 # The demo model would go on calling.
 ONE_CALL = {"max_tokens": 300, "parallel_tool_calls": False}
@@ -141,14 +129,14 @@ run(
         "Messages with tools": lambda: loop(AnthropicModel(MODEL, provider=ANTHROPIC), 10, Choice),
         "Responses": response,
         "Messages": anthropic_messages,
-        "reasoning in chat": lambda: thoughts(OpenAIChatModel(THINKING_MODEL, provider=THINKING_OPENAI)),
+        "reasoning in chat": lambda: thoughts(OpenAIChatModel(THINKING.model, provider=THINKING_OPENAI)),
         "reasoning as summaries": lambda: thoughts(
-            OpenAIResponsesModel(THINKING_MODEL, provider=THINKING_OPENAI), openai_reasoning_summary="auto"
+            OpenAIResponsesModel(THINKING.model, provider=THINKING_OPENAI), openai_reasoning_summary="auto"
         ),
         "records": records,
         "call of a tool that was not offered": lambda: tool_not_offered(
-            OpenAIChatModel(CALLING_MODEL, provider=OpenAIProvider(base_url=f"{CALLING_URL}/v1", api_key=CALLING_KEY))
+            OpenAIChatModel(CALLING.model, provider=OpenAIProvider(base_url=f"{CALLING.url}/v1", api_key=CALLING.key))
         ),
-        "thinking": lambda: thoughts(AnthropicModel(THINKING_MODEL, provider=THINKING_ANTHROPIC)),
+        "thinking": lambda: thoughts(AnthropicModel(THINKING.model, provider=THINKING_ANTHROPIC)),
     }
 )
