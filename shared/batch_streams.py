@@ -46,11 +46,7 @@ def batch_stream(tenant: str) -> str:
 
 
 async def ensure_batch_stream(js: JetStreamContext, config: StreamConfig) -> None:
-    """Make a tenant's stream if it is missing; leave an existing one as its operator configured it.
-
-    Raises:
-        DependencyError: We may not, or there is no storage for it.
-    """
+    """Make a tenant's stream if it is missing; `DependencyError` if we may not, or there is no storage for it."""
     assert config.name is not None
     try:
         await js.stream_info(config.name)
@@ -76,11 +72,7 @@ def jetstream_problem(js: JetStreamContext) -> str:
 
 
 async def batch_tenants(nats: Client, model: str, queue: Queue = "batch") -> list[str]:
-    """Return the tenants that have a stream with this queue of the model; those of earlier versions have only `batch`.
-
-    Raises:
-        DependencyError: NATS does not answer.
-    """
+    """Return the tenants that have a stream with this queue; `DependencyError` if NATS does not answer."""
     request = {"subject": f"hr.req.{encode_name(model)}.{queue}.*"}
     names: list[str] = []
     try:

@@ -33,12 +33,7 @@ def is_no_responders(message: Msg) -> bool:
 
 
 async def call_process(client: Client, subject: str, payload: bytes, timeout_s: float) -> Msg:
-    """Publish a call and return its answer.
-
-    Raises:
-        NoRespondersError: Nobody listens.
-        NatsTimeoutError: No answer within `timeout_s`.
-    """
+    """Return the answer to a call; `NoRespondersError` if nobody listens, `NatsTimeoutError` after `timeout_s`."""
     answers = _answers.get(client)
     if answers is None:
         answers = _answers[client] = _Answers(client)

@@ -23,11 +23,7 @@ class CertificateFileError(Exception):
 
 
 def load_certificate(context: ssl.SSLContext, cert: Path, key: Path | None) -> None:
-    """Let the context of a server or client show a certificate with its chain; without `key`, `cert` has it too.
-
-    Raises:
-        CertificateFileError: One of the files cannot be used.
-    """
+    """Let a context show a certificate, whose key may be in `cert` too; `CertificateFileError` if it cannot."""
     text = _read(cert, is_key=False)
     if _CERTIFICATE.search(text) is None:
         swapped = "; are the two files swapped?" if "PRIVATE KEY-----" in text else ""

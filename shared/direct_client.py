@@ -72,11 +72,7 @@ class DirectClient(Client):
             await self._transport.drain()  # type: ignore[no-untyped-call]
 
     async def ping(self) -> asyncio.Future[bool]:
-        """Ask the server for a sign of life, which `num_reads` shows too.
-
-        Returns:
-            What is done when the answer has come. It never is when the connection is lost before that.
-        """
+        """Ask the server for a sign of life; the future is done when it came, and never if the connection is lost."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # As the library pings: what waits for a server that does not read is not waited for.
         self._write_pending()

@@ -107,11 +107,7 @@ def sign(baseline: Baseline, key: bytes) -> bytes:
 
 
 def read_baseline(path: Path, key: bytes, variable: str) -> Baseline:
-    """Read a baseline.
-
-    Raises:
-        ConfigError: It cannot be read, is too large, or was not signed by this key; the error names `variable`.
-    """
+    """Read a baseline; `ConfigError`, which names `variable`, if it cannot be or was not signed by this key."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -136,11 +132,7 @@ def read_baseline(path: Path, key: bytes, variable: str) -> Baseline:
 
 
 def read_key(path: Path, variable: str) -> bytes:
-    """Read the key of baselines, 32 bytes as hexadecimal digits.
-
-    Raises:
-        ConfigError: There is none; the error names `variable`.
-    """
+    """Read the key of baselines, 64 hexadecimal digits; `ConfigError`, which names `variable`, if there is none."""
     try:
         content = path.read_text("ascii", "replace").strip()
     except OSError as error:

@@ -44,13 +44,7 @@ class ImageProblemError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """An image as it is stored.
-
-    Attributes:
-        stored_width: Before orientation, in pixels.
-        stored_height: The same.
-        orientation: 1 to 8.
-    """
+    """An image as it is stored: its sides in pixels before it is turned, and how (1 to 8)."""
 
     mime: Mime
     stored_width: int
@@ -69,11 +63,7 @@ class ImageHeader:
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """Read the header of an image.
-
-    Raises:
-        ImageProblemError: It is none of the formats, broken, animated, or of 16 bits a channel.
-    """
+    """Read the header of an image; `ImageProblemError` if it is broken, animated, or of a form that is not read."""
     try:
         header = _read(data)
     except (struct.error, IndexError):

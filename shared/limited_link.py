@@ -65,11 +65,7 @@ class LimitedLink:
         await self._tasks.wait()
 
     async def start(self) -> None:
-        """Return when the process is ready: at once, but for the first time and after it has died.
-
-        Raises:
-            LimitedProcessError: It does not start, or the link is closed.
-        """
+        """Return when the process is ready, at once if it runs; `LimitedProcessError` if it cannot be."""
         try:
             await self._started()
         except (OSError, EOFError, TimeoutError):

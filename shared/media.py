@@ -51,12 +51,7 @@ class MediaRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContentImage(Struct, frozen=True):
-    """Where an image stands in the content of a message.
-
-    Attributes:
-        num_parts_before: Texts of the content that stand before it.
-        index: Which of the request's `media` it is.
-    """
+    """Where an image, by its index in the request's `media`, stands in a message's content: behind so many texts."""
 
     num_parts_before: Annotated[int, Meta(ge=0, le=MAX_MESSAGES)]
     index: Annotated[int, Meta(ge=0, le=MAX_IMAGES - 1)]

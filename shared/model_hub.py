@@ -52,11 +52,7 @@ def hub_commit(folder: Path) -> str | None:
 
 
 def local_model(model: Path, variable: str) -> Path:
-    """Return the folder of a model, downloaded if it is named by an id; a path is returned as it is.
-
-    Raises:
-        ConfigError: It cannot be downloaded; names `variable`.
-    """
+    """Return the folder of a model, downloaded if it is named by an id; `ConfigError` about `variable` if not."""
     if hub_id(model) is None:
         return model
     found = _ID.fullmatch(str(model))
@@ -81,12 +77,7 @@ def local_model(model: Path, variable: str) -> Path:
 
 
 def existing_model(model: Path, variable: str, forms: str = FORMS) -> Path:
-    """Return the folder or file of a model as `local_model` does; it has to be there.
-
-    Raises:
-        ConfigError: It is not, holds no model, or cannot be downloaded; names `variable` and the `forms` in which a
-            model can be named.
-    """
+    """Return the folder or file of a model as `local_model` does, if `check_is_model` finds nothing wrong with it."""
     path = local_model(model, variable)
     check_is_model(path, variable, forms)
     return path

@@ -47,11 +47,7 @@ def is_tls_required(url: str, files: NatsFiles) -> bool:
 
 
 def identity_options(files: NatsFiles) -> dict[str, Any]:
-    """Return the NATS client's options for logging in by a file; empty when no file is given.
-
-    Raises:
-        ConfigError: Both files are named, one cannot be read or is not what it should be, or a package is missing.
-    """
+    """Return the NATS client's options for logging in by a file, if one is given; `ConfigError` if it is of no use."""
     creds, seed = files.nats_creds_file, files.nats_nkey_seed_file
     if creds is None and seed is None:
         return {}

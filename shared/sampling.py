@@ -105,11 +105,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_markable(sampling: Sampling) -> None:
-    """Refuse to sample with a watermark where no token is left to chance.
-
-    Raises:
-        BadRequestError: Names the parameter, and what it has to be.
-    """
+    """Raise `BadRequestError` for a watermark where no token is left to chance; it says what is needed instead."""
     for name, is_fine, needed in (
         ("temperature", sampling.temperature >= LEAST_TEMPERATURE, f"at least {LEAST_TEMPERATURE:g}"),
         ("top_k", sampling.top_k != 1, "0 or at least 2"),

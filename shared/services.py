@@ -20,12 +20,7 @@ Ahead = Annotated[float, Meta(ge=0.0, le=MAX_AHEAD)]
 
 
 class TenantService(Struct, frozen=True, array_like=True):
-    """One tenant's service at one worker, in virtual tokens.
-
-    Attributes:
-        served: Of this worker, since it started.
-        ahead: How far the tenant's counter is above the lowest of those that wait there.
-    """
+    """One tenant's service at a worker since its start, and how far it is above the lowest of those that wait."""
 
     tenant: TenantName
     served: VirtualTokens = 0.0

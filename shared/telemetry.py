@@ -64,13 +64,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, log_format: str = "text", **fields: str) -> None:
-    """Send the process's log lines of at least this level to standard error, replacing earlier handlers.
-
-    Args:
-        level: One of `LEVELS`.
-        log_format: One of `FORMATS`.
-        fields: Appended to every line, e.g. `role="worker"`.
-    """
+    """Send log lines of at least this level to standard error, replacing earlier handlers; `fields` end every line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(fields) if log_format == "json" else LineFormatter(fields))
     # Lines do not name the place in the source, which is looked for on the stack, nor threads and processes.

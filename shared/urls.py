@@ -15,11 +15,7 @@ _FORMS = (
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL that is none of NATS, or whose host and port cannot be told.
-
-    Raises:
-        ConfigError: It is not; the message quotes nothing that may be a password.
-    """
+    """Raise `ConfigError`, which quotes no password, for a URL that is none of NATS, or without a host and port."""
     parts = url.split(",")
     for number, part in enumerate(parts, 1):
         scheme, mark, _ = part.strip().partition("://")

@@ -35,11 +35,6 @@ def derived_key(secret: str, model: str) -> str:
 
 
 def mark_of(key: bytes, context: Sequence[int]) -> int:
-    """Return the key of the random numbers behind a context: 64 bits, signed, never 0, which is not a mark.
-
-    Args:
-        key: 32 bytes.
-        context: The `CONTEXT` tokens before the one that is drawn.
-    """
+    """Return the key of the random numbers behind `CONTEXT` tokens: 64 bits, signed, never 0, which is no mark."""
     digest = hashlib.blake2b(_FORMAT.pack(*context), digest_size=8, key=key).digest()
     return int.from_bytes(digest, "little", signed=True) or 1

@@ -32,11 +32,7 @@ def with_halves_escaped(text: str) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: It is no JSON.
-    """
+    """Return the value of a JSON text; `ValueError` if it is none."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:

@@ -26,11 +26,7 @@ _ONE_OF_AS_ANY_OF = "oneOf not fully supported"
 
 
 def parser_limits() -> LLParserLimits:
-    """Return how much work a grammar may cause, with which every matcher is to be made.
-
-    Raises:
-        LlguidanceMissingError: The package is not installed.
-    """
+    """Return how much work a grammar may cause, for every matcher; `LlguidanceMissingError` without the package."""
     try:
         from llguidance import LLParserLimits
     except ImportError:

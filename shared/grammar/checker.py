@@ -70,11 +70,7 @@ class GrammarChecker:
         await self._tasks.wait()
 
     async def start(self) -> None:
-        """Start the process ahead of the first grammar.
-
-        Raises:
-            LimitedProcessError: It does not start.
-        """
+        """Start the process ahead of the first grammar; `LimitedProcessError` if it does not."""
         await self._link.start()
 
     async def check(self, tenant: str, grammar: Grammar, within_s: float = TIMEOUT_S) -> None:

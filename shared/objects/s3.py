@@ -23,11 +23,7 @@ Result = TypeVar("Result")
 
 
 def open_bucket(url: str, variable: str, **client_options: Any) -> tuple[Any, Any]:
-    """Return the package, and the bucket or what begins with a prefix in it, of `s3://bucket/prefix`.
-
-    Raises:
-        ConfigError: The URL is not an S3 URL, or obstore is not installed; names the setting `variable`.
-    """
+    """Return obstore and what begins with a prefix, of `s3://bucket/prefix`; `ConfigError` about `variable`."""
     place = urlsplit(url)
     if place.scheme != "s3" or not place.netloc or place.query or place.fragment or place.username:
         raise ConfigError(variable, f"{url!r} is not a bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
