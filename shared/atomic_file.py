@@ -19,11 +19,7 @@ class AtomicFile:
     """A file that is written beside its place, readable by its owner alone, and renamed by `commit`."""
 
     def __init__(self, target: Path) -> None:
-        """Create the temporary file.
-
-        Raises:
-            OSError: It cannot be created; `FileNotFoundError` if the directory is missing. Names `target`.
-        """
+        """Create the temporary file; the `OSError` if it cannot be names `target`."""
         self._target = target
         self._temporary = temporary_beside(target)
         try:

@@ -46,11 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class DirectClient(Client):
-    """A client of which some subscriptions are direct.
-
-    Attributes:
-        num_reads: How often something has come in from the server; it changes with every sign of life.
-    """
+    """A client of which some subscriptions are direct; `num_reads` changes with every sign of life of the server."""
 
     def __init__(self) -> None:
         super().__init__()

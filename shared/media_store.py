@@ -81,12 +81,7 @@ class MediaStore:
         self._known[tenant, digest] = 0.0
 
     async def put(self, tenant: str, data: bytes, ttl_s: float = INTERACTIVE_TTL_S) -> bytes:
-        """Store an image for at least half of `ttl_s`; return its digest. One that is stored for longer stays so.
-
-        Raises:
-            MediaFullError: There is no room for it.
-            MediaStoreError: It cannot be stored at the moment.
-        """
+        """Store an image for half of `ttl_s` or longer, and return its digest; `MediaStoreError` if it cannot be."""
         digest = hashlib.sha256(data).digest() if len(data) < PIECE_BYTES else await asyncio.to_thread(_digest, data)
         if (reconnects := self._num_reconnects()) != self._seen_reconnects:
             self._seen_reconnects = reconnects
@@ -109,12 +104,7 @@ class MediaStore:
         return digest
 
     async def get(self, tenant: str, ref: MediaRef) -> bytes:
-        """Return the bytes of an image.
-
-        Raises:
-            MissingMediaError: It is not there, or is not what its reference says.
-            MediaStoreError: It cannot be read at the moment.
-        """
+        """Return the bytes of an image; `MissingMediaError` without them, `MediaStoreError` if NATS does not answer."""
         num_pieces = -(-ref.num_bytes // PIECE_BYTES)
         try:
             pieces = await asyncio.gather(

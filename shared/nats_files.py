@@ -66,11 +66,7 @@ def identity_options(files: NatsFiles) -> dict[str, Any]:
 
 
 def tls_context(files: NatsFiles) -> ssl.SSLContext:
-    """Return the TLS context: trusted certificates, our own one, and a check of the server's host name.
-
-    Raises:
-        ConfigError: A file cannot be read or holds no certificate or key.
-    """
+    """Return the TLS context: whom we trust, our certificate, a check of the host; `ConfigError` for a bad file."""
     context = ssl.create_default_context()
     ca, cert, key = files.nats_ca_file, files.nats_cert_file, files.nats_key_file
     if ca is not None:

@@ -44,11 +44,7 @@ _STREAM_EXISTS = 10058
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of the streams. Counts are messages, sizes bytes, ages seconds.
-
-    Attributes:
-        replicas: Servers of a NATS cluster that keep each stream; None is one, and leaves existing streams as they are.
-    """
+    """Bounds of streams: messages, bytes, seconds; `replicas` None is one, and leaves existing streams as they are."""
 
     replicas: int | None = None
     interactive_max_msgs: int = 10_000

@@ -22,11 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskSupervisor:
-    """Owns the tasks of one process.
-
-    Attributes:
-        has_failed: Set when a task has died, and by whoever else finds that the process must end.
-    """
+    """Owns the tasks of a process; `has_failed` is set when one has died, or by who else finds that it must end."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

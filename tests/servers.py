@@ -62,7 +62,6 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     @property

@@ -54,11 +54,7 @@ _QUOTED_RUN = re.compile(rf"{_QUOTED.pattern}(?:\s+{_QUOTED.pattern})*")
 
 
 class LarkText:
-    """Owns the rules and terminals written so far. Equal ones are written once.
-
-    Raises:
-        TooLargeError: From any method: more is written than `MAX_GRAMMAR_CHARACTERS`, equal ones included.
-    """
+    """Owns the rules and terminals written so far, equal ones once; too many characters are a `TooLargeError`."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = frozenset(tokens)

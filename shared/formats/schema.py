@@ -20,11 +20,7 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class ArgumentsSchema:
-    """The schema of a tool's arguments, decoded once.
-
-    Attributes:
-        written: Rules of the grammar that is being written, by the argument's schema and types.
-    """
+    """The schema of a tool's arguments, decoded once; `written` are rules of its grammar, by argument and types."""
 
     def __init__(self, parameters: str | None) -> None:
         try:

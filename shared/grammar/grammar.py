@@ -41,12 +41,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
 
 
 class GrammarError(BadRequestError):
-    """A grammar is wrong, too large, or asks for what is not supported.
-
-    Attributes:
-        path: Where in a JSON schema, as `.properties.name`; empty for the whole.
-        reason: What is wrong, without the place.
-    """
+    """A grammar is wrong, too large or not supported: the `reason`, and the `path` in a schema, as `.items`."""
 
     def __init__(self, reason: str, path: str = "", param: str | None = None) -> None:
         where = f"{param or ''}{path}".lstrip(".")

@@ -35,7 +35,7 @@ def _in_thread(
     work: Callable[Concatenate[DirectoryStore, Given], Result],
 ) -> Callable[Concatenate[DirectoryStore, Given], Coroutine[Any, Any, Result]]:
     @wraps(work)
-    async def run(self: DirectoryStore, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    async def run(self: DirectoryStore, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         return await self.run(partial(work, self, *args, **kwargs))
 
     return run

@@ -86,7 +86,6 @@ def test_template_that_names_a_file_is_a_text(directory: Path, link: str) -> Non
     config = {"chat_template": link}
     (directory / "tokenizer_config.json").write_bytes(msgspec.json.encode(config))
     template = load_chat_template(read_model_directory(directory))
-    assert template is not None
     assert template.render([], add_generation_prompt=True) == link
 
 
@@ -104,5 +103,4 @@ def test_template_that_is_a_link_out_of_the_directory_tells_no_secret(directory:
 def test_module_is_not_read_from_above_the_directory(directory: Path) -> None:
     (directory / "modules.json").write_bytes(msgspec.json.encode([{"type": "x.Dense", "path": ".."}]))
     modules = SentenceModules.read(directory)
-    assert modules is not None
     assert modules.folders("Dense") == [directory]

@@ -170,7 +170,6 @@ def test_call_ends_reasoning_that_the_prompt_has_opened(name: str) -> None:
     spoken = format_named(name)
     text = "I will call." + WRITERS[name]([("get", {})])
     grammar = spoken.grammar(tools(), ToolChoice("required"))
-    assert grammar is not None
     check_grammar(spoken, grammar.begun_in_reasoning(), allows=(text,))
     found = understood(read(spoken, [text], tools(), starts_in_reasoning=True))
     assert (found.content, found.reasoning, len(found.calls)) == ("", "I will call.", 1)
