@@ -47,6 +47,7 @@ MAX_UNIX_S = 253_402_300_799.0
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_PROMPT_TOKENS)]
+AllowedTokenIds = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)]
 NumOutputTokens = Annotated[int, Meta(ge=0, le=MAX_OUTPUT_TOKENS)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]

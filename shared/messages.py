@@ -14,32 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from shared import bounds
 from shared.adapter_calls import AdapterBeats, AdapterName, NamesRead, ResidentAdapters
-from shared.bounds import (
-    BlockSize,
-    CacheSalt,
-    Counter,
-    Epoch,
-    KeyId,
-    NumBlocks,
-    NumOutputTokens,
-    NumRequests,
-    NumTokens,
-    NumTruncatedTokens,
-    PeerName,
-    Priority,
-    ProcessId,
-    ReplySubject,
-    RequestId,
-    Revision,
-    TenantName,
-    TokenIds,
-    TokensPerSecond,
-    TraceParent,
-    UnixSeconds,
-    Version,
-    Weight,
-)
 from shared.cache_hints import CacheHints
 from shared.conversation import ChatOptions, Messages
 from shared.disaggregation import KvReady, RoleNews
@@ -55,7 +31,7 @@ from shared.worker_metrics import WorkerMetrics
 
 PROTOCOL_VERSION = 1
 Lane = Literal["interactive", "batch"]
-Awaited = Annotated[dict[PeerName, tuple[NumRequests, NumTokens]], Meta(max_length=4096)]
+Awaited = Annotated[dict[bounds.PeerName, tuple[bounds.NumRequests, bounds.NumTokens]], Meta(max_length=4096)]
 Features = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=64)]
 FinishReason = Literal["stop", "length", "cancelled", "expired", "failed", "handoff"]
 
@@ -97,38 +73,38 @@ class Request(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reques
         ready: Where the KV of its prompt is, which the attempt before has computed.
     """
 
-    id: RequestId
+    id: bounds.RequestId
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    tenant: TenantName = "default"
-    version: Version = PROTOCOL_VERSION
-    epoch: Epoch = 0
+    tenant: bounds.TenantName = "default"
+    version: bounds.Version = PROTOCOL_VERSION
+    epoch: bounds.Epoch = 0
     lane: Lane = "interactive"
-    priority: Priority = 0
-    deadline: UnixSeconds | None = None
+    priority: bounds.Priority = 0
+    deadline: bounds.UnixSeconds | None = None
     messages: Messages | None = None
     text: str | None = None
-    token_ids: TokenIds | None = None
+    token_ids: bounds.TokenIds | None = None
     sampling: Sampling = msgspec.field(default_factory=Sampling)
-    reply: ReplySubject | None = None
-    emitted: TokenIds = ()
+    reply: bounds.ReplySubject | None = None
+    emitted: bounds.TokenIds = ()
     echo: bool = False
-    created: UnixSeconds = 0.0
+    created: bounds.UnixSeconds = 0.0
     trace: Annotated[str, Meta(max_length=256)] | None = None
     prediction: str | None = None
-    probation: NumOutputTokens = 0
+    probation: bounds.NumOutputTokens = 0
     chat: ChatOptions | None = None
     pooling: Pooling | None = None
     suffix: str | None = None
     add_special_tokens: bool = True
-    truncate_prompt_tokens: NumTruncatedTokens | None = None
-    cache_salt: CacheSalt | None = None
+    truncate_prompt_tokens: bounds.NumTruncatedTokens | None = None
+    cache_salt: bounds.CacheSalt | None = None
     return_prompt_token_ids: bool = False
-    traceparent: TraceParent | None = None
+    traceparent: bounds.TraceParent | None = None
     is_followed: bool = False
     is_background: bool = False
     left_out: Annotated[tuple[DefaultedName, ...], Meta(max_length=16)] = ()
-    key: KeyId = ""
-    weight: Weight = 1.0
+    key: bounds.KeyId = ""
+    weight: bounds.Weight = 1.0
     media: Media = ()
     adapter: AdapterName | None = None
     cache_hints: CacheHints | None = None
@@ -159,12 +135,12 @@ class Usage(Struct, frozen=True, array_like=True):
         evicted_by: The policy by which they left; empty where none had.
     """
 
-    prompt_tokens: NumTokens
-    completion_tokens: NumTokens
-    cached_tokens: NumTokens = 0
-    accepted_prediction_tokens: NumTokens = 0
-    rejected_prediction_tokens: NumTokens = 0
-    evicted_tokens: NumTokens = 0
+    prompt_tokens: bounds.NumTokens
+    completion_tokens: bounds.NumTokens
+    cached_tokens: bounds.NumTokens = 0
+    accepted_prediction_tokens: bounds.NumTokens = 0
+    rejected_prediction_tokens: bounds.NumTokens = 0
+    evicted_tokens: bounds.NumTokens = 0
     evicted_by: Annotated[str, Meta(max_length=64)] = ""
 
 
@@ -214,7 +190,7 @@ class Delta(Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    prompt_tokens: NumTokens | None = None
+    prompt_tokens: bounds.NumTokens | None = None
     in_reasoning: bool = False
     prompt_token_ids: tuple[int, ...] | None = None
     evicted: EvictedBlocks | None = None
@@ -252,39 +228,39 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
         roles: Its part in computing prompts and answers on different workers; None: it does both.
     """
 
-    worker: PeerName
-    model: PeerName
-    step: Counter
-    running: NumRequests
-    waiting: NumRequests
-    waiting_tokens: NumTokens
-    free_blocks: NumBlocks
-    total_blocks: NumBlocks
-    block_size: BlockSize
-    max_model_len: NumTokens
-    max_num_seqs: NumRequests
-    prefill_rate: TokensPerSecond
-    decode_rate: TokensPerSecond
-    queue_pending: NumRequests
+    worker: bounds.PeerName
+    model: bounds.PeerName
+    step: bounds.Counter
+    running: bounds.NumRequests
+    waiting: bounds.NumRequests
+    waiting_tokens: bounds.NumTokens
+    free_blocks: bounds.NumBlocks
+    total_blocks: bounds.NumBlocks
+    block_size: bounds.BlockSize
+    max_model_len: bounds.NumTokens
+    max_num_seqs: bounds.NumRequests
+    prefill_rate: bounds.TokensPerSecond
+    decode_rate: bounds.TokensPerSecond
+    queue_pending: bounds.NumRequests
     knows_queue: bool = True
     draining: bool = False
-    pid: ProcessId = 0
-    started: UnixSeconds = 0.0
-    revision: Revision = ""
-    version: Version = PROTOCOL_VERSION
-    spec_decode_num_drafts: Counter = 0
-    spec_decode_num_draft_tokens: Counter = 0
-    spec_decode_num_accepted_tokens: Counter = 0
-    last_pulled: Counter = 0
-    last_returned: Counter = 0
-    last_resumed: Counter = 0
-    last_resumed_returned: Counter = 0
-    max_prompt_characters: NumTokens = 0
+    pid: bounds.ProcessId = 0
+    started: bounds.UnixSeconds = 0.0
+    revision: bounds.Revision = ""
+    version: bounds.Version = PROTOCOL_VERSION
+    spec_decode_num_drafts: bounds.Counter = 0
+    spec_decode_num_draft_tokens: bounds.Counter = 0
+    spec_decode_num_accepted_tokens: bounds.Counter = 0
+    last_pulled: bounds.Counter = 0
+    last_returned: bounds.Counter = 0
+    last_resumed: bounds.Counter = 0
+    last_resumed_returned: bounds.Counter = 0
+    max_prompt_characters: bounds.NumTokens = 0
     chat_format: Annotated[str, Meta(max_length=64)] = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=16)] = ("generate",)
     metrics: WorkerMetrics | None = None
     sampling_defaults: SamplingDefaults | None = None
-    num_reconnects: Counter = 0
+    num_reconnects: bounds.Counter = 0
     features: Features = ()
     prefixes: PrefixNews | None = None
     adapters: AdapterBeats = ()
@@ -306,11 +282,11 @@ class GatewayHeartbeat(Struct, frozen=True, kw_only=True, tag="gateway"):
         adapter_names: How far the names of adapters were read; None from earlier versions.
     """
 
-    gateway: PeerName
-    unclaimed: NumRequests
-    unclaimed_tokens: NumTokens
-    version: Version = PROTOCOL_VERSION
-    started: UnixSeconds = 0.0
+    gateway: bounds.PeerName
+    unclaimed: bounds.NumRequests
+    unclaimed_tokens: bounds.NumTokens
+    version: bounds.Version = PROTOCOL_VERSION
+    started: bounds.UnixSeconds = 0.0
     awaited: Awaited | None = None
     unclaimed_of: Awaited | None = None
     features: Features = ()
@@ -330,7 +306,7 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
     epoch: int | None = None
     version: int = PROTOCOL_VERSION
     keep: str | None = None
-    tenant: TenantName | None = None
+    tenant: bounds.TenantName | None = None
 
 
 class BatchResult(Struct, frozen=True, kw_only=True, tag="result"):

@@ -8,25 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.bounds import (
-    MAX_ALLOWED_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_LOGPROB_TOKENS,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    BadWord,
-    Biases,
-    NumLogprobs,
-    NumOutputTokens,
-    Penalty,
-    Probability,
-    RepetitionPenalty,
-    Seed,
-    StopString,
-    Temperature,
-    TokenId,
-    TopK,
-)
+from shared import bounds
 from shared.errors import BadRequestError
 from shared.grammar.grammar import Grammar
 from shared.watermark import WatermarkKey
@@ -41,11 +23,11 @@ DefaultedName = Literal["temperature", "top_p", "top_k", "min_p", "repetition_pe
 class SamplingDefaults(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a model's own files advise for requests that do not say. None: nothing."""
 
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
-    top_k: TopK | None = None
-    min_p: Probability | None = None
-    repetition_penalty: RepetitionPenalty | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.Probability | None = None
+    top_k: bounds.TopK | None = None
+    min_p: bounds.Probability | None = None
+    repetition_penalty: bounds.RepetitionPenalty | None = None
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,26 +54,26 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
         watermark: Marks the text (`shared.watermark`); None does not. A secret of the sender: it is in no log.
     """
 
-    max_tokens: NumOutputTokens | None = None
-    temperature: Temperature = 1.0
-    top_p: Probability = 1.0
-    top_k: TopK = 0
-    min_p: Probability = 0.0
-    seed: Seed = 0
-    stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOPS)] = ()
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: Biases = {}
-    logprobs: NumLogprobs | None = None
-    logprob_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_TOKENS)] = ()
-    prompt_logprobs: NumLogprobs | None = None
+    max_tokens: bounds.NumOutputTokens | None = None
+    temperature: bounds.Temperature = 1.0
+    top_p: bounds.Probability = 1.0
+    top_k: bounds.TopK = 0
+    min_p: bounds.Probability = 0.0
+    seed: bounds.Seed = 0
+    stop: Annotated[tuple[bounds.StopString, ...], Meta(max_length=bounds.MAX_STOPS)] = ()
+    stop_token_ids: Annotated[tuple[bounds.TokenId, ...], Meta(max_length=bounds.MAX_STOP_TOKENS)] = ()
+    presence_penalty: bounds.Penalty = 0.0
+    frequency_penalty: bounds.Penalty = 0.0
+    repetition_penalty: bounds.RepetitionPenalty = 1.0
+    logit_bias: bounds.Biases = {}
+    logprobs: bounds.NumLogprobs | None = None
+    logprob_token_ids: Annotated[tuple[bounds.TokenId, ...], Meta(max_length=bounds.MAX_LOGPROB_TOKENS)] = ()
+    prompt_logprobs: bounds.NumLogprobs | None = None
     ignore_eos: bool = False
-    min_tokens: NumOutputTokens = 0
+    min_tokens: bounds.NumOutputTokens = 0
     include_stop_str_in_output: bool = False
-    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
-    bad_words: Annotated[tuple[BadWord, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
+    allowed_token_ids: bounds.AllowedTokenIds | None = None
+    bad_words: Annotated[tuple[bounds.BadWord, ...], Meta(max_length=bounds.MAX_BAD_WORDS)] = ()
     grammar: Grammar | None = None
     skip_special_tokens: bool = True
     watermark: WatermarkKey | None = None

@@ -11,23 +11,14 @@ import itertools
 import json
 from collections import defaultdict
 
-from shared.grammar.gbnf import (
-    CharacterClass,
-    Choice,
-    Expression,
-    GbnfReader,
-    Reference,
-    Repetition,
-    Sequence,
-    Text,
-)
+from shared.grammar import gbnf
 
 
 class GbnfAsLark:
     """Writes one grammar. Rules of Lark are in small letters, lexemes in capitals."""
 
     def __init__(self, source: str) -> None:
-        self._rules = rules = GbnfReader(source).rules()
+        self._rules = rules = gbnf.GbnfReader(source).rules()
         self._regular = _regular_rules(rules)
         self._names = {name: f"R{index}" if name in self._regular else f"r{index}" for index, name in enumerate(rules)}
         self._lexemes: dict[str, str] = {}
@@ -40,46 +31,46 @@ class GbnfAsLark:
         lines += [f"{name}: {body}" for body, name in self._lexemes.items()]
         return "\n".join(lines) + "\n"
 
-    def _written(self, expression: Expression, in_lexeme: bool) -> str:
+    def _written(self, expression: gbnf.Expression, in_lexeme: bool) -> str:
         """Return an expression as the body of a rule or, if it is `in_lexeme`, of a lexeme."""
-        if not in_lexeme and not isinstance(expression, Reference) and self._is_regular(expression):
+        if not in_lexeme and not isinstance(expression, gbnf.Reference) and self._is_regular(expression):
             return self._lexeme(expression)
         match expression:
-            case Text(text):
+            case gbnf.Text(text):
                 return json.dumps(text, ensure_ascii=False)
-            case CharacterClass(ranges, negated):
+            case gbnf.CharacterClass(ranges, negated):
                 return _class(ranges, negated)
-            case Reference(name):
+            case gbnf.Reference(name):
                 return self._names[name]
-            case Sequence(items):
+            case gbnf.Sequence(items):
                 return self._sequence(items, in_lexeme) or '""'
-            case Choice(alternatives):
+            case gbnf.Choice(alternatives):
                 return f"({' | '.join(self._written(each, in_lexeme) for each in alternatives)})"
-            case Repetition(item, minimum, maximum):
+            case gbnf.Repetition(item, minimum, maximum):
                 return f"({self._written(item, in_lexeme)}){_counts(minimum, maximum)}"
 
-    def _sequence(self, items: list[Expression], in_lexeme: bool) -> str:
+    def _sequence(self, items: list[gbnf.Expression], in_lexeme: bool) -> str:
         """Return a sequence; outside of a lexeme, what is regular between recursive items becomes one lexeme."""
         if in_lexeme:
             return " ".join(self._written(item, True) for item in items)
         written: list[str] = []
         for is_regular, run in itertools.groupby(items, self._is_regular):
             if is_regular:
-                written.append(self._lexeme(Sequence(list(run))))
+                written.append(self._lexeme(gbnf.Sequence(list(run))))
             else:
                 written += [self._written(item, False) for item in run]
         return " ".join(written)
 
-    def _lexeme(self, expression: Expression) -> str:
+    def _lexeme(self, expression: gbnf.Expression) -> str:
         """Return the name of a lexeme for an expression; equal ones share theirs."""
         body = self._written(expression, True)
         return self._lexemes.setdefault(body, f"L{len(self._lexemes)}")
 
-    def _is_regular(self, expression: Expression) -> bool:
+    def _is_regular(self, expression: gbnf.Expression) -> bool:
         return all(name in self._regular for name in _references(expression))
 
 
-def _regular_rules(rules: dict[str, Expression]) -> set[str]:
+def _regular_rules(rules: dict[str, gbnf.Expression]) -> set[str]:
     users: defaultdict[str, list[str]] = defaultdict(list)
     num_waiting: dict[str, int] = {}
     for name, expression in rules.items():
@@ -99,18 +90,18 @@ def _regular_rules(rules: dict[str, Expression]) -> set[str]:
     return regular
 
 
-def _references(expression: Expression) -> list[str]:
+def _references(expression: gbnf.Expression) -> list[str]:
     names: list[str] = []
     waiting = [expression]
     while waiting:
         match waiting.pop():
-            case Reference(name):
+            case gbnf.Reference(name):
                 names.append(name)
-            case Sequence(items):
+            case gbnf.Sequence(items):
                 waiting += items
-            case Choice(alternatives):
+            case gbnf.Choice(alternatives):
                 waiting += alternatives
-            case Repetition(item):
+            case gbnf.Repetition(item):
                 waiting.append(item)
     return names
 

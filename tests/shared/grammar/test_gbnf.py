@@ -4,64 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from shared.grammar import GrammarError
-from shared.grammar.gbnf import (
-    ANY_CHARACTER,
-    MAX_NESTING,
-    MAX_REPETITIONS,
-    CharacterClass,
-    Choice,
-    Expression,
-    GbnfReader,
-    Reference,
-    Repetition,
-    Sequence,
-    Text,
-)
+from shared.grammar import GrammarError, gbnf
 
-A, B, C = Text("a"), Text("b"), Text("c")
+A, B, C = gbnf.Text("a"), gbnf.Text("b"), gbnf.Text("c")
 
 
 @pytest.mark.parametrize(
     ("body", "expression"),
     [
         ('"a"', A),
-        ('"a" "b"', Sequence([A, B])),
-        ('"a" | "b" "c"', Choice([A, Sequence([B, C])])),
-        ('"a" |', Choice([A, Sequence([])])),
+        ('"a" "b"', gbnf.Sequence([A, B])),
+        ('"a" | "b" "c"', gbnf.Choice([A, gbnf.Sequence([B, C])])),
+        ('"a" |', gbnf.Choice([A, gbnf.Sequence([])])),
         ('("a")', A),
-        ('( "a"\n | "b" )\t"c"', Sequence([Choice([A, B]), C])),
-        ('"a" # comment | "b"\n | "c"', Choice([A, C])),
-        ("root", Reference("root")),
-        (".", ANY_CHARACTER),
-        ("[a-cx]", CharacterClass([(97, 99), (120, 120)])),
-        ("[^a-a]", CharacterClass([(97, 97)], negated=True)),
-        ("[^]", CharacterClass([], negated=True)),
-        ("[a-]", CharacterClass([(97, 97), (45, 45)])),
-        (r"[\]\-\^]", CharacterClass([(93, 93), (45, 45), (94, 94)])),
-        (r'"\n\r\t\\\"\/\x41\u00e9\U0010FFFF"', Text('\n\r\t\\"/A\xe9\U0010ffff')),
-        (r'"\uD7FF\uE000"', Text("\ud7ff\ue000")),
-        ('"a"*', Repetition(A, 0, None)),
-        ('"a"+', Repetition(A, 1, None)),
-        ('"a"?', Repetition(A, 0, 1)),
-        ('"a"{2}', Repetition(A, 2, 2)),
-        ('"a"{0}', Repetition(A, 0, 0)),
-        ('"a"{2,}', Repetition(A, 2, None)),
-        ('"a"{ 2 , 3 }', Repetition(A, 2, 3)),
-        ('"a"{2,2}', Repetition(A, 2, 2)),
-        (f'"a"{{{MAX_REPETITIONS}}}', Repetition(A, MAX_REPETITIONS, MAX_REPETITIONS)),
-        ('"a"+?', Repetition(Repetition(A, 1, None), 0, 1)),
-        ('"a"* {2} "b"', Sequence([Repetition(Repetition(A, 0, None), 2, 2), B])),
-        ("(" * MAX_NESTING + '"a"' + ")" * MAX_NESTING, A),
+        ('( "a"\n | "b" )\t"c"', gbnf.Sequence([gbnf.Choice([A, B]), C])),
+        ('"a" # comment | "b"\n | "c"', gbnf.Choice([A, C])),
+        ("root", gbnf.Reference("root")),
+        (".", gbnf.ANY_CHARACTER),
+        ("[a-cx]", gbnf.CharacterClass([(97, 99), (120, 120)])),
+        ("[^a-a]", gbnf.CharacterClass([(97, 97)], negated=True)),
+        ("[^]", gbnf.CharacterClass([], negated=True)),
+        ("[a-]", gbnf.CharacterClass([(97, 97), (45, 45)])),
+        (r"[\]\-\^]", gbnf.CharacterClass([(93, 93), (45, 45), (94, 94)])),
+        (r'"\n\r\t\\\"\/\x41\u00e9\U0010FFFF"', gbnf.Text('\n\r\t\\"/A\xe9\U0010ffff')),
+        (r'"\uD7FF\uE000"', gbnf.Text("\ud7ff\ue000")),
+        ('"a"*', gbnf.Repetition(A, 0, None)),
+        ('"a"+', gbnf.Repetition(A, 1, None)),
+        ('"a"?', gbnf.Repetition(A, 0, 1)),
+        ('"a"{2}', gbnf.Repetition(A, 2, 2)),
+        ('"a"{0}', gbnf.Repetition(A, 0, 0)),
+        ('"a"{2,}', gbnf.Repetition(A, 2, None)),
+        ('"a"{ 2 , 3 }', gbnf.Repetition(A, 2, 3)),
+        ('"a"{2,2}', gbnf.Repetition(A, 2, 2)),
+        (f'"a"{{{gbnf.MAX_REPETITIONS}}}', gbnf.Repetition(A, gbnf.MAX_REPETITIONS, gbnf.MAX_REPETITIONS)),
+        ('"a"+?', gbnf.Repetition(gbnf.Repetition(A, 1, None), 0, 1)),
+        ('"a"* {2} "b"', gbnf.Sequence([gbnf.Repetition(gbnf.Repetition(A, 0, None), 2, 2), B])),
+        ("(" * gbnf.MAX_NESTING + '"a"' + ")" * gbnf.MAX_NESTING, A),
     ],
 )
-def test_notation_is_read(body: str, expression: Expression) -> None:
-    assert GbnfReader(f"root ::= {body}").rules() == {"root": expression}
+def test_notation_is_read(body: str, expression: gbnf.Expression) -> None:
+    assert gbnf.GbnfReader(f"root ::= {body}").rules() == {"root": expression}
 
 
 def test_rules_keep_their_order_and_lines_may_be_anyhow() -> None:
-    rules = GbnfReader('\n# first\n b ::= "a"\r\nroot::=\n  b |\n "c"\n\n').rules()
-    assert list(rules.items()) == [("b", A), ("root", Choice([Reference("b"), C]))]
+    rules = gbnf.GbnfReader('\n# first\n b ::= "a"\r\nroot::=\n  b |\n "c"\n\n').rules()
+    assert list(rules.items()) == [("b", A), ("root", gbnf.Choice([gbnf.Reference("b"), C]))]
 
 
 @pytest.mark.parametrize(
@@ -89,11 +76,11 @@ def test_rules_keep_their_order_and_lines_may_be_anyhow() -> None:
         ('root ::= "a"{,2}', "'{m}', '{m,}' or '{m,n}' is expected."),
         ("root ::= <think>", "Line 1, column 10 of the grammar: rules of tokens are not supported."),
         ("root ::= !a", "rules of tokens are not supported."),
-        ("root ::= " + "(" * (MAX_NESTING + 1), f"more than {MAX_NESTING} levels of parentheses."),
+        ("root ::= " + "(" * (gbnf.MAX_NESTING + 1), f"more than {gbnf.MAX_NESTING} levels of parentheses."),
         ('other ::= "a"', "The grammar has no rule 'root'."),
     ],
 )
 def test_mistake_is_told_with_its_place(source: str, problem: str) -> None:
     with pytest.raises(GrammarError) as refused:
-        GbnfReader(source).rules()
+        gbnf.GbnfReader(source).rules()
     assert refused.value.reason.endswith(problem)
