@@ -78,8 +78,7 @@ class Admission:
     def admit_interactive(self, now: float) -> bool:
         """Start waiting interactive sequences in order, as long as this step has tokens and the pool has blocks.
 
-        Returns:
-            False when somebody would have to be preempted while a step is in flight.
+        False when somebody would have to be preempted while a step is in flight.
         """
         queue, running = self._live.waiting["interactive"], self._live.running
         if not queue:
@@ -128,7 +127,10 @@ class Admission:
         if victims and self._live.in_flight:
             return Room.AFTER_LANDING
         while victims:
-            self._give_up(victims.pop())
+            victim = victims.pop()
+            if self._used and victim.lane == "interactive":
+                self._used[victim.tenant] -= self._cost(victim)
+            self.preempt(victim)
             if self.fits(sequence):
                 return Room.YES
         return Room.NO
@@ -189,11 +191,6 @@ class Admission:
                 used[sequence.tenant] += self._cost(sequence)
         return used
 
-    def _give_up(self, victim: Sequence) -> None:
-        if self._used and victim.lane == "interactive":
-            self._used[victim.tenant] -= self._cost(victim)
-        self.preempt(victim)
-
     def _victims_of_others(self, sequence: Sequence) -> list[Sequence]:
         """Return running sequences that make room for one of a tenant that uses less, best first; else none.
 
@@ -215,11 +212,9 @@ class Admission:
             tenant = max(by_tenant, key=used.__getitem__)
             victim = by_tenant[tenant].pop()
             used[tenant] -= self._cost(victim)
-            if used[tenant] < own:
-                del by_tenant[tenant]
-                continue
-            victims.append(victim)
-            if not by_tenant[tenant]:
+            if used[tenant] >= own:
+                victims.append(victim)
+            if used[tenant] < own or not by_tenant[tenant]:
                 del by_tenant[tenant]
 
         def is_enough(count: int) -> bool:

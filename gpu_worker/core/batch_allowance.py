@@ -10,42 +10,37 @@ a smaller one may be all that ever fits."""
 
 
 class BatchAllowance:
-    """Seconds that batch work may still add to the step. What a sequence or a token adds is predicted by the model."""
+    """Batch work may add `left_s` seconds to the step. The model predicts what a sequence or a token adds."""
 
-    __slots__ = ("_is_first_free", "_min_chunk_tokens", "_seconds", "_sequence_s", "_token_s", "is_throttled")
+    __slots__ = ("_is_first_free", "_min_chunk_tokens", "_sequence_s", "_token_s", "is_throttled", "left_s")
 
     def __init__(
         self, seconds: float, model: StepTimeModel, *, is_first_free: bool = False, is_throttled: bool = False
     ) -> None:
         """Allow `seconds`, which may be infinite; with `is_first_free` one sequence is allowed whatever it takes."""
-        self._seconds = seconds
+        self.left_s = seconds
         self._sequence_s, self._token_s = (model.batch_sequence_s, model.token_s) if model.is_known else (0.0, 0.0)
         self._is_first_free = is_first_free
         self.is_throttled = is_throttled
         self._min_chunk_tokens = 1 if is_throttled and not is_first_free else MIN_CHUNK_TOKENS
 
     @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self._seconds
-
-    @property
     def is_spent(self) -> bool:
         """Return whether no further sequence may be in the step."""
-        return not self._is_first_free and self._seconds < self._sequence_s
+        return not self._is_first_free and self.left_s < self._sequence_s
 
     @property
     def has_room(self) -> bool:
         """Return whether a prompt may begin."""
-        return self._is_first_free or self._seconds >= self._sequence_s + (self._min_chunk_tokens - 1) * self._token_s
+        return self._is_first_free or self.left_s >= self._sequence_s + (self._min_chunk_tokens - 1) * self._token_s
 
     def take_decodes(self, num_wanted: int) -> int:
         """Return how many of `num_wanted` decodes the step may hold, and take their time."""
         if num_wanted <= 0:
             return 0
         count = num_wanted
-        if self._seconds < num_wanted * self._sequence_s:
-            count = max(int(self._seconds / self._sequence_s), int(self._is_first_free))
+        if self.left_s < num_wanted * self._sequence_s:
+            count = max(int(self.left_s / self._sequence_s), int(self._is_first_free))
         self._take(count * self._sequence_s)
         return count
 
@@ -55,7 +50,7 @@ class BatchAllowance:
         None where too few fit.
         """
         count = num_wanted
-        seconds = self._seconds - self._sequence_s
+        seconds = self.left_s - self._sequence_s
         if seconds < (num_wanted - 1) * self._token_s:
             count = 1 + int(seconds / self._token_s) if seconds > 0 else 0
             least = min(num_wanted, self._min_chunk_tokens)
@@ -68,11 +63,11 @@ class BatchAllowance:
     def take_whole(self, num_tokens: int) -> bool:
         """Return whether the step may hold a whole prompt of one more sequence, and take its time if it may."""
         seconds = self._sequence_s + (num_tokens - 1) * self._token_s
-        if seconds > self._seconds and not self._is_first_free:
+        if seconds > self.left_s and not self._is_first_free:
             return False
         self._take(seconds)
         return True
 
     def _take(self, seconds: float) -> None:
-        self._seconds = max(0.0, self._seconds - seconds)
+        self.left_s = max(0.0, self.left_s - seconds)
         self._is_first_free = False

@@ -78,8 +78,7 @@ class BlockPool:
     def admit(self, digest: bytes) -> int | None:
         """Take a block for one holder, who brings content of this digest into it before a step reads it.
 
-        Returns:
-            A block that can be found by the digest at once. None where one has that content already, or none is free.
+        It can be found by the digest at once. None where a block has that content already, or none is free.
         """
         if digest in self._block_of or not self.num_available:
             return None

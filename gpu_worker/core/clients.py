@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_ACCOUNTS = 4096
@@ -19,23 +19,18 @@ class Account:
 
 
 class Clients:
-    """The accounts of clients that compete with each other, and which of them have something waiting."""
+    """The accounts of clients that compete with each other, and how much each has `waiting`, if anything."""
 
     def __init__(self, offset: Callable[[str], float] = lambda name: 0.0) -> None:
         """Start empty. `offset` tells how much of a client's counter is from before, and is not lifted to."""
         self.accounts: dict[str, Account] = {}
-        self._num_waiting: Counter[str] = Counter()
+        self.waiting: Counter[str] = Counter()
         self._last: str | None = None
         self._offset = offset
 
-    @property
-    def waiting(self) -> Iterable[str]:
-        """The clients that have something waiting."""
-        return self._num_waiting
-
     def lowest(self, besides: str | None = None) -> float:
         """Return the lowest counter of waiting clients, except for one; infinite if no other waits."""
-        return min([self.account(name).counter for name in self._num_waiting if name != besides], default=math.inf)
+        return min([self.account(name).counter for name in self.waiting if name != besides], default=math.inf)
 
     def account(self, name: str) -> Account:
         """Return a client's account."""
@@ -48,20 +43,20 @@ class Clients:
 
     def enter(self, name: str) -> None:
         """Let a client wait once more; lift its counter if it had nothing waiting."""
-        if not self._num_waiting[name]:
+        if not self.waiting[name]:
             account, offset = self.account(name), self._offset
-            others = [other for other in self._num_waiting if other != name]
+            others = [other for other in self.waiting if other != name]
             if not others and self._last is not None:
                 others = [self._last]
             lowest = min([self.account(other).counter - offset(other) for other in others], default=0.0)
             account.counter = max(account.counter, lowest + offset(name))
-        self._num_waiting[name] += 1
+        self.waiting[name] += 1
 
     def leave(self, name: str) -> None:
         """Let a client wait once less."""
-        self._num_waiting[name] -= 1
-        if not self._num_waiting[name]:
-            del self._num_waiting[name]
+        self.waiting[name] -= 1
+        if not self.waiting[name]:
+            del self.waiting[name]
             self._last = name
 
     def _forget(self) -> None:
@@ -69,7 +64,7 @@ class Clients:
         idle = [
             name
             for name, account in self.accounts.items()
-            if not (self._num_waiting[name] or account.pending) and name != self._last
+            if not (self.waiting[name] or account.pending) and name != self._last
         ]
         for name in sorted(idle, key=lambda name: self.accounts[name].counter)[: MAX_ACCOUNTS // 2]:
             del self.accounts[name]

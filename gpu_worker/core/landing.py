@@ -57,8 +57,7 @@ class Landing:
     ) -> bool:
         """Let a decode go on with its next token, which stops nothing, and add what is then written for good.
 
-        Returns:
-            False, with nothing done, where more is to be done than to append the token.
+        False, with nothing done, where more is to be done than to append the token.
         """
         sequence, constraint = item.sequence, item.sequence.constraint
         if (
@@ -84,9 +83,7 @@ class Landing:
         assert sampled.num_accepted <= min(item.num_draft_tokens, max(0, len(new) - 1)), "more accepted than sampled"
         num_before = sequence.num_output_tokens
         num_computed = item.start + item.num_tokens
-        assert len(new) <= 1 or num_computed == sequence.num_computed_tokens, (
-            "a step in flight took one token for certain"
-        )
+        assert len(new) <= 1 or num_computed == sequence.num_computed_tokens, "a step in flight took one for certain"
         count, finish = extend(sequence, new)
         if item.num_draft_tokens:
             num_accepted = min(sampled.num_accepted, count)
@@ -166,8 +163,7 @@ def refusal(sequence: Sequence) -> str | None:
 def extend(sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
     """Append new tokens up to the one that ends the sequence; one that its constraint refuses is left out.
 
-    Returns:
-        How many tokens were appended, and why the sequence ended, if it did.
+    Return how many tokens were appended, and why the sequence ended, if it did.
     """
     constraint = sequence.constraint
     for count, token_id in enumerate(token_ids, 1):

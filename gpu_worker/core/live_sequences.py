@@ -166,7 +166,8 @@ class LiveSequences:
         """Assert that counters and queues agree, and blocks with both."""
         running, in_flight = self.running, {item.sequence for step in self.in_flight for item in step.scheduled}
         ended = [sequence for _, sequence in self._ended]
-        others = [] if self.restores is None else [self.restores.held(group) for group in range(self._num_groups)]
+        groups = range(1 + len(self._blocks.windows))
+        others = [] if self.restores is None else [self.restores.held(group) for group in groups]
         self._blocks.check_integrity([*running, *ended], others)
         running.check_integrity()
         assert len(running) + sum(map(len, self.waiting.values())) + self.num_restoring == len(self._by_id)
@@ -177,13 +178,9 @@ class LiveSequences:
             items = [item for step in self.in_flight for item in step.scheduled if item.sequence is sequence]
             assert sequence.num_pending_tokens == sum(item.samples for item in items)
             num_written = sequence.num_computed_tokens - sum(item.num_tokens for item in items)
-            assert self._blocks.num_findable_tokens(sequence) <= num_written, (
+            assert sequence.num_findable_blocks <= num_written // self._blocks.block_size, (
                 f"{sequence.id} has published a block before all its KV is written"
             )
-
-    @property
-    def _num_groups(self) -> int:
-        return 1 + len(self._blocks.windows)
 
     def _count_out(self, sequence: Sequence) -> None:
         counts, share = self.num_of_keys[sequence.lane], (sequence.tenant, sequence.key)

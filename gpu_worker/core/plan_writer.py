@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Values
+from dataclasses import dataclass, field
 
 from gpu_worker.core.plan import UNKNOWN_TOKEN, EncodeWork, Eviction, NewSequence, StateWork, StepPlan, Written
 from gpu_worker.core.sequence import Sequence
@@ -20,16 +21,14 @@ TakeEvictions = Callable[[int], list[Eviction]]
 """Returns the evictions that the plan of this number tells."""
 
 
+@dataclass(eq=False)
 class PlanWriter:
     """Owns the rows of a batch: as many as sequences were in it at once."""
 
-    def __init__(
-        self, take_images: TakeImages = lambda: ([], []), take_evictions: TakeEvictions = lambda step: []
-    ) -> None:
-        self._take_images = take_images
-        self._take_evictions = take_evictions
-        self._free: list[int] = []
-        self._num_rows = 0
+    _take_images: TakeImages = lambda: ([], [])
+    _take_evictions: TakeEvictions = lambda step: []
+    _free: list[int] = field(default_factory=list)
+    _num_rows: int = 0
 
     def write_any(
         self, scheduled: Values[ScheduledSequence], departed: Values[Sequence] = (), step: int = 0

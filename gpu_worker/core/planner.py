@@ -63,29 +63,20 @@ class Planner:
         self._throttle = throttle
         self._first_tokens = first_tokens
         self._policy = policy
-        self._admission = Admission(config, blocks, live)
+        self.admission = Admission(config, blocks, live)
         self._drafts = DraftPlanner(blocks)
         self.encoder = EncoderSchedule(config.media)
         self._writer = PlanWriter(self.encoder.take, blocks.evictions.take)
 
-    @property
-    def num_preemptions(self) -> int:
-        """Sequences that were preempted so far, each time."""
-        return self._admission.num_preemptions
-
     def plan(self, step: int, now: float) -> ScheduledStep | None:
-        """Plan step number `step`, behind those in flight, at `now` in monotonic seconds.
-
-        Returns:
-            None when one of the steps in flight has to land first.
-        """
+        """Plan step number `step` at `now`, in monotonic seconds; None when a step in flight has to land first."""
         running, budget = self._running, self._config.max_num_batched_tokens
         self.encoder.open()
         decodes = self._next_decodes("interactive")
-        if not self._grow("interactive", decodes) or not self._admission.admit_interactive(now):
+        if not self._grow("interactive", decodes) or not self.admission.admit_interactive(now):
             return None
         decodes = self._next_decodes("interactive")
-        prompts = self._admission.ordered_prompts()
+        prompts = self.admission.ordered_prompts()
         limit = budget - len(decodes)
         if prompts:
             limit = self._first_tokens.limit(prompts, len(decodes), limit, now)
@@ -134,8 +125,7 @@ class Planner:
     def _grow(self, lane: Lane, decodes: Collection[Sequence]) -> bool:
         """Give a lane's sequences the blocks for their new tokens, preempting the last in order while there are none.
 
-        Returns:
-            False when somebody would have to be preempted while a step is in flight.
+        False when somebody would have to be preempted while a step is in flight.
         """
         running, blocks = self._running, self._blocks
         due = running.take_due(lane, decodes)
@@ -147,16 +137,15 @@ class Planner:
             if self._live.in_flight:
                 running.put_back(lane, due)
                 return False
-            victim = self._admission.worst()
-            self._admission.preempt(victim)
+            victim = self.admission.worst()
+            self.admission.preempt(victim)
             growing = [sequence for sequence in growing if sequence is not victim]
         return True
 
     def _batch_work(self, now: float, num_interactive: int, num_more_tokens: int, num_left: int) -> _BatchWork | None:
         """Return the batch work that fits into `num_left` tokens and that the throttle allows; blocks are taken for it.
 
-        Returns:
-            None when a step in flight has to land first.
+        None when a step in flight has to land first.
         """
         if not self._running.num_batch and not self._live.waiting["batch"]:
             return _BatchWork()
@@ -183,7 +172,7 @@ class Planner:
         first = self._live.waiting["batch"].peek()
         room = Room.NO
         if first is not None and first.is_on_trial and not self._live.waiting["interactive"]:
-            room = self._admission.make_room(first)
+            room = self.admission.make_room(first)
         if room is Room.NO and any(sequence.status is SequenceStatus.RUNNING for sequence in tried):
             return Room.YES
         return room
@@ -199,13 +188,7 @@ class Planner:
         return list(decodes) if count == len(decodes) else nsmallest(count, decodes, key=attrgetter("order"))
 
     def _batch_chunks(
-        self,
-        allowance: BatchAllowance,
-        num_left: int,
-        batch_decodes: list[Sequence],
-        now: float,
-        *,
-        is_trial: bool,
+        self, allowance: BatchAllowance, num_left: int, batch_decodes: list[Sequence], now: float, *, is_trial: bool
     ) -> list[tuple[Sequence, int]]:
         """Share `num_left` tokens among batch prompts: first those that run, then waiting ones, which start now.
 
@@ -220,7 +203,7 @@ class Planner:
                 return chunks
             chunks.append((sequence, num_tokens))
             num_left -= num_tokens
-        queue, admission = self._live.waiting["batch"], self._admission
+        queue, admission = self._live.waiting["batch"], self.admission
         if self._live.waiting["interactive"]:
             return chunks
         while num_left and allowance.has_room and (waiting := queue.peek()) is not None and admission.fits(waiting):
@@ -270,8 +253,7 @@ class Planner:
     ) -> tuple[int, int]:
         """Give interactive prompts `left` tokens, but for `num_kept`: of batch chunks, or to keep the step short.
 
-        Returns:
-            How many are left then, and what images were charged.
+        Return how many are left then, and what images were charged.
         """
         charged, num_before = 0, len(scheduled)
         for sequence in prompts:
@@ -294,8 +276,7 @@ class Planner:
     ) -> tuple[int, int]:
         """Schedule batch chunks as far as the windows' blocks reach, and images are encoded.
 
-        Returns:
-            How many of `left` tokens are left then, and what images were charged.
+        Return how many of `left` tokens are left then, and what images were charged.
         """
         charged = 0
         for sequence, wanted in chunks:
@@ -311,13 +292,7 @@ class Planner:
         return left, charged
 
     def _add_drafts(
-        self,
-        scheduled: list[ScheduledSequence],
-        num_decodes: int,
-        left: int,
-        *,
-        is_changing: bool,
-        is_throttled: bool,
+        self, scheduled: list[ScheduledSequence], num_decodes: int, left: int, *, is_changing: bool, is_throttled: bool
     ) -> tuple[bool, bool]:
         """Let decodes verify forced tokens and drafts; return whether any are forced, and whether others may come."""
         num_forced = 0
@@ -349,17 +324,13 @@ class Planner:
         return scheduled, places
 
     def _take(self, sequence: Sequence, num_tokens: int, step: int) -> ScheduledSequence:
-        self._blocks.take(sequence, num_tokens)
         start = sequence.num_computed_tokens
+        self._blocks.windows.grow(sequence, start + num_tokens)
         samples = num_tokens == sequence.num_uncomputed_tokens and sequence.wants_token
         sequence.num_computed_tokens = start + num_tokens
         sequence.last_chunk_step = step
         self._running.reclassify(sequence)
         return ScheduledSequence(sequence, start, num_tokens, samples)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Let a running sequence, which no step in flight names, be computed again."""
-        self._admission.preempt(sequence)
 
     def roll_back(self, sequence: Sequence) -> None:
         """Let a running sequence compute again what undone steps computed; its counters were set back already.
@@ -369,7 +340,7 @@ class Planner:
         if self._blocks.states is None:
             self._blocks.trim(sequence)
         elif not self._blocks.restart(sequence):
-            self._admission.preempt(sequence)
+            self.admission.preempt(sequence)
             return
         self._running.reclassify(sequence)
 

@@ -81,11 +81,6 @@ class Retention:
     def __len__(self) -> int:
         return len(self._grants)
 
-    def used_by(self, tenant: str) -> float:
-        """Return the units that a tenant retains."""
-        found = self._tenants.get(tenant)
-        return 0.0 if found is None else found.used
-
     def retain(
         self, tenant: str, weight: float, digests: Iterable[bytes], until: float, cost: float = 1.0
     ) -> list[bytes]:

@@ -110,23 +110,22 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         """Count what runs, waits and is free."""
-        interactive, batch = self._waiting["interactive"], self._waiting["batch"]
         return SchedulerStats(
             running=len(self._running),
             running_batch=self._running.num_batch,
-            waiting=len(interactive) + len(batch) + self._live.num_restoring,
-            waiting_batch=len(batch),
+            waiting=sum(map(len, self._waiting.values())) + self._live.num_restoring,
+            waiting_batch=len(self._waiting["batch"]),
             max_batch_seqs=self._throttle.max_batch_seqs(self.config.max_num_seqs),
             waiting_tokens=self._num_waiting_tokens,
             free_blocks=self._blocks.num_free,
             total_blocks=self.config.num_blocks,
             groups=self._blocks.usage,
-            num_preemptions=self._planner.num_preemptions,
+            num_preemptions=self._planner.admission.num_preemptions,
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,
             num_device_hits=self._blocks.num_device_hits,
             num_evicted_blocks=self._blocks.num_evicted,
-            num_retained_blocks=self._blocks.num_retained,
+            num_retained_blocks=len(self._blocks.pool.order.retention),
             full_step_rate=self.full_step_rate,
         )
 
@@ -229,14 +228,10 @@ class Scheduler:
         return sequence
 
     def schedule(self, now: float) -> ScheduledStep | None:
-        """Plan the next step, behind those in flight.
+        """Plan the next step, behind those in flight; None when one of these has to land first.
 
-        Args:
-            now: Monotonic seconds; sequences whose deadline has passed end here, and `settle` reports them.
-
-        Returns:
-            A step, which is now in flight; one without any sequence when there is nothing to compute at all. None when
-            a step in flight has to land first.
+        The step, which is now in flight, has no sequence when there is nothing to compute at all. Sequences whose
+        deadline is not after `now`, in monotonic seconds, end here, and `settle` reports them.
         """
         if self._live.num_restoring:
             self._live.end_restores(now)
@@ -265,10 +260,7 @@ class Scheduler:
         """Undo all steps in flight, because the oldest failed or was given up. Their results must not come any more.
 
         What they wrote into blocks will be written again. The next plan names their sequences as departed, so that the
-        runner forgets what these steps made of them.
-
-        Returns:
-            The shares of the oldest step, of sequences that still run.
+        runner forgets what these steps made of them. Return the shares of the oldest step, of sequences that still run.
         """
         oldest, evicting = self._in_flight[0], self._blocks.evictions.unlanded()
         touched: dict[Sequence, None] = {}
@@ -303,20 +295,17 @@ class Scheduler:
                 self.fail(sequence, "a step failed again in which the KV cache of the sequence was to be shortened")
                 continue
             sequence.has_lost_eviction = True
-            self._planner.preempt(sequence)
+            self._planner.admission.preempt(sequence)
 
     def schedule_again(self, items: Iterable[ScheduledSequence], now: float) -> ScheduledStep | None:
         """Plan a step of nothing but some of the shares that `roll_back` returned, without their drafts.
 
         Nothing was planned for these sequences since. No step may be in flight. Those whose deadline has passed end.
-
-        Returns:
-            A step, which is now in flight; None when none of the sequences runs any more.
+        The step is now in flight; None when none of the sequences runs any more.
         """
         assert not self._in_flight
         self._expire(now)
-        running = [item for item in items if item.sequence.status is SequenceStatus.RUNNING]
-        if not running:
+        if not (running := [item for item in items if item.sequence.status is SequenceStatus.RUNNING]):
             return None
         step = self._planner.plan_again(self._live.num_planned + 1, running)
         self._live.add_step(step)

@@ -43,8 +43,7 @@ class SequenceBlocks:
             self.states = StateSlots(
                 config.state, config.block_size, tiers, 1 + len(self.windows), config.retained_share
             )
-        self._config = config
-        self._block_size = config.block_size
+        self._config, self.block_size = config, config.block_size
         self.rules: list[HitRule] = [*self.windows] if self.states is None else [*self.windows, self.states]
         self._cache: PrefixCache | None = None
         self._hints: BlockHints | None = None
@@ -68,11 +67,6 @@ class SequenceBlocks:
         full = ("full", self.pool.num_blocks - self.pool.num_available, self.pool.num_blocks)
         states = [] if self.states is None else [("state", self.states.num_used, self.states.num_slots)]
         return (full, *self.windows.usage, *states)
-
-    @property
-    def num_retained(self) -> int:
-        """Blocks of `pool` that are evicted last at present."""
-        return len(self.pool.order.retention)
 
     def shortages(self, sequence: Sequence) -> list[int]:
         """Return for each group how many more blocks would have to be free to admit a waiting sequence.
@@ -113,7 +107,7 @@ class SequenceBlocks:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             self.num_prefix_queries += sequence.num_prompt_tokens
             self.num_prefix_hits += sequence.num_cached_tokens
-            num_restored = sequence.num_restored_blocks * self._block_size
+            num_restored = sequence.num_restored_blocks * self.block_size
             self.num_device_hits += max(0, sequence.num_cached_tokens - num_restored)
 
     def _place(self, sequence: Sequence) -> None:
@@ -125,7 +119,7 @@ class SequenceBlocks:
         sequence.block_table = hits + self.pool.allocate(missing)
         self.num_budgeted += sequence.budget is not None
         sequence.num_findable_blocks = len(hits)
-        sequence.num_computed_tokens = len(hits) * self._block_size
+        sequence.num_computed_tokens = len(hits) * self.block_size
         # What steps contributed before a preemption is computed again.
         sequence.pooled.clear()
         sequence.expected_blocks = self.expected_blocks(sequence)
@@ -137,8 +131,7 @@ class SequenceBlocks:
     def evict(self, sequences: Values[Sequence], *, is_landed: bool = True) -> bool:
         """Evict blocks of running sequences whose budgets are full.
 
-        Returns:
-            False where the pool has too few for copies, or steps in flight are to tell what is evicted.
+        False where the pool has too few for copies, or steps in flight are to tell what is evicted.
         """
         for sequence in filter(self.evictions.is_due, sequences):
             if not (is_landed or sequence.scores is None) or not self.evictions.can_evict(sequence):
@@ -149,12 +142,8 @@ class SequenceBlocks:
         return True
 
     def try_grow(self, sequences: Values[Sequence]) -> bool:
-        """Give running sequences the blocks that they lack for the tokens that they have or are getting.
-
-        Returns:
-            False, with nothing given, where the pools have too few.
-        """
-        size = self._block_size
+        """Give running sequences the blocks that they lack for their tokens; False, with nothing given, if too few."""
+        size = self.block_size
         short: list[Sequence] = []
         for sequence in sequences:
             # The last of these tokens is the next to be computed, unless more are known.
@@ -178,16 +167,13 @@ class SequenceBlocks:
     def reach(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens a step can compute: as many as there are blocks for.
 
-        All of them but where layers keep the last tokens only, or the sequence has a budget. `take` gives the blocks.
+        All of them but where layers keep the last tokens only, or the sequence has a budget. `windows.grow` gives the
+        blocks.
         """
         start = sequence.num_computed_tokens
         if sequence.budget is not None:
             num_tokens = min(num_tokens, sequence.num_computable_tokens)
         return self.windows.reach(sequence, start + num_tokens) - start
-
-    def take(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give the sequence the blocks for its next tokens where layers keep the last ones only; they are there."""
-        self.windows.grow(sequence, sequence.num_computed_tokens + num_tokens)
 
     def cover(self, sequence: Sequence, num_tokens: int) -> int:
         """Let the tables cover `num_tokens` tokens, as far as blocks are free; return how many they cover.
@@ -198,7 +184,7 @@ class SequenceBlocks:
         count = min(missing, self.pool.num_available)
         if count > 0:
             self._extend([sequence] * count)
-        num_tokens = min(num_tokens, len(sequence.block_table) * self._block_size + sequence.num_evicted_tokens)
+        num_tokens = min(num_tokens, len(sequence.block_table) * self.block_size + sequence.num_evicted_tokens)
         num_tokens = self.windows.reach(sequence, num_tokens, takes_promised=True)
         self.windows.grow(sequence, num_tokens)
         return num_tokens
@@ -217,8 +203,7 @@ class SequenceBlocks:
     def publish(self, written: Values[tuple[Sequence, int]]) -> None:
         """Let others find the blocks that are full, and give back what no later token reads.
 
-        Args:
-            written: Sequences, each with how many of its first tokens are in its blocks for good.
+        `written` are sequences, each with how many of its first tokens are in its blocks for good.
         """
         if self._cache:
             self._cache.publish(written)
@@ -228,11 +213,7 @@ class SequenceBlocks:
 
     def next_publish(self, num_written: int) -> int:
         """Return behind how many written tokens, more than `num_written`, `publish` has something to do."""
-        return num_written + self._to_publish[num_written % self._block_size]
-
-    def num_findable_tokens(self, sequence: Sequence) -> int:
-        """Return how many of the sequence's first tokens are in blocks that were published."""
-        return sequence.num_findable_blocks * self._block_size
+        return num_written + self._to_publish[num_written % self.block_size]
 
     def add_state_work(self, scheduled: list[ScheduledSequence], places: Iterable[int]) -> None:
         """Say in shares of a step what becomes of the sequence's state, of a model with recurrent layers.
@@ -261,25 +242,22 @@ class SequenceBlocks:
             if item.state.saves:
                 assert self._cache is not None
                 num_tokens, _ = item.state.saves[-1]
-                self._cache.chain(sequence, (item.start + num_tokens) // self._block_size)
+                self._cache.chain(sequence, (item.start + num_tokens) // self.block_size)
             self.states.land(sequence, item.start, item.state)
 
     def restart(self, sequence: Sequence) -> bool:
         """Let a running sequence begin again behind the longest prefix of which its state is known.
 
-        Returns:
-            False where the blocks that it gives back are not enough, because it shared them: it must be preempted.
+        False where the blocks that it gives back are not enough, because it shared them: it must be preempted.
         """
         self.release(sequence)
         hits, _ = self._match(sequence)
         num_cached = sum(not self.pool.is_in_use(block) for block in hits)
         missing = self._config.num_blocks_for(sequence.num_tokens) - len(hits) + num_cached
-        is_placed = missing <= self.pool.num_available and all(
-            shortage <= 0 for shortage in self.shortages(sequence)[1:]
-        )
-        if is_placed:
-            self._place(sequence)
-        return is_placed
+        if missing > self.pool.num_available or any(shortage > 0 for shortage in self.shortages(sequence)[1:]):
+            return False
+        self._place(sequence)
+        return True
 
     def hide(self, sequence: Sequence) -> None:
         """Take the sequence's blocks out of the prefix cache: their content may be wrong. Other holders keep them."""
@@ -313,9 +291,7 @@ class SequenceBlocks:
                 sequence.scores.reset()
         self.pool.release(sequence.block_table)
         sequence.block_table = []
-        sequence.expected_blocks = 0
-        sequence.num_findable_blocks = 0
-        sequence.num_computed_tokens = 0
+        sequence.expected_blocks = sequence.num_findable_blocks = sequence.num_computed_tokens = 0
         self.windows.close(sequence)
         if self.states is not None and sequence.state_slot is not None:
             self.states.close(sequence)
@@ -324,7 +300,7 @@ class SequenceBlocks:
         """Assert that exactly these sequences hold blocks, each block as often as it is counted."""
         assert self._num_promised == sum(map(self._promised, holders))
         assert self.num_budgeted == sum(sequence.budget is not None for sequence in holders)
-        besides = [*(others[FULL] if others else ()), *self.evictions.check_integrity(holders, self._block_size)]
+        besides = [*(others[FULL] if others else ()), *self.evictions.check_integrity(holders, self.block_size)]
         self.pool.check_holders([sequence.block_table for sequence in holders], besides)
         self.windows.check_integrity(holders, others[1:])
         if self.states is not None:
@@ -337,7 +313,7 @@ class SequenceBlocks:
 
     def most_hits(self, sequence: Sequence) -> int:
         """Return how many blocks the sequence may start behind: its last token is computed, and has room."""
-        most = (sequence.num_tokens - 1) // self._block_size
+        most = (sequence.num_tokens - 1) // self.block_size
         return most if sequence.budget is None else min(most, sequence.budget.num_blocks - 1)
 
     def num_hits(self, sequence: Sequence) -> int:
@@ -380,10 +356,10 @@ class SequenceBlocks:
     def _distances(self) -> list[int]:
         """For each offset in a block, return how many more tokens are written until `publish` has something to do."""
         marks = {0, *self.windows.offsets}
-        steps = range(1, self._block_size + 1)
+        steps = range(1, self.block_size + 1)
         return [
-            next(step for step in steps if (offset + step) % self._block_size in marks)
-            for offset in range(self._block_size)
+            next(step for step in steps if (offset + step) % self.block_size in marks)
+            for offset in range(self.block_size)
         ]
 
     def expected_blocks(self, sequence: Sequence) -> int:

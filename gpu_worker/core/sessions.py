@@ -125,8 +125,7 @@ class Sessions:
     def spend(self, sequence: Sequence, current: Iterable[bytes], limit: int) -> list[bytes]:
         """Return what the sequence's conversation owns besides these blocks and is not spent; from now on it is.
 
-        Returns:
-            `limit` digests at most, in prefix order.
+        These are `limit` digests at most, in prefix order.
         """
         session = self._find(sequence)
         if session is None or not session.unspent or not limit:
@@ -155,8 +154,8 @@ class Sessions:
     def pop_outdated(self, limit: int) -> list[bytes]:
         """Return what is of no use any more, each digest once: it is of no conversation from now on.
 
-        Returns:
-            `limit` digests at most, each conversation's in prefix order but for those that were spent and used again.
+        These are `limit` digests at most, each conversation's in prefix order but for those that were spent and used
+        again.
         """
         outdated: list[bytes] = []
         while self._over and len(outdated) < limit:

@@ -143,7 +143,8 @@ class StateSlots:
             return StateSlot(slot, None, known_end)
         checkpoint = self._found[digests[num_hits - 1]]
         checkpoint.num_uses += 1
-        self._pin(checkpoint)
+        checkpoint.num_pins += 1
+        self._pinned[checkpoint.slot] = checkpoint
         slot = self._take()
         if slot is None:
             # The checkpoint's own slot is the last that no sequence runs in: the sequence takes it, and goes on there.
@@ -263,14 +264,12 @@ class StateSlots:
             return [last]
         interval = self._config.interval_blocks
         wanted = set(range(-(-first // interval) * interval, last + 1, interval))
-        wanted |= {place for place in (state.known_end, self._prompt_end(sequence)) if first <= place <= last}
+        # The last checkpoint that a sequence of the same prompt can start from: one token must be left.
+        prompt_end = (sequence.num_prompt_tokens - 1) // size
+        wanted |= {place for place in (state.known_end, prompt_end) if first <= place <= last}
         if item.samples:
             wanted.add(last)
         return sorted(wanted)
-
-    def _prompt_end(self, sequence: Sequence) -> int:
-        """Return the last checkpoint that a sequence of the same prompt can start from: one token must be left."""
-        return (sequence.num_prompt_tokens - 1) // self._block_size
 
     def _replace_output_checkpoint(self, sequence: Sequence, state: StateSlot, num_blocks: int) -> None:
         """Drop the output's last checkpoint for this newer one, unless it lies on the interval or has been used."""
@@ -288,8 +287,7 @@ class StateSlots:
         """Return a free slot, or that of the checkpoint that costs least to compute again."""
         if self._free:
             return self._free.pop()
-        passed = []
-        slot = None
+        passed, slot = [], None
         while self._heap and slot is None:
             entry = heapq.heappop(self._heap)
             if not self._is_current(entry):
@@ -317,11 +315,7 @@ class StateSlots:
 
     def _cost(self, checkpoint: _Checkpoint) -> int:
         """Return how many tokens have to be computed to get the state again."""
-        before = 0
-        for place, digest in reversed(checkpoint.ancestors):
-            if digest in self._found:
-                before = place
-                break
+        before = next((place for place, digest in reversed(checkpoint.ancestors) if digest in self._found), 0)
         return (checkpoint.num_blocks - before) * self._block_size
 
     def _push(self, checkpoint: _Checkpoint, *, is_used: bool = True) -> None:
@@ -339,10 +333,6 @@ class StateSlots:
         """Return whether an entry of the heap is the last one of a checkpoint that can be found."""
         _, number, checkpoint = entry
         return self._found.get(checkpoint.digest) is checkpoint and number == checkpoint.entry
-
-    def _pin(self, checkpoint: _Checkpoint) -> None:
-        checkpoint.num_pins += 1
-        self._pinned[checkpoint.slot] = checkpoint
 
     def _unpin(self, state: StateSlot) -> None:
         """Release the checkpoint that the sequence starts from: its state has been copied, or is not needed."""

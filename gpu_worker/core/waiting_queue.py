@@ -15,26 +15,24 @@ _SWEEP_MINIMUM = 64
 
 
 class WaitingQueue:
-    """A heap by `Sequence.order` with lazy removal. Holds sequences that are WAITING or PREEMPTED."""
+    """A heap by `Sequence.order` with lazy removal. Holds sequences that are WAITING or PREEMPTED.
+
+    They have to compute `num_tokens` tokens, prefix hits not counted.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int], Sequence]] = []
         self._num_live = 0
-        self._num_tokens = 0
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return self._num_live
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the waiting sequences have to compute, prefix hits not counted."""
-        return self._num_tokens
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence that is not in the queue."""
         heapq.heappush(self._heap, (sequence.order, sequence))
         self._num_live += 1
-        self._num_tokens += sequence.num_tokens
+        self.num_tokens += sequence.num_tokens
 
     def peek(self) -> Sequence | None:
         """Return the sequence that goes first."""
@@ -49,14 +47,14 @@ class WaitingQueue:
         assert sequence is not None, "pop() from an empty queue"
         heapq.heappop(self._heap)
         self._num_live -= 1
-        self._num_tokens -= sequence.num_tokens
+        self.num_tokens -= sequence.num_tokens
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
         """Take out a sequence of this queue that has just been finished."""
         assert sequence.status is SequenceStatus.FINISHED
         self._num_live -= 1
-        self._num_tokens -= sequence.num_tokens
+        self.num_tokens -= sequence.num_tokens
         if len(self._heap) > 2 * self._num_live + _SWEEP_MINIMUM:
             self._heap = [entry for entry in self._heap if entry[1].status is not SequenceStatus.FINISHED]
             heapq.heapify(self._heap)

@@ -20,14 +20,14 @@ from gpu_worker.core.tiers import KvTiers
 
 
 class WindowBlocks:
-    """One group."""
+    """One group; running sequences were promised `num_promised` of its blocks, and do not hold them yet."""
 
     def __init__(self, config: WindowConfig, block_size: int, retained_share: float = 0.0) -> None:
         self.pool = BlockPool(config.num_blocks, retained_share=retained_share)
         self.window = config.window
         self.most_blocks = config.most_blocks(block_size)
         self._block_size = block_size
-        self._num_promised = 0
+        self.num_promised = 0
 
     def first_needed(self, num_tokens: int) -> int:
         """Return the first block that the token behind `num_tokens` reads, or the one that it is written to."""
@@ -45,15 +45,6 @@ class WindowBlocks:
                 end = place
         return end
 
-    @property
-    def num_promised(self) -> int:
-        """Blocks that running sequences were promised, and do not hold yet."""
-        return self._num_promised
-
-    def shortage(self, expected: int) -> int:
-        """Return how many more blocks must be free to admit a sequence that is counted with `expected`."""
-        return expected - (self.pool.num_available - self._num_promised)
-
     def open(self, digests: Values[bytes], num_hits: int, expected: int, shared_ends: tuple[int, ...]) -> WindowTable:
         """Give a sequence that goes on behind `num_hits` known blocks those in its window, and one for the next token.
 
@@ -66,7 +57,7 @@ class WindowBlocks:
         self.pool.share(hits)
         held = hits + self.pool.allocate(1)
         table = WindowTable([held[0]] * first + held, first, expected, num_hits, shared_ends)
-        self._num_promised += _promised(table)
+        self.num_promised += _promised(table)
         return table
 
     def num_missing(self, table: WindowTable, num_tokens: int) -> int:
@@ -79,7 +70,7 @@ class WindowBlocks:
         if (count := self.num_missing(table, num_tokens)) > 0:
             promised = _promised(table)
             table.blocks += self.pool.allocate(count)
-            self._num_promised -= promised - _promised(table)
+            self.num_promised -= promised - _promised(table)
 
     def reach(self, table: WindowTable, num_tokens: int, *, takes_promised: bool = False) -> int:
         """Return how many tokens the table can cover, `num_tokens` at most.
@@ -88,7 +79,7 @@ class WindowBlocks:
         """
         room = self.pool.num_available
         if not takes_promised:
-            room -= self._num_promised - _promised(table)
+            room -= self.num_promised - _promised(table)
         return min(num_tokens, (len(table.blocks) + max(0, room)) * self._block_size)
 
     def trim(self, table: WindowTable, num_tokens: int) -> None:
@@ -99,7 +90,7 @@ class WindowBlocks:
             self.pool.release(table.blocks[needed:])
             del table.blocks[needed:]
             table.num_told = min(table.num_told, needed)
-            self._num_promised += _promised(table) - promised
+            self.num_promised += _promised(table) - promised
 
     def publish(self, table: WindowTable, digests: Values[bytes], num_full: int) -> None:
         """Make the first `num_full` blocks findable, as far as they were not considered yet."""
@@ -118,7 +109,7 @@ class WindowBlocks:
         for place in range(table.num_released, first):
             self.pool.release([table.blocks[place]], is_spent=not self.is_near_end(table, place))
         table.num_released = first
-        self._num_promised += _promised(table) - promised
+        self.num_promised += _promised(table) - promised
 
     def is_near_end(self, table: WindowTable, place: int) -> bool:
         """Return whether a block lies in the window before a shared end."""
@@ -133,29 +124,19 @@ class WindowBlocks:
 
     def close(self, table: WindowTable) -> None:
         """Take all blocks back; what they hold stays findable until they are reused."""
-        self._num_promised -= _promised(table)
+        self.num_promised -= _promised(table)
         self.pool.release(table.blocks[table.num_released :])
 
-    def check_integrity(self, holders: Iterable[tuple[WindowTable, int]], others: Iterable[int] = ()) -> None:
+    def check_integrity(self, holders: Values[tuple[WindowTable, int]], others: Iterable[int] = ()) -> None:
         """Assert that these tables hold all blocks that are held, and what their next tokens, by number, read.
 
         Some blocks may be held by `others`, each as often as it is listed.
         """
-        self.pool.check_integrity()
-        counts: dict[int, int] = {}
-        for block in others:
-            counts[block] = counts.get(block, 0) + 1
-        num_promised = 0
+        self.pool.check_holders([table.blocks[table.num_released :] for table, _ in holders], others)
         for table, num_tokens in holders:
-            held = table.blocks[table.num_released :]
             assert num_tokens <= len(table.blocks) * self._block_size
-            assert len(set(held)) == len(held)
             assert table.num_released <= self.first_needed(num_tokens), "a block in the window was given back"
-            num_promised += _promised(table)
-            for block in held:
-                counts[block] = counts.get(block, 0) + 1
-        assert counts == self.pool.ref_counts(), "a block has no holder or is counted wrongly"
-        assert num_promised == self._num_promised
+        assert sum(_promised(table) for table, _ in holders) == self.num_promised
 
 
 def _promised(table: WindowTable) -> int:
@@ -195,7 +176,9 @@ class WindowGroups:
 
     def shortages(self, expected: int) -> list[int]:
         """Return for each group how many more blocks must be free to admit a sequence of `expected` blocks."""
-        return [group.shortage(min(expected, group.most_blocks)) for group in self._groups]
+        return [
+            min(expected, group.most_blocks) - (group.pool.num_available - group.num_promised) for group in self._groups
+        ]
 
     def num_freed_by(self, sequences: Values[Sequence]) -> list[int]:
         """Return for each group how many blocks, held or promised, get free when these running sequences end."""
@@ -277,7 +260,7 @@ class WindowGroups:
     def check_integrity(self, holders: Values[Sequence], others: Values[Values[int]] = ()) -> None:
         """Assert that these sequences, and `others` by group, hold each block as often as it is counted."""
         for number, group in enumerate(self._groups):
-            tables = ((s.window_tables[number], s.num_computed_tokens) for s in holders)
+            tables = [(s.window_tables[number], s.num_computed_tokens) for s in holders]
             group.check_integrity(tables, others[number] if others else ())
 
     def num_promised(self, number: int) -> int:

@@ -83,18 +83,15 @@ class Engine:
         interrupt: StepInterrupt | None = None,
     ) -> None:
         """Join them; `interrupt` gives up a step that the runner computes, None where it cannot."""
-        self.scheduler = scheduler
-        self._interrupt = interrupt
+        self.scheduler, self._tiers = scheduler, scheduler.tiers
+        self._runner, self._clock, self._interrupt = runner, clock, interrupt
         self._under_way: StepUnderWay | None = None
-        self._runner = runner
-        self._clock = clock
         self._rates = StepRates()
         self._in_flight: deque[_Flight] = deque()
         self._isolation = Isolation()
         self._landed_at = -math.inf
         self._num_failed_steps = 0
         self._is_broken = False
-        self._tiers = scheduler.tiers
         self._leaving: list[tuple[Sequence, Callable[[Sequence], None]]] = []
         self.last_error: Exception | None = None
         self.counts = StepCounts()
@@ -107,8 +104,8 @@ class Engine:
             **structs.asdict(self.scheduler.stats),
             step=self.scheduler.step,
             max_num_seqs=self.scheduler.config.max_num_seqs,
-            prefill_rate=self._rates.prefill,
-            decode_rate=self._rates.decode,
+            prefill_rate=self._rates.prefill.value,
+            decode_rate=self._rates.decode.value,
             num_failed_steps=self._num_failed_steps,
             is_fatal=self._is_broken,
             spec_decode_num_drafts=0 if speculation is None else speculation.num_drafts,
@@ -184,8 +181,7 @@ class Engine:
     def step(self) -> list[SequenceEvent]:
         """Submit as many steps as the runner takes, land the oldest and return what it did to each sequence.
 
-        Raises:
-            BrokenRunnerError: The runner can compute nothing any more.
+        `BrokenRunnerError` if the runner can compute nothing any more.
         """
         while len(self._in_flight) < self._runner.max_steps_in_flight and self._submit_next():
             pass
@@ -275,11 +271,9 @@ class Engine:
         step = self._next_step(started)
         if step is None:
             return False
-        pending: PendingStep
+        pending: PendingStep = CompletedStep(StepResult(step.step, []))
         under_way = None
-        if not step.scheduled:
-            pending = CompletedStep(StepResult(step.step, []))
-        else:
+        if step.scheduled:
             try:
                 self._under_way = self._may_be_given_up(step, started)
                 pending = self._submit(step)
@@ -298,7 +292,7 @@ class Engine:
 
     def _submit(self, step: ScheduledStep) -> PendingStep:
         if self._tiers is not None:
-            self._tiers.prefill_rate = self._rates.prefill or self.scheduler.full_step_rate
+            self._tiers.prefill_rate = self._rates.prefill.value or self.scheduler.full_step_rate
             self._tiers.flush()
         return self._runner.submit(step.plan)
 

@@ -28,7 +28,6 @@ from shared.errors import HeadraceError
 from shared.grammar.checker_process import COMPILE_STACK_BYTES
 from shared.messages import Lane
 from shared.services import Services
-from shared.worker_metrics import StepCounts
 
 _log = logging.getLogger(__name__)
 
@@ -51,28 +50,23 @@ class StepOutcome(Struct, frozen=True):
 
 
 class EngineThread:
-    """Thread-safe face of the engine."""
+    """Thread-safe face of the engine.
+
+    Attributes:
+        stats: The latest snapshot, taken after each step and each round of commands.
+        counts: What all steps did so far.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._stats = engine.stats
+        self.stats, self.counts = engine.stats, engine.counts
         self._is_closed = False
         self._stop_at: float | None = None
         self._unfinished: list[Sequence] = []
         self.services: Services = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._deliver: Callable[[StepOutcome], None]
-
-    @property
-    def stats(self) -> EngineStats:
-        """The latest snapshot, taken after each step and each round of commands."""
-        return self._stats
-
-    @property
-    def counts(self) -> StepCounts:
-        """What all steps did so far."""
-        return self._engine.counts
 
     @property
     def is_alive(self) -> bool:
@@ -167,7 +161,7 @@ class EngineThread:
                 self._report_of(self._engine.land)
         except InterruptedRunnerError as interruption:
             self._engine.restart()
-            self._stats = self._engine.stats
+            self.stats = self._engine.stats
             interruption.recover()
             return False
         return True
@@ -181,7 +175,7 @@ class EngineThread:
         if self._engine.has_work():
             # Sequences that were complete when they came have their last event still to be reported.
             self._report_of(self._engine.step)
-        self._stats = self._engine.stats
+        self.stats = self._engine.stats
 
     def _report_of(self, advance: Callable[[], list[SequenceEvent]]) -> None:
         events = advance()
@@ -195,8 +189,8 @@ class EngineThread:
         self._report(events, error)
 
     def _report(self, events: list[SequenceEvent], error: Exception | None) -> None:
-        self._stats = self._engine.stats
-        self._deliver(StepOutcome(self._stats.step, events, self._stats, error))
+        self.stats = self._engine.stats
+        self._deliver(StepOutcome(self.stats.step, events, self.stats, error))
 
     def _take_commands(self) -> None:
         if self._inbox.empty() and (self._engine.has_work() or self._stop_at is not None):
@@ -211,7 +205,7 @@ class EngineThread:
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
-        self._stats = self._engine.stats
+        self.stats = self._engine.stats
 
     def _add(self, sequence: Sequence) -> None:
         if self._stop_at is not None:

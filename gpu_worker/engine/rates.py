@@ -28,21 +28,15 @@ class Rate:
 
 
 class StepRates:
-    """Prefill and decode rates as heartbeats report them."""
+    """Rates as heartbeats report them; each is 0 until it was measured.
+
+    Attributes:
+        prefill: Prompt tokens per second that the engine can do, next to the decodes that it was doing.
+        decode: Generated tokens per second of a batch as full as it can be.
+    """
 
     def __init__(self) -> None:
-        self._prefill = Rate()
-        self._decode = Rate()
-
-    @property
-    def prefill(self) -> float:
-        """Prompt tokens per second that the engine can do, next to the decodes that it was doing."""
-        return self._prefill.value
-
-    @property
-    def decode(self) -> float:
-        """Generated tokens per second of a batch as full as it can be; 0 until there was one."""
-        return self._decode.value
+        self.prefill, self.decode = Rate(), Rate()
 
     def observe(
         self, *, num_prefilled: int, num_generated: int, is_full: bool, is_batch_full: bool, duration_s: float
@@ -59,7 +53,7 @@ class StepRates:
         """
         if duration_s <= 0:
             return
-        if num_prefilled and (is_full or 0 < self._prefill.value < num_prefilled / duration_s):
-            self._prefill.observe(num_prefilled, duration_s)
-        if num_generated and (is_batch_full or 0 < self._decode.value < num_generated / duration_s):
-            self._decode.observe(num_generated, duration_s)
+        if num_prefilled and (is_full or 0 < self.prefill.value < num_prefilled / duration_s):
+            self.prefill.observe(num_prefilled, duration_s)
+        if num_generated and (is_batch_full or 0 < self.decode.value < num_generated / duration_s):
+            self.decode.observe(num_generated, duration_s)

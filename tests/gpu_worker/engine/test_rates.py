@@ -43,29 +43,29 @@ def test_rate_weighs_steps_by_their_duration() -> None:
 def test_short_prompts_alone_say_nothing_about_the_prefill_rate() -> None:
     rates = StepRates()
     _observe(rates, num_prefilled=10, num_generated=5)
-    assert (rates.prefill, rates.decode) == (0, pytest.approx(50))
+    assert (rates.prefill.value, rates.decode.value) == (0, pytest.approx(50))
 
 
 def test_small_batches_alone_say_nothing_about_the_decode_rate() -> None:
     rates = StepRates()
     _observe(rates, num_generated=5, is_batch_full=False)
-    assert rates.decode == 0
+    assert rates.decode.value == 0
 
 
 def test_step_that_ran_out_of_prompts_never_lowers_the_prefill_rate() -> None:
     rates = StepRates()
     _observe(rates, num_prefilled=1000, is_full=True)
     _observe(rates, num_prefilled=10)
-    assert rates.prefill == pytest.approx(10_000)
+    assert rates.prefill.value == pytest.approx(10_000)
     _observe(rates, num_prefilled=2000)
-    assert rates.prefill > 14_000
+    assert rates.prefill.value > 14_000
 
 
 def test_steps_without_decodes_do_not_lower_the_decode_rate() -> None:
     rates = StepRates()
     _observe(rates, num_generated=10)
     _observe(rates, num_prefilled=500, is_full=True, duration_s=0.5)
-    assert rates.decode == pytest.approx(100)
+    assert rates.decode.value == pytest.approx(100)
 
 
 def test_small_batch_never_lowers_the_decode_rate() -> None:
@@ -73,7 +73,7 @@ def test_small_batch_never_lowers_the_decode_rate() -> None:
     _observe(rates, num_generated=100)
     for _ in range(50):
         _observe(rates, num_generated=1, is_batch_full=False)
-    assert rates.decode == pytest.approx(1000)
+    assert rates.decode.value == pytest.approx(1000)
     for _ in range(50):
         _observe(rates, num_generated=50)
-    assert rates.decode == pytest.approx(500, rel=0.1)
+    assert rates.decode.value == pytest.approx(500, rel=0.1)
