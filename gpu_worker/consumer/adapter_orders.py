@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -30,27 +31,20 @@ from shared.subjects import adapter_subject
 _ERRORS: tuple[type[Exception], ...] = (HeadraceError, *SEND_ERRORS)
 _GATEWAY_INBOX = f"{inbox_prefix('gateway')}."
 
+_decode = msgspec.msgpack.Decoder(AdapterOrder).decode
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class AdapterOrders:
     """Carries out orders; without `adapters` and a store it refuses them. Writes `adapters.named`."""
 
-    def __init__(
-        self,
-        nats: DirectClient,
-        worker: str,
-        adapters: RequestAdapters | None,
-        store: AdapterStore | None,
-        names: AdapterNames,
-    ) -> None:
-        self._nats = nats
-        self._worker = worker
-        self._adapters = adapters
-        self._store = store
-        self._names = names
-        self._tasks = BackgroundTasks()
-        self._decode = msgspec.msgpack.Decoder(AdapterOrder).decode
+    _nats: DirectClient
+    _worker: str
+    _adapters: RequestAdapters | None
+    _store: AdapterStore | None
+    _names: AdapterNames
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     @property
     def beats(self) -> tuple[AdapterBeat, ...]:
@@ -59,11 +53,7 @@ class AdapterOrders:
         return tuple(AdapterBeat(name, digest) for name, digest in named.items())
 
     async def start(self, modules: Mapping[str, Path]) -> None:
-        """Add the adapters of `--lora-modules`, and listen for orders.
-
-        Raises:
-            ConfigError: One cannot be served, or not be stored.
-        """
+        """Add the adapters of `--lora-modules`, and listen for orders; `ConfigError` if one cannot be served."""
         for name, directory in modules.items():
             try:
                 await self._add(name, directory)
@@ -79,7 +69,7 @@ class AdapterOrders:
 
     async def _answer(self, message: Msg) -> None:
         try:
-            await self._served().check(self._decode(message.data).digest)
+            await self._served().check(_decode(message.data).digest)
             reply = AdapterReply()
         except UNDECODABLE as error:
             reply = AdapterReply(f"the order cannot be read: {error}")

@@ -188,11 +188,9 @@ def refused_end(event: SequenceEvent, sampling: Sampling) -> BadRequestError | N
     constraint = event.sequence.constraint
     if constraint is not None and constraint.is_at_fault and error == constraint.error:
         return GrammarError(f"{error}.", param=GRAMMAR_PARAM)
-    return _contradiction(sampling) if error.endswith(_NO_TOKEN) else None
-
-
-def _contradiction(sampling: Sampling) -> BadRequestError | None:
-    """Return which parameters together leave no token; a single one leaves some wherever it is accepted."""
+    if not error.endswith(_NO_TOKEN):
+        return None
+    # A single one of these leaves some token wherever it is accepted.
     forbidding = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words),

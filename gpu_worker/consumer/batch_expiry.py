@@ -70,11 +70,7 @@ class BatchExpiry:
         return time.monotonic() - min(stored) if stored else 0.0
 
     async def expire(self, tenant: str) -> int:
-        """Expire the jobs of a tenant that have waited too long, and return how many they were.
-
-        Raises:
-            nats.errors.Error: NATS does not answer.
-        """
+        """Expire the jobs of a tenant that have waited too long; return how many. NATS may raise its `Error`."""
         stream = batch_stream(tenant)
         for num_expired in range(_MAX_JOBS):
             info = self._decode((await self._nats.request(f"$JS.API.STREAM.INFO.{stream}", timeout=_TIMEOUT_S)).data)
@@ -90,9 +86,8 @@ class BatchExpiry:
             waited_s = (_time(info.ts) - message.time).total_seconds()
             await self._note_oldest(tenant, info, message)
             subject = message.subject or ""
-            if waited_s <= max_wait_s or (
-                waited_s <= 2 * max_wait_s and await self._is_taken(stream, subject, message)
-            ):
+            is_recent = waited_s <= 2 * max_wait_s
+            if waited_s <= max_wait_s or (is_recent and await self._is_taken(stream, subject, message)):
                 return num_expired
             if not await self._end(tenant, subject, message, max_wait_s, _time(info.ts)):
                 return num_expired

@@ -103,12 +103,17 @@ class BatchLane:
             send_ack(self._nats, message, DISCARD)
             return
         except RefusedJobError as error:
-            self._refuse_unheld(message, error.request, str(error))
+            unheld = HeldRequest(f"{error.request.tenant}/{error.request.id}", error.request, message)
+            result = self._result_maker.result(unheld, "failed", 0, str(error))
+            self.results.put(unheld.key, error.request, message, result)
             return
         key = f"{request.tenant}/{request.id}"
         current = self._held.get(key)
         if current is not None and current.message.stream_seq == message.stream_seq:
-            self._take_again(current, message)
+            # The worker was late to report progress, which is not a failed attempt: the new delivery is answered.
+            current.message = message
+            if current.is_looked_up:
+                self._tasks.spawn(self._save(current), f"progress of {current.key}")
             return
         if current is not None:
             # Published twice; the first answers both.
@@ -128,12 +133,6 @@ class BatchLane:
             # A redelivery during the look-up is not a failed attempt, so the count of this delivery is used.
             work = self._resume(held, message.num_delivered) if message.num_delivered > 1 else self._continue(held, 1)
             self._tasks.spawn(work, f"begin {held.key}")
-
-    def _take_again(self, held: HeldRequest, message: QueuedMessage) -> None:
-        """Answer the new delivery: the worker was late to report progress, which is not a failed attempt."""
-        held.message = message
-        if held.is_looked_up:
-            self._tasks.spawn(self._save(held), f"progress of {held.key}")
 
     def cancel(self, cancel: Cancel) -> None:
         """End the requests of a cancellation that are held, with what they have so far; others end as they come.
@@ -238,18 +237,11 @@ class BatchLane:
         is_first = bool(delta.text) and not held.recorded_at and self._progress.has_room(held.request.tenant)
         if is_cleared or ((held.was_lost or is_first) and is_due(held, time.monotonic())):
             self._tasks.spawn(self._save(held), f"progress of {held.key}")
-        if delta.finish is not None:
-            usage, held.vector = delta.finish.usage, delta.finish.vector
-            num_output = delta.seq + len(delta.token_ids) if usage is None else usage.completion_tokens
-            finish = delta.finish
-            self._end(
-                held,
-                finish.reason,
-                num_output=num_output,
-                error=finish.error,
-                param=finish.error_param,
-                code=finish.error_code,
-            )
+        if (finish := delta.finish) is not None:
+            held.vector = finish.vector
+            num_output = held.num_output_tokens if finish.usage is None else finish.usage.completion_tokens
+            param, code = finish.error_param, finish.error_code
+            self._end(held, finish.reason, num_output=num_output, error=finish.error, param=param, code=code)
 
     async def close(self) -> None:
         """Wait for the results and records on their way."""
@@ -284,23 +276,22 @@ class BatchLane:
         elif end is not None:
             # Stored only if the earlier result is no longer kept.
             when = datetime.fromtimestamp(end.ended, UTC).isoformat(timespec="seconds")
-            error = (
-                f"a job of this id has ended before ({end.finish}, {when}); publish it under a new id to run it again"
-            )
+            error = f"a job of this id has ended before ({end.finish}, {when})"
+            error += "; publish it under a new id to run it again"
             self._end(held, "failed", error=error, param="id", code=JOB_ENDED)
         elif held.num_failed >= self._max_attempts:
             error = f"given up after {self._max_attempts} attempts: each lost its worker"
-            self._end(held, "failed", error=error, letter=self._letter(held, error))
+            now = time.time()
+            lost = DeadLetter(
+                request=held.request, reason="worker_lost", error=error, quarantined_by=self._worker, quarantined=now
+            )
+            self._end(held, "failed", error=error, letter=lost)
         elif held.num_failed:
             # Deaths while it waits are not its own.
             await self._progress.save(held)
             if self._held.is_current(held):
                 self.trials.add(held)
-        else:
-            self._begin(held)
-
-    def _begin(self, held: HeldRequest) -> None:
-        if self._held.has_suspect:
+        elif self._held.has_suspect:
             self.give_back(held)
         else:
             self._intake.begin(held, self)
@@ -344,18 +335,10 @@ class BatchLane:
         await self._progress.save(held)
         send_ack(self._nats, held.message, REDELIVER)
 
-    def _letter(self, held: HeldRequest, error: str) -> DeadLetter:
-        return DeadLetter(
-            request=held.request,
-            reason="worker_lost",
-            error=error,
-            quarantined_by=self._worker,
-            quarantined=time.time(),
-        )
-
     def _remove(self, held: HeldRequest) -> None:
         self._held.remove(held)
-        self.results.count_time(held.request, self._receipts.receipt(held, held.num_output_tokens))
+        receipt = self._receipts.receipt(held, held.num_output_tokens)
+        self.results.usage.add_time(held.request.tenant, held.request.model, receipt)
         self.trials.forget(held)
         if held.sequence is not None and held.sequence.status is not SequenceStatus.FINISHED:
             self._engine.abort(held.sequence.id)
@@ -377,10 +360,6 @@ class BatchLane:
         if param is not None:
             result = msgspec.structs.replace(result, error_param=param, error_code=code)
         self.results.put(held.key, held.request, held.message, result, letter)
-
-    def _refuse_unheld(self, message: QueuedMessage, request: Request, error: str) -> None:
-        held = HeldRequest(f"{request.tenant}/{request.id}", request, message)
-        self.results.put(held.key, request, message, self._result_maker.result(held, "failed", 0, error))
 
 
 def _name(tenant: str | None, request_id: str) -> str:

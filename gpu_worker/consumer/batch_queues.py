@@ -12,8 +12,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
 
 from gpu_worker.consumer.batch_expiry import BatchExpiry
 from gpu_worker.consumer.batch_lane import MAX_BACKGROUND, BatchLane
@@ -38,40 +40,33 @@ _LOG_INTERVAL_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class BatchQueues:
     """Owns the pull queues of each tenant; the lane gets what comes."""
 
-    def __init__(
-        self,
-        nats: DirectClient,
-        model: str,
-        limits: StreamLimits,
-        engine: EngineThread,
-        held: HeldRequests,
-        capacity: PullCapacity,
-        interactive: InteractiveQueues,
-        lane: BatchLane,
-        tasks: TaskSupervisor,
-    ) -> None:
-        self._nats = nats
-        self._js = nats.jetstream()
-        self._model = model
-        self._limits = limits
-        self._engine = engine
-        self._held = held
-        self._capacity = capacity
-        self._interactive = interactive
-        self._lane = lane
-        # By tenant.
-        self._queues: dict[str, PullQueue] = {}
-        self._background: dict[str, PullQueue] = {}
-        self._num_redelivered_gone = 0
-        self._searching = asyncio.Lock()
-        self._arrived: deque[QueuedMessage] = deque()
-        self._expiry = BatchExpiry(nats, lane.results.kept, model)
-        self._tasks = tasks
-        self._log_limit = LogLimit(_log, _LOG_INTERVAL_S)
-        self._periodic: list[asyncio.Task[None]] = []
+    _nats: DirectClient
+    _model: str
+    _limits: StreamLimits
+    _engine: EngineThread
+    _held: HeldRequests
+    _capacity: PullCapacity
+    _interactive: InteractiveQueues
+    _lane: BatchLane
+    _tasks: TaskSupervisor
+    _js: JetStreamContext = field(init=False)
+    # By tenant.
+    _queues: dict[str, PullQueue] = field(default_factory=dict)
+    _background: dict[str, PullQueue] = field(default_factory=dict)
+    _num_redelivered_gone: int = 0
+    _searching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _arrived: deque[QueuedMessage] = field(default_factory=deque)
+    _expiry: BatchExpiry = field(init=False)
+    _log_limit: LogLimit = field(default_factory=lambda: LogLimit(_log, _LOG_INTERVAL_S))
+    _periodic: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._js = self._nats.jetstream()
+        self._expiry = BatchExpiry(self._nats, self._lane.results.kept, self._model)
 
     @property
     def outstanding(self) -> int:
@@ -118,11 +113,7 @@ class BatchQueues:
             send_ack(self._nats, self._arrived.popleft(), REDELIVER)
 
     async def search(self) -> None:
-        """Begin to pull from queues that are new, and stop with those that are gone.
-
-        Raises:
-            DependencyError: NATS does not answer.
-        """
+        """Begin to pull from new queues, and stop with those that are gone; `DependencyError` without NATS."""
         # One at a time: a search that began earlier must not remove what a later one has found.
         async with self._searching:
             await self._match(self._queues, "batch", self._share, self._receive)
@@ -147,11 +138,7 @@ class BatchQueues:
             queues[tenant] = queue
 
     def _queue(
-        self,
-        tenant: str,
-        kind: Queue,
-        share: Callable[[PullQueue, str], int],
-        take: Callable[[QueuedMessage], None],
+        self, tenant: str, kind: Queue, share: Callable[[PullQueue, str], int], take: Callable[[QueuedMessage], None]
     ) -> PullQueue:
         async def ensure() -> PullConsumer:
             return await ensure_consumer(self._js, self._model, kind, self._limits, tenant)

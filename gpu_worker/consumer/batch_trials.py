@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests
 
@@ -24,6 +25,7 @@ MAX_WAIT_S = 5.0
 """How long a trial waits for requests that began before it. Beside people some of them would need minutes to begin."""
 
 
+@dataclass(eq=False)
 class BatchTrials:
     """Owns which suspects wait and which one is tried.
 
@@ -33,14 +35,13 @@ class BatchTrials:
         num_coming: Requests that were delivered again, of which it is being looked up whether they are suspects.
     """
 
-    def __init__(self, held: HeldRequests, begin: Callable[[HeldRequest], None], make_way: Callable[[], None]) -> None:
-        self._held = held
-        self._begin = begin
-        self._make_way = make_way
-        self._waiting: list[HeldRequest] = []
-        self._tried: HeldRequest | None = None
-        self._settled_at = -math.inf
-        self.num_coming = 0
+    _held: HeldRequests
+    _begin: Callable[[HeldRequest], None]
+    _make_way: Callable[[], None]
+    _waiting: list[HeldRequest] = field(default_factory=list)
+    _tried: HeldRequest | None = None
+    _settled_at: float = -math.inf
+    num_coming: int = 0
 
     @property
     def is_active(self) -> bool:

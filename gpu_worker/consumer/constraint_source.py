@@ -94,7 +94,6 @@ class ConstraintSource:
         await self._checker.close()
 
     async def _check(self, tenant: str, grammar: Grammar) -> None:
-        """Let the limited process compile a grammar."""
         try:
             await self._checker.check(tenant, grammar, MAX_WAIT_S)
         except GrammarError as error:
@@ -136,7 +135,6 @@ class ConstraintSource:
             raise GrammarError(message, param=GRAMMAR_PARAM) from None
 
     def _count_given_back(self, request: Request) -> None:
-        """Remember that a request is given back."""
         key = (request.tenant, request.id)
         count = self._given_back.pop(key, 0) + 1
         if count >= MAX_GIVEN_BACK:

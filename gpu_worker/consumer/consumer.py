@@ -23,11 +23,12 @@ from gpu_worker.consumer.batch_progress import FOLLOWED_INTERVAL_S
 from gpu_worker.consumer.batch_queues import BatchQueues
 from gpu_worker.consumer.frame_subscribers import FrameSubscribers
 from gpu_worker.consumer.gpu_monitor import INTERVAL_S as GPU_INTERVAL_S
-from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource, Readings, is_of_its_sender
+from gpu_worker.consumer.heartbeat import INTERVAL_S, HeartbeatSource, MetricsSource, Readings
 from gpu_worker.consumer.held_request import HeldRequest, log_fields
 from gpu_worker.consumer.interactive_lane import WAITING_INTERVAL_S, InteractiveLane
 from gpu_worker.consumer.interactive_queues import InteractiveQueues
 from gpu_worker.consumer.operator_orders import OperatorOrders
+from gpu_worker.consumer.prefixes.peers import peer_beat
 from gpu_worker.consumer.pull_capacity import PullCapacity
 from gpu_worker.consumer.queued_message import IN_PROGRESS, REDELIVER, QueuedMessage, send_ack
 from gpu_worker.engine.engine_thread import StepOutcome
@@ -53,7 +54,11 @@ _log = logging.getLogger(__name__)
 
 
 class Consumer:
-    """One worker's side of the queues."""
+    """One worker's side of the queues.
+
+    Attributes:
+        withdrawn: Why the worker takes nothing at present; None while it works.
+    """
 
     def __init__(
         self,
@@ -73,21 +78,16 @@ class Consumer:
         """Join the parts; nothing happens before `start`. `drain_asked` is set when an operator asks for a drain."""
         self._log_limit = LogLimit(_log)
         self._nats, self._js = nats, nats.jetstream()
-        self._engine = source.engine
-        self._source = source
-        self._held = source.held
-        self._affinity = source.affinity
+        self._source, self._held, self._affinity = source, source.held, source.affinity
         self._writer = writer
         self._outbox = interactive.outbox
         self._subscribers = subscribers
         self._searches = BackgroundTasks()
-        self._interactive = interactive
-        self._batch = batch
-        self._limits = limits
+        self._interactive, self._batch, self._limits = interactive, batch, limits
         self._pauses = PauseDetector(GATEWAY_CHECK_INTERVAL_S, GATEWAY_CHECK_INTERVAL_S)
         self._tasks = tasks
         self._is_closed = self._is_cordoned = self._is_silent = False
-        self._withdrawn: str | None = None
+        self.withdrawn: str | None = None
         self._num_withdrawals = 0
         self._withdrawing = asyncio.Lock()
         self._probes: Subscription | None = None
@@ -108,11 +108,7 @@ class Consumer:
         )
 
     async def start(self) -> None:
-        """Wait for the interactive queue, subscribe, and begin to pull.
-
-        Raises:
-            DependencyError: NATS has closed the connection.
-        """
+        """Wait for the interactive queue, subscribe, and pull; `DependencyError` if NATS closes the connection."""
         queue = "the queue of interactive requests"
         await wait_for(queue, partial(ensure_interactive_stream, self._js, self._limits))
         self._outbox.start()
@@ -152,7 +148,7 @@ class Consumer:
                 delta = self._writer.delta(held, event)
                 if is_starting and held.prelude is None:
                     self._discount_shared_blocks(held)
-                    self._affinity.note(held)
+                    self._affinity.note_computed(held)
                 if held.request.lane == "batch":
                     self._batch.advance(held, delta)
                 else:
@@ -170,18 +166,13 @@ class Consumer:
         if outcome.stats.is_fatal:
             self._tasks.has_failed.set()
 
-    @property
-    def withdrawn(self) -> str | None:
-        """Why the worker takes nothing at present; None while it works."""
-        return self._withdrawn
-
     async def withdraw(self, reason: str) -> None:
         """Be to everybody else as if this process had died, because the engine has lost all that it had computed.
 
         Gateways move what was held here as they do for a dead worker, and hold it against the same requests. Soon after
         that the worker is there again, and drains until it rejoins.
         """
-        is_new, self._withdrawn = self._withdrawn is None, reason
+        is_new, self.withdrawn = self.withdrawn is None, reason
         self._num_withdrawals += 1
         self._note_takes_nothing()
         self._affinity.give_back_all()
@@ -205,7 +196,7 @@ class Consumer:
         async with self._withdrawing:
             if self._num_withdrawals > num_withdrawals:
                 return
-            self._withdrawn = None
+            self.withdrawn = None
             self._note_takes_nothing()
         self._interactive_queues.forget()
         self._batch_queue.forget()
@@ -226,7 +217,7 @@ class Consumer:
         self._batch_queue.wake()
 
     def _note_takes_nothing(self) -> None:
-        self._held.is_withdrawn = self._source.is_withdrawn = self._is_cordoned or self._withdrawn is not None
+        self._held.is_withdrawn = self._source.is_withdrawn = self._is_cordoned or self.withdrawn is not None
 
     async def send_heartbeat(self) -> None:
         """Publish the worker's state, unless NATS is away: a heartbeat that is sent later would be stale."""
@@ -350,11 +341,11 @@ class Consumer:
     async def _receive_worker(self, message: Msg) -> None:
         """End this worker if another one of its name was there before: both would answer for each other's requests."""
         if message.subject != self._own_subject:
-            if is_of_its_sender(message.subject, message.data):
-                self._affinity.receive_beat(message.data)
-                self._source.services.receive(message.data, time.monotonic())
+            if (beat := peer_beat(message.subject, message.data)) is not None:
+                self._affinity.note(beat)
+                self._source.services.note(beat, time.monotonic())
                 if self._handover is not None:
-                    self._handover.hear_worker(message.data)
+                    self._handover.roles.note(beat, time.monotonic())
             return
         try:
             heartbeat = msgspec.msgpack.decode(message.data, type=Heartbeat)

@@ -65,10 +65,6 @@ class KvHandover:
         """Return the queues from which this worker takes requests at present."""
         return self.roles.takes(time.monotonic())
 
-    def hear_worker(self, data: bytes) -> None:
-        """Take note of another worker's heartbeat."""
-        self.roles.receive_beat(data, time.monotonic())
-
     def hear_gateway(self, subject: str, data: bytes) -> None:
         """Take note of a gateway's heartbeat."""
         if self._lane is not None:
@@ -130,11 +126,9 @@ class KvHandover:
     async def fetch(self, held: HeldRequest, num_prompt_tokens: int) -> None:
         """Open the lease of a request that was handed over to this worker."""
         ready = held.request.ready
-        if (
-            ready is None
-            or not ready.lease
-            or (ready.request, ready.epoch + 1) != (held.request.id, held.request.epoch)
-        ):
+        if ready is None or not ready.lease:
+            return
+        if (ready.request, ready.epoch + 1) != (held.request.id, held.request.epoch):
             return
         address = self.roles.address(ready.worker, time.monotonic())
         if address is None or self._loop is None:

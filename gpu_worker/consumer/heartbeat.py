@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, msgpack, structs
+from msgspec import structs
 
 from gpu_worker.adapters.slots import AdapterSlots
 from gpu_worker.consumer.batch_queues import BatchQueues
@@ -23,39 +23,22 @@ from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.engine.engine_thread import EngineThread
 from shared.adapter_calls import AdapterBeat, pack_residents
 from shared.disaggregation import RoleNews
-from shared.errors import InvalidNameError
 from shared.features import FEATURES
 from shared.golden import GoldenReading
-from shared.messages import UNDECODABLE, Heartbeat
+from shared.messages import Heartbeat
 from shared.pooling import Task
 from shared.process_usage import resident_bytes
 from shared.sampling import SamplingDefaults
-from shared.services import Services
-from shared.subjects import decode_name
 from shared.worker_metrics import KvGroup, KvTierReading, RankReading, WorkerMetrics
 
 if TYPE_CHECKING:
-    from gpu_worker.layers.expert_loads import ExpertLoads
+    from gpu_worker.layers.expert_loads import ExpertLoad, ExpertLoads
 
 INTERVAL_S = 0.2
 
 
-class _Sender(Struct):
-    worker: str
-
-
-_decode_sender = msgpack.Decoder(_Sender).decode
-
 # Heartbeats are more frequent than anybody looks at metrics.
 REFRESH_S = 0.5
-
-
-def is_of_its_sender(subject: str, data: bytes) -> bool:
-    """Whether a heartbeat names the worker of its subject: a login may be for one worker."""
-    try:
-        return decode_name(subject.rpartition(".")[2]) == _decode_sender(data).worker
-    except (InvalidNameError, *UNDECODABLE):
-        return False
 
 
 @dataclass(slots=True)
@@ -113,12 +96,14 @@ class HeartbeatSource:
     def heartbeat(self, queues: InteractiveQueues, metrics: WorkerMetrics | None = None) -> Heartbeat:
         """Return the state of this moment."""
         stats = self.engine.stats
+        self.engine.exchange_services(self.services.take())
         return Heartbeat(
             worker=self.worker,
             model=self.model,
             step=stats.step,
             running=stats.running,
-            waiting=stats.waiting + self._num_encoding,
+            # Prompts that are being encoded wait as much as those in the engine, which does not know them yet.
+            waiting=stats.waiting + sum(held.sequence is None for held in self.held),
             waiting_tokens=stats.waiting_tokens,
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
@@ -145,7 +130,7 @@ class HeartbeatSource:
             num_reconnects=self.num_reconnects,
             features=self.features,
             prefixes=self.affinity.news(),
-            services=self._exchanged_services(),
+            services=self.engine.services,
             adapters=self.named_adapters(),
             resident_adapters=pack_residents(self.adapters.residents),
             roles=self._roles(queues),
@@ -159,15 +144,6 @@ class HeartbeatSource:
             last_ready=queues.ready.last_pulled,
             last_ready_returned=queues.ready.last_returned,
         )
-
-    def _exchanged_services(self) -> Services:
-        self.engine.exchange_services(self.services.take())
-        return self.engine.services
-
-    @property
-    def _num_encoding(self) -> int:
-        """Prompts that are being encoded: they wait as much as those in the engine, which does not know them yet."""
-        return sum(held.sequence is None for held in self.held)
 
     def _with_golden(self, metrics: WorkerMetrics | None) -> WorkerMetrics | None:
         golden = self.golden()
@@ -184,25 +160,21 @@ class Readings:
     tiers: Callable[[], tuple[KvTierReading, ...]] = tuple
 
 
+@dataclass(eq=False)
 class MetricsSource:
     """Reads the counts of engine, queues and process. Keeps the last reading for a moment; counts nothing itself."""
 
-    def __init__(
-        self,
-        engine: EngineThread,
-        interactive: InteractiveQueues,
-        batch: BatchQueues,
-        results: ResultStore,
-        readings: Readings,
-    ) -> None:
-        self._engine = engine
-        self._interactive = interactive
-        self._batch = batch
-        self._results = results
-        self._readings = readings
-        self._expert_load = None if readings.experts is None else readings.experts.read()
-        self._metrics: WorkerMetrics | None = None
-        self._read_at = 0.0
+    _engine: EngineThread
+    _interactive: InteractiveQueues
+    _batch: BatchQueues
+    _results: ResultStore
+    _readings: Readings
+    _expert_load: ExpertLoad | None = field(init=False)
+    _metrics: WorkerMetrics | None = None
+    _read_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._expert_load = None if self._readings.experts is None else self._readings.experts.read()
 
     def metrics(self) -> WorkerMetrics:
         """Return the counts, at most `REFRESH_S` old."""

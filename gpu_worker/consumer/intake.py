@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +18,6 @@ from gpu_worker.consumer.request_images import RequestImages, give
 from gpu_worker.consumer.request_reader import Prompt, RequestReader
 from gpu_worker.core.constraint import OutputConstraint
 from gpu_worker.core.media import MediaSpan, PreparedImage
-from gpu_worker.core.sequence import Sequence
 from gpu_worker.engine.engine_thread import EngineStoppedError, EngineThread
 from gpu_worker.media.prepared_images import ImagesBusyError
 from gpu_worker.text.prompt_encoder import PromptEncoder, PromptText
@@ -56,32 +56,23 @@ class Lane(Protocol):
         """What it needs cannot be had at the moment, here or elsewhere."""
 
 
+@dataclass(eq=False)
 class Intake:
-    """Admits requests. Adds to the table of held requests what it learns about each."""
+    """Admits requests to the engine. Adds to the table of held requests what it learns about each.
 
-    def __init__(
-        self,
-        reader: RequestReader,
-        encoder: PromptEncoder,
-        constraints: ConstraintSource,
-        engine: EngineThread,
-        held: HeldRequests,
-        capacity: PullCapacity,
-        images: RequestImages | None = None,
-        fetch: Callable[[HeldRequest, int], Awaitable[None]] | None = None,
-        adapters: RequestAdapters | None = None,
-    ) -> None:
-        """Admit to the engine; `fetch` finds the KV of a prompt of `n` tokens that another worker has computed."""
-        self._images = images
-        self._fetch = fetch
-        self._adapters = adapters
-        self._reader = reader
-        self._encoder = encoder
-        self._constraints = constraints
-        self._engine = engine
-        self._held = held
-        self._capacity = capacity
-        self._tasks = BackgroundTasks()
+    `fetch` finds the KV of a prompt of `n` tokens that another worker has computed.
+    """
+
+    _reader: RequestReader
+    _encoder: PromptEncoder
+    _constraints: ConstraintSource
+    _engine: EngineThread
+    _held: HeldRequests
+    _capacity: PullCapacity
+    _images: RequestImages | None = None
+    _fetch: Callable[[HeldRequest, int], Awaitable[None]] | None = None
+    _adapters: RequestAdapters | None = None
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     def is_crowded(self, request: Request) -> bool:
         """Whether too many requests wait here for adapters for this one to wait, too."""
@@ -112,7 +103,7 @@ class Intake:
             is_plain = not (prediction or held.request.media) and held.request.sampling.grammar is None
             is_plain &= held.request.adapter is None or self._served_adapters().use(held)
             if is_short and is_plain and (self._fetch is None or held.request.ready is None):
-                encoded = self._encode_now(held, prompt)
+                encoded = EncodedPrompt(prompt) if isinstance(prompt, list) else self._encode_now(held, prompt)
                 self._admit(held, lane, self._prompt_ids(held, encoded), [], None)
             else:
                 encoding = self._encode_and_admit(held, lane, prompt, prediction)
@@ -158,9 +149,7 @@ class Intake:
         held.in_reasoning = encoded.in_reasoning
         return self._reader.truncated(held.request, encoded.token_ids)
 
-    def _encode_now(self, held: HeldRequest, prompt: Prompt) -> EncodedPrompt:
-        if isinstance(prompt, list):
-            return EncodedPrompt(prompt)
+    def _encode_now(self, held: HeldRequest, prompt: PromptText) -> EncodedPrompt:
         return self._encoder.encode_now(prompt, add_special_tokens=held.request.add_special_tokens)
 
     async def _encode(self, held: HeldRequest, prompt: PromptText, *, add_special_tokens: bool) -> EncodedPrompt:
@@ -214,7 +203,10 @@ class Intake:
         elif request.lane == "batch" and not sequence.needs_one_step:
             sequence.trial_end = len(sequence.token_ids) + held.probation
         # Before any text is made of the tokens: of a million that takes longer than a worker may be silent.
-        self._check_length(sequence, "prompt" if request.messages is None else "messages")
+        try:
+            self._engine.validate(sequence)
+        except PromptTooLongError as error:
+            raise error.naming("prompt" if request.messages is None else "messages") from None
         num_left = sequence.max_tokens - len(request.emitted)
         output = reader.output(request, prompt_ids)
         held.prelude = reader.prelude(request, prompt_ids)
@@ -226,9 +218,3 @@ class Intake:
         num_blocks = self._capacity.expected_blocks(sequence.num_tokens, num_left, sequence.budget)
         self._held.admit(held, sequence, output, num_blocks)
         lane.admitted(held)
-
-    def _check_length(self, sequence: Sequence, param: str) -> None:
-        try:
-            self._engine.validate(sequence)
-        except PromptTooLongError as error:
-            raise error.naming(param) from None

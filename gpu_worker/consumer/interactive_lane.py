@@ -18,7 +18,7 @@ from gpu_worker.consumer.answer import announcement, claim, ending
 from gpu_worker.consumer.gateway_watch import Cancellations, GatewayWatch
 from gpu_worker.consumer.held_request import HeldRequest, HeldRequests, log_fields
 from gpu_worker.consumer.intake import Intake
-from gpu_worker.consumer.outbox import Outbox, Undelivered
+from gpu_worker.consumer.outbox import Outbox
 from gpu_worker.consumer.prefixes.affinity import PrefixAffinity
 from gpu_worker.consumer.queued_message import ACK, REDELIVER, REDELIVER_LATER, REDELIVER_SOON, QueuedMessage
 from gpu_worker.consumer.receipts import ReceiptWriter
@@ -52,7 +52,7 @@ class InteractiveLane:
         intake: Intake,
         engine: EngineThread,
         held: HeldRequests,
-        open_outbox: Callable[[Undelivered], Outbox],
+        open_outbox: Callable[[InteractiveLane], Outbox],
         make_way: Callable[[], None],
         clock: ServerClock | None = None,
         affinity: PrefixAffinity | None = None,

@@ -51,14 +51,10 @@ class InteractiveQueues:
             return PullQueue(nats, INTERACTIVE_STREAM, partial(self._ensure, queue), room, take, tasks)
 
         self._is_reserved = is_reserved
-        self.resumed = pull_queue("resumed", self._room_for_resumed)
+        self.resumed = pull_queue("resumed", partial(self._room_for_first, "resumed"))
         self.new = pull_queue("interactive", self._room_for_new)
-        self.ready = pull_queue("ready", self._room_for_ready)
-        self._by_name: dict[Queue, PullQueue] = {
-            "resumed": self.resumed,
-            "interactive": self.new,
-            "ready": self.ready,
-        }
+        self.ready = pull_queue("ready", partial(self._room_for_first, "ready"))
+        self._by_name: dict[Queue, PullQueue] = {"resumed": self.resumed, "interactive": self.new, "ready": self.ready}
         self._of_subject = {request_subject(model, name, ""): queue for name, queue in self._by_name.items()}
 
     @property
@@ -87,22 +83,14 @@ class InteractiveQueues:
         return sum([queue.num_redelivered for queue in self._by_name.values()])
 
     async def start(self) -> None:
-        """Begin to pull; may be called again after an error.
-
-        Raises:
-            DependencyError: The stream is missing and cannot be made.
-        """
+        """Begin to pull; may be called again after a `DependencyError`: the stream is missing and cannot be made."""
         for queue in (self.resumed, self.new):
             if not queue.is_started:
                 await queue.start()
         await self.start_ready()
 
     async def start_ready(self) -> None:
-        """Begin to pull what prefill workers have handed over, once this worker takes it.
-
-        Raises:
-            DependencyError: The stream is missing and cannot be made.
-        """
+        """Begin to pull what prefill workers have handed over, once this worker takes it. Raises as `start`."""
         if "ready" in self._taken() and not self.ready.is_started and not self._is_draining:
             await self.ready.start()
 
@@ -131,13 +119,10 @@ class InteractiveQueues:
 
     @property
     def _pulled(self) -> list[PullQueue]:
-        return [self._by_name[name] for name in ("resumed", "interactive", "ready") if name in self._taken()]
+        return [queue for name, queue in self._by_name.items() if name in self._taken()]
 
-    def _room_for_ready(self) -> int:
-        return self._capacity.first(self.backlog) if "ready" in self._taken() else 0
-
-    def _room_for_resumed(self) -> int:
-        return self._capacity.first(self.backlog) if "resumed" in self._taken() else 0
+    def _room_for_first(self, name: Queue) -> int:
+        return self._capacity.first(self.backlog) if name in self._taken() else 0
 
     def _room_for_new(self) -> int:
         taken = self._taken()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from nats.aio.msg import Msg
 
@@ -17,25 +18,18 @@ _ROLE = b"role "
 _NO_ROLE = "it was started without --role, so it neither gives KV to other workers nor fetches theirs"
 
 
+@dataclass(eq=False)
 class OperatorOrders:
     """Hears orders from `start` on. An unknown one, and one that is not of an administrator, has no answer.
 
     Gateways hear of a change by `send_heartbeat` before the order is answered: an operator's next request meets it.
     """
 
-    def __init__(
-        self,
-        nats: DirectClient,
-        worker: str,
-        orders: Mapping[bytes, Callable[[], object]],
-        handover: KvHandover | None,
-        send_heartbeat: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._nats = nats
-        self._worker = worker
-        self._orders = orders
-        self._handover = handover
-        self._send_heartbeat = send_heartbeat
+    _nats: DirectClient
+    _worker: str
+    _orders: Mapping[bytes, Callable[[], object]]
+    _handover: KvHandover | None
+    _send_heartbeat: Callable[[], Awaitable[None]]
 
     async def start(self) -> None:
         """Listen."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from nats.errors import ConnectionReconnectingError
@@ -23,6 +23,9 @@ from shared.messages import Delta, Frame
 from shared.nats_connection import SEND_ERRORS
 from shared.task_supervisor import TaskSupervisor
 
+if TYPE_CHECKING:
+    from gpu_worker.consumer.interactive_lane import InteractiveLane
+
 # Bound of all kept deltas in encoded bytes; in memory they take about six times as much. They are sent in one round,
 # so it is less than the bytes that may wait on a connection to NATS (8 MiB).
 MAX_KEPT_BYTES = 6 << 20
@@ -31,6 +34,7 @@ MAX_KEPT_BYTES = 6 << 20
 # would be for an attempt that is over. While a worker waits for a delivery it begins nothing new.
 DELIVERY_S = 2.0
 
+_encode = msgspec.msgpack.Encoder().encode
 _log = logging.getLogger(__name__)
 
 
@@ -49,40 +53,22 @@ class _Parcel:
     num_bytes: int = 0
 
 
-class Undelivered(Protocol):
-    """Is told which deltas an outbox did not send."""
-
-    def report_unsent(self, deltas: list[Delta]) -> None:
-        """These could not be sent; their requests must not be acknowledged."""
-
-    def report_too_large(self, delta: Delta) -> None:
-        """No frame can hold this one."""
-
-
+@dataclass(eq=False)
 class Outbox:
-    """Owns what waits to be sent."""
+    """Owns what waits to be sent; the lane is told which deltas were not."""
 
-    def __init__(
-        self,
-        nats: DirectClient,
-        worker: str,
-        tasks: TaskSupervisor,
-        subscribers: FrameSubscribers,
-        undelivered: Undelivered,
-    ) -> None:
-        self._nats = nats
-        self._worker = worker
-        self._tasks = tasks
-        self._subscribers = subscribers
-        self._undelivered = undelivered
-        self._is_closing = False
-        self._parcels: dict[str, _Parcel] = {}
-        self._answers: list[tuple[QueuedMessage, bytes]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_due = False
-        self._waiting: asyncio.Task[None] | None = None
-        self._encode = msgspec.msgpack.Encoder().encode
-        self.step = 0
+    _nats: DirectClient
+    _worker: str
+    _tasks: TaskSupervisor
+    _subscribers: FrameSubscribers
+    _undelivered: InteractiveLane
+    _is_closing: bool = False
+    _parcels: dict[str, _Parcel] = field(default_factory=dict)
+    _answers: list[tuple[QueuedMessage, bytes]] = field(default_factory=list)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _is_due: bool = False
+    _waiting: asyncio.Task[None] | None = None
+    step: int = 0
 
     def start(self) -> None:
         """Begin to send."""
@@ -98,7 +84,7 @@ class Outbox:
         if finished is not None:
             parcel.finished.append(finished)
         if parcel.is_kept:
-            parcel.num_bytes += len(self._encode(delta))
+            parcel.num_bytes += len(_encode(delta))
             if self._num_kept_bytes > MAX_KEPT_BYTES:
                 self._send_soon()
 
@@ -190,7 +176,7 @@ class Outbox:
         return sum(parcel.num_bytes for parcel in self._parcels.values())
 
     def _num_bytes(self, deltas: list[Delta]) -> int:
-        return sum(len(self._encode(delta)) for delta in deltas)
+        return sum(len(_encode(delta)) for delta in deltas)
 
     def _send_soon(self) -> None:
         if self._loop is not None and not self._is_due:
@@ -214,7 +200,7 @@ class Outbox:
         self.flush()
 
     def _send(self, reply: str, deltas: list[Delta]) -> None:
-        payload = self._encode(Frame(self._worker, self.step, deltas))
+        payload = _encode(Frame(self._worker, self.step, deltas))
         if len(payload) <= self._nats.max_payload:
             self._nats.send(reply, payload)
         elif len(deltas) > 1:

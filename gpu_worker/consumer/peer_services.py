@@ -12,23 +12,16 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import Struct
 
+from gpu_worker.consumer.prefixes.peers import PeerBeat
 from gpu_worker.core.fleet_service import HeardServices
-from shared.bounds import PeerName, UnixSeconds
+from shared.bounds import PeerName
 from shared.messages import UNDECODABLE, Lane
-from shared.services import Services, ServicesOfModels, TenantService
+from shared.services import ServicesOfModels, TenantService
 
 ADOPT_S = 5.0
 """For so long after its start a worker takes over how far tenants are ahead: a gateway is heard each second."""
 _MAX_PEERS = 1024
 _MAX_TENANTS = 128
-
-
-class ServiceBeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The part of `Heartbeat` that is about service."""
-
-    worker: PeerName
-    started: UnixSeconds = 0.0
-    services: Services = {}
 
 
 class GatewayServiceBeat(Struct, frozen=True, kw_only=True, tag="gateway"):
@@ -38,7 +31,6 @@ class GatewayServiceBeat(Struct, frozen=True, kw_only=True, tag="gateway"):
     services: ServicesOfModels = {}
 
 
-_decode_beat = msgspec.msgpack.Decoder(ServiceBeat).decode
 _decode_gateway_beat = msgspec.msgpack.Decoder(GatewayServiceBeat).decode
 
 
@@ -54,18 +46,13 @@ class PeerServices:
         self._ahead: dict[Lane, dict[str, float]] = {}
         self._tellers: set[str] = set()
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Record another worker's heartbeat; undecodable messages are dropped."""
-        with contextlib.suppress(*UNDECODABLE):
-            self.note(_decode_beat(data), now)
-
     def receive_gateway(self, data: bytes, now: float) -> None:
         """Record a gateway's heartbeat while it matters; undecodable messages are dropped."""
         if now < self._adopt_until:
             with contextlib.suppress(*UNDECODABLE):
                 self.note_gateway(_decode_gateway_beat(data), now)
 
-    def note(self, beat: ServiceBeat, now: float) -> None:
+    def note(self, beat: PeerBeat, now: float) -> None:
         """Take note of another worker's heartbeat."""
         started, sums = self._sums.pop(beat.worker, (beat.started, None))
         is_known = sums is not None and started == beat.started

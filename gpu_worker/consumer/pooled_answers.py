@@ -29,24 +29,16 @@ class PooledAnswers:
         return self._tasks.max_tokens
 
     def check(self, request: Request) -> None:
-        """Refuse a request for what the model cannot do.
-
-        Raises:
-            BadRequestError: It names the field and the reason.
-        """
+        """Refuse a request for what the model cannot do; the `BadRequestError` names the field and the reason."""
         pooling = request.pooling
         if pooling is None:
             if not self._tasks.generates:
-                raise BadRequestError(f"This model generates no text: it can {self._names()}.", "model")
+                raise BadRequestError(
+                    f"This model generates no text: it can {' and '.join(self._tasks.names)}.", "model"
+                )
             return
-        generating = (
-            request.emitted,
-            request.echo,
-            request.prediction,
-            request.suffix,
-            request.return_prompt_token_ids,
-        )
-        if any(generating):
+        asked = (request.emitted, request.echo, request.prediction, request.suffix, request.return_prompt_token_ids)
+        if any(asked):
             raise BadRequestError("'pooling' does not go with what says how text is generated.", "pooling")
         if pooling.task == "embed":
             self._check_embedding(pooling)
@@ -56,11 +48,7 @@ class PooledAnswers:
             self._check_score(request, pooling)
 
     def text(self, request: Request) -> str | None:
-        """Return the text that a vector is made of: the model's own words for what it is for, and the request's.
-
-        Raises:
-            BadRequestError: The model has no such words.
-        """
+        """Return the model's words for the use of a vector, and the text; `BadRequestError` for an unknown use."""
         pooling = request.pooling
         if pooling is None or pooling.input_type is None:
             return request.text
@@ -127,6 +115,3 @@ class PooledAnswers:
     def _score(self) -> ScoreForm:
         assert isinstance(self._tasks.score, ScoreForm), "the request was not checked"
         return self._tasks.score
-
-    def _names(self) -> str:
-        return " and ".join(self._tasks.names)

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -33,6 +34,7 @@ _MAX_OUTSTANDING = 32
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class PullQueue:
     """One worker's end of one lane's queue. Owns the inbox and the count of messages pulled for and not here yet.
 
@@ -46,34 +48,30 @@ class PullQueue:
         num_redelivered: Messages received that NATS had delivered before.
     """
 
-    def __init__(
-        self,
-        nats: DirectClient,
-        stream: str,
-        ensure_consumer: Callable[[], Awaitable[PullConsumer]],
-        capacity: Callable[[], int],
-        take: Callable[[QueuedMessage], bool | None],
-        tasks: TaskSupervisor,
-    ) -> None:
-        self._nats = nats
-        self._stream = stream
-        self._ensure_consumer = ensure_consumer
-        self._capacity = capacity
-        self._take = take
-        self._tasks = tasks
-        self._inbox = nats.new_inbox()
-        self._subscription: Subscription | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._pauses = PauseDetector(PULL_EXPIRES_S, _ANSWER_GRACE_S / 2)
-        self._is_lost = True
-        self._is_draining = False
-        self._expires_at = 0.0
-        self._last_pending = 0
-        self._is_answered = False
-        self.outstanding = 0
-        self.last_pulled = self.last_returned = 0
-        self.num_redelivered = 0
+    _nats: DirectClient
+    _stream: str
+    _ensure_consumer: Callable[[], Awaitable[PullConsumer]]
+    _capacity: Callable[[], int]
+    _take: Callable[[QueuedMessage], bool | None]
+    _tasks: TaskSupervisor
+    _inbox: str = field(init=False)
+    _consumer: PullConsumer = field(init=False)
+    _subscription: Subscription | None = None
+    _task: asyncio.Task[None] | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _pauses: PauseDetector = field(default_factory=lambda: PauseDetector(PULL_EXPIRES_S, _ANSWER_GRACE_S / 2))
+    _is_lost: bool = True
+    _is_draining: bool = False
+    _expires_at: float = 0.0
+    _last_pending: int = 0
+    _is_answered: bool = False
+    outstanding: int = 0
+    last_pulled: int = 0
+    last_returned: int = 0
+    num_redelivered: int = 0
+
+    def __post_init__(self) -> None:
+        self._inbox = self._nats.new_inbox()
 
     @property
     def backlog(self) -> int:
@@ -91,11 +89,7 @@ class PullQueue:
         return self._task is not None
 
     async def start(self) -> None:
-        """Begin to pull.
-
-        Raises:
-            DependencyError: The stream is missing and cannot be made; `start` may be called again then.
-        """
+        """Begin to pull; may be called again after a `DependencyError`: the stream is missing and cannot be made."""
         self._consumer = await self._ensure_consumer()
         self._is_lost = False
         self._subscription = await self._nats.subscribe_direct(self._inbox, self._receive)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from gpu_worker.consumer.held_request import HeldRequest
-from gpu_worker.core.sequence import Sequence
+from gpu_worker.core.sequence import PrefillRecord
 from shared.bounds import MAX_DURATION_S
 from shared.receipt import PrefillPart, Receipt
 
@@ -50,18 +50,13 @@ class ReceiptWriter:
             output_tokens=num_output_tokens,
             drafted_tokens=sequence.num_drafted_tokens,
             accepted_tokens=min(sequence.num_accepted_tokens, num_output_tokens),
-            prefills=_prefills(sequence, taken_at),
+            prefills=tuple([_shown(part, taken_at) for part in record.prefills]),
             preempted_s=tuple([max(0.0, at - taken_at) for at in record.preempted_at]),
         )
 
 
-def _prefills(sequence: Sequence, taken_at: float) -> tuple[PrefillPart, ...]:
-    return tuple(
-        [
-            PrefillPart(max(0.0, part.began_at - taken_at), max(0.0, part.landed_at - part.began_at), part.num_tokens)
-            for part in sequence.record.prefills
-        ]
-    )
+def _shown(part: PrefillRecord, taken_at: float) -> PrefillPart:
+    return PrefillPart(max(0.0, part.began_at - taken_at), max(0.0, part.landed_at - part.began_at), part.num_tokens)
 
 
 def _since(taken_at: float, moment: float | None) -> float | None:

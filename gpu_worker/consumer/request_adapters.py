@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +50,7 @@ _SMOOTHING = 0.3
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RequestAdapters:
     """Loads adapters for the requests of one worker. Alone writes `slots`.
 
@@ -56,42 +58,33 @@ class RequestAdapters:
         named: Digests of this worker's own adapters by name, for requests from no gateway; `AdapterOrders` writes it.
         load_s: About how long a load takes, in seconds; 0 before the first.
         give_back: Called with a batch request whose adapter has to make room for a person's.
+        _forget: Called on the engine's thread with each adapter that was read and placed, or given up.
     """
 
-    def __init__(
-        self,
-        slots: AdapterSlots,
-        read: Callable[[Path], PackedAdapter],
-        place: Callable[[int, PackedAdapter], None],
-        store: AdapterStore,
-        names: AdapterNames,
-        engine: EngineThread,
-        held: HeldRequests,
-        forget: Callable[[PackedAdapter], object] = lambda _: None,
-    ) -> None:
-        """Hold none yet; the engine's thread calls `forget` with each adapter that was read and placed, or given up."""
-        self.slots = slots
-        self.named: dict[str, str] = {}
-        self.load_s = 0.0
-        self.give_back: Callable[[HeldRequest], None] | None = None
-        self._read_files = read
-        self._place_in_slot = place
-        self._forget = forget
-        self._store = store
-        self._names = names
-        self._engine = engine
-        self._held = held
-        held.on_removed.append(self._note_removed)
-        self._tasks = BackgroundTasks()
-        # Requests that wait for an adapter, and which; those that have one are found by `HeldRequest.adapter`.
-        self._wanted: dict[HeldRequest, str] = {}
-        self._loading: dict[str, asyncio.Task[bool]] = {}
-        self._loads = asyncio.Semaphore(_CONCURRENT_LOADS)
-        self._turn = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._leaving: str | None = None
-        # Content never changes, so what is refused once always is.
-        self._refused: OrderedDict[str, str] = OrderedDict()
+    slots: AdapterSlots
+    _read_files: Callable[[Path], PackedAdapter]
+    _place_in_slot: Callable[[int, PackedAdapter], None]
+    _store: AdapterStore
+    _names: AdapterNames
+    _engine: EngineThread
+    _held: HeldRequests
+    _forget: Callable[[PackedAdapter], object] = lambda _: None
+    named: dict[str, str] = field(default_factory=dict)
+    load_s: float = 0.0
+    give_back: Callable[[HeldRequest], None] | None = None
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
+    # Requests that wait for an adapter, and which; those that have one are found by `HeldRequest.adapter`.
+    _wanted: dict[HeldRequest, str] = field(default_factory=dict)
+    _loading: dict[str, asyncio.Task[bool]] = field(default_factory=dict)
+    _loads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONCURRENT_LOADS))
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _leaving: str | None = None
+    # Content never changes, so what is refused once always is.
+    _refused: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._held.on_removed.append(self._note_removed)
 
     def _note_removed(self, held: HeldRequest) -> None:
         if self._wanted.pop(held, None) is not None or held.adapter is not None:
@@ -146,12 +139,7 @@ class RequestAdapters:
             self._changed.set()
 
     async def check(self, digest: str) -> None:
-        """Read an adapter as a request would have it; it stays where there is room.
-
-        Raises:
-            BadRequestError: It cannot be served.
-            AdapterStoreError: As `prepare`.
-        """
+        """Read an adapter as a request would have it; it stays where there is room. It may raise as `prepare` does."""
         while self.slots.slot(digest) is None and not await self._load(digest):
             await self._change()
 

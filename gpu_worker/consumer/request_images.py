@@ -45,11 +45,7 @@ class RequestImages:
         return expanded, spans
 
     async def prepared(self, request: Request, is_wanted: Callable[[], bool]) -> list[PreparedImage]:
-        """Return the images of a request, in their order.
-
-        Raises:
-            Exception: As `PreparedImages.images`.
-        """
+        """Return the images of a request, in their order; it raises as `PreparedImages.images` does."""
         return await self._prepared.images(request.tenant, shown(request.messages or (), request.media), is_wanted)
 
     async def close(self) -> None:
@@ -58,11 +54,7 @@ class RequestImages:
 
 
 def give(sequence: EngineSequence, spans: Sequence[MediaSpan], images: Sequence[PreparedImage]) -> None:
-    """Let a sequence have its images.
-
-    Raises:
-        BadRequestError: The tower makes something else of one than there are places for it.
-    """
+    """Let a sequence have its images; `BadRequestError` if one is not what its reference says."""
     for number, (span, image) in enumerate(zip(spans, images, strict=True), 1):
         if (span.digest, span.num_rows) != (image.digest, image.num_rows):
             message = f"Image {number} of {len(spans)} is not what its reference in 'media' says."
@@ -71,11 +63,7 @@ def give(sequence: EngineSequence, spans: Sequence[MediaSpan], images: Sequence[
 
 
 def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:
-    """Return what messages show, in the order in which it stands there.
-
-    Raises:
-        BadRequestError: A message shows an image that is not among `media`.
-    """
+    """Return what messages show, in that order; `BadRequestError` for an image that is not among `media`."""
     places = [part for message in messages if message.images for part in message.texts_and_images]
     indices = [place for place in places if isinstance(place, int)]
     if indices and max(indices) >= len(media):
@@ -85,11 +73,7 @@ def shown(messages: Messages, media: Sequence[MediaRef]) -> list[MediaRef]:
 
 
 def check_images(request: Request) -> None:
-    """Refuse images where none can be.
-
-    Raises:
-        BadRequestError: The request is not a conversation to go on with, or its prompt is to be cut.
-    """
+    """Refuse images with `BadRequestError` but in a conversation to go on with, whose prompt is not to be cut."""
     if request.messages is None or request.pooling is not None:
         raise BadRequestError("media: only a conversation that is answered may show images.", "media")
     if request.truncate_prompt_tokens is not None:

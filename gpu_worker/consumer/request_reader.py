@@ -43,11 +43,7 @@ class RequestBudgets:
         self._max_num_blocks = min(sizes.num_blocks, sizes.max_model_len // sizes.block_size)
 
     def read(self, request: Request) -> BlockBudget | None:
-        """Return the blocks that the sequence of a request may hold; None for as many as its tokens need.
-
-        Raises:
-            BadRequestError: It cannot have the budget that it asks for.
-        """
+        """Return the blocks that a sequence may hold, None for all it needs; `BadRequestError` if that cannot be."""
         if request.kv_budget is None:
             return None
         problem = self._problem
@@ -106,11 +102,7 @@ class RequestReader:
         self._adapters = adapters or AdapterSlots()
 
     def prompt(self, request: Request) -> Prompt:
-        """Check a request and return its prompt; a list holds token ids.
-
-        Raises:
-            BadRequestError: It can never run here.
-        """
+        """Check a request and return its prompt; a list holds token ids. `BadRequestError` if it can never run."""
         if request.model != self._model:
             raise BadRequestError(f"This worker serves {self._model!r}, not {request.model[:64]!r}.", "model")
         if sum(field is not None for field in (request.messages, request.text, request.token_ids)) != 1:
@@ -158,11 +150,7 @@ class RequestReader:
             check_images(request)
 
     def truncated(self, request: Request, prompt_ids: list[int]) -> list[int]:
-        """Return the part of a prompt that counts.
-
-        Raises:
-            BadRequestError: The prompt is embedded or scored, and has more than the model reads.
-        """
+        """Return the part of a prompt that counts; `BadRequestError` if it is pooled and too long for the model."""
         limit = request.truncate_prompt_tokens
         if request.pooling is not None:
             return self._pooled_prompt(request, prompt_ids)
@@ -253,7 +241,6 @@ class RequestReader:
         return Prelude(text, logprobs, tuple(prompt_ids) if request.return_prompt_token_ids else None)
 
     def _bad_words(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """Return the runs of tokens that the output must not have."""
         sampling = request.sampling
         if not sampling.bad_words:
             return ()
@@ -275,17 +262,12 @@ class RequestReader:
         if least < 0 or largest >= self._tokenizer.vocab_size:
             wrong = least if least < 0 else largest
             limit = self._tokenizer.vocab_size - 1
-            raise BadRequestError(
-                f"{param}: token id {wrong} is not one of this model's, which are 0 to {limit}.", param
-            )
+            message = f"{param}: token id {wrong} is not one of this model's, which are 0 to {limit}."
+            raise BadRequestError(message, param)
 
 
 def cache_salt(request: Request) -> bytes:
     """Return what the request's blocks in the prefix cache are shared by: adapter, tenant, and its own salt."""
     digest = request.adapter or ""
     root = b"\0" + bytes.fromhex(digest) if is_digest(digest) else b""
-    return root + _own_salt(request)
-
-
-def _own_salt(request: Request) -> bytes:
-    return f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()
+    return root + f"{len(request.tenant)}:{request.tenant}{request.cache_salt or ''}".encode()

@@ -24,7 +24,6 @@ from shared.errors import DependencyError
 from shared.kept_results import JOB_ENDED, KeptResults
 from shared.messages import BatchResult, FinishReason, Request
 from shared.nats_connection import SEND_ERRORS
-from shared.receipt import Receipt
 from shared.result_shares import ResultShares
 from shared.server_clock import ServerClock
 from shared.subjects import is_batch_reply
@@ -39,22 +38,20 @@ _REFUSALS: tuple[type[Exception], ...] = (DependencyError, *SEND_ERRORS)
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class ResultMaker:
     """Makes results in the name of one worker."""
 
-    def __init__(
-        self, worker: str, chat_format: str, clock: ServerClock, receipts: ReceiptWriter | None = None
-    ) -> None:
-        self._receipts = receipts or ReceiptWriter()
-        self._worker = worker
-        self._chat_format = chat_format
-        self._clock = clock
+    worker: str
+    chat_format: str
+    clock: ServerClock
+    receipts: ReceiptWriter
 
     def result(self, held: HeldRequest, reason: FinishReason, num_output: int, error: str | None) -> BatchResult:
         """Return the result of a request that ends now, with `num_output` tokens."""
         request, sequence = held.request, held.sequence
         num_prompt = 0 if sequence is None else sequence.num_prompt_tokens
-        receipt = self._receipts.receipt(held, num_output)
+        receipt = self.receipts.receipt(held, num_output)
         num_evicted = 0 if sequence is None else sequence.num_evicted_at(num_output)
         output = request.emitted if sequence is None else sequence.token_ids[num_prompt : num_prompt + num_output]
         return BatchResult(
@@ -68,13 +65,13 @@ class ResultMaker:
             completion_tokens=num_output,
             error=error,
             attempt=held.message.num_delivered,
-            worker=self._worker,
+            worker=self.worker,
             created=request.created,
-            completed=self._clock.now(),
+            completed=self.clock.now(),
             vector=held.vector,
             cached_tokens=0 if sequence is None else sequence.num_cached_tokens,
             in_reasoning=held.in_reasoning,
-            chat_format=self._chat_format,
+            chat_format=self.chat_format,
             total_logprob=None if request.sampling.logprobs is None else held.total_logprob,
             evicted_tokens=num_evicted,
             evicted_by=request.kv_budget.policy if request.kv_budget is not None and num_evicted else "",
@@ -152,10 +149,6 @@ class ResultStore:
         await self._tasks.wait()
         await self.kept.shares.close()
         await self.usage.flush(self._js, is_last=True)
-
-    def count_time(self, request: Request, receipt: Receipt) -> None:
-        """Count what an attempt has taken of the device, whatever its end."""
-        self.usage.add_time(request.tenant, request.model, receipt)
 
     async def flush_usage(self) -> None:
         """Have NATS add up what was counted."""

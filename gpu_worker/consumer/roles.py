@@ -11,11 +11,8 @@ import math
 import time
 from typing import NamedTuple
 
-import msgspec
-
-from shared.bounds import PeerName
+from gpu_worker.consumer.prefixes.peers import PeerBeat
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews, TakenQueue
-from shared.messages import UNDECODABLE
 
 HEARD_S = 2.0
 """A worker that was not heard for so long does nothing for others."""
@@ -26,15 +23,6 @@ MOST_CLAIMED_BY_DECODER = 128
 """Tokens of a next turn that a worker that decodes computes itself: they take a step or two."""
 
 
-class RoleBeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """The part of `Heartbeat` that says what a worker does for others."""
-
-    worker: PeerName
-    draining: bool = False
-    roles: RoleNews | None = None
-
-
-_decode = msgspec.msgpack.Decoder(RoleBeat).decode
 _DOES_BOTH = RoleNews()
 
 
@@ -60,12 +48,8 @@ class Roles:
         self._started_at = time.monotonic()
         self._prefill_heard_at: float | None = None
 
-    def receive_beat(self, data: bytes, now: float) -> None:
-        """Record another worker's heartbeat; undecodable messages are dropped."""
-        try:
-            beat = _decode(data)
-        except UNDECODABLE:
-            return
+    def note(self, beat: PeerBeat, now: float) -> None:
+        """Take note of another worker's heartbeat."""
         if beat.worker == self._worker:
             return
         self._peers.pop(beat.worker, None)

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gpu_worker.engine.engine_thread import StepOutcome
 
@@ -22,17 +23,15 @@ MAX_FIRST_EVENTS = 8
 _MAX_FIRST_WAIT_S = 0.002
 
 
+@dataclass(eq=False)
 class StepRelay:
     """`deliver` is called on the engine's thread, everything else on the loop's."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, handle: Callable[[StepOutcome], None], send: Callable[[], None]
-    ) -> None:
-        self._loop = loop
-        self._handle = handle
-        self._send = send
-        self._outcomes: deque[StepOutcome] = deque()
-        self._has_room = threading.Event()
+    _loop: asyncio.AbstractEventLoop
+    _handle: Callable[[StepOutcome], None]
+    _send: Callable[[], None]
+    _outcomes: deque[StepOutcome] = field(default_factory=deque)
+    _has_room: threading.Event = field(default_factory=threading.Event)
 
     def deliver(self, outcome: StepOutcome) -> None:
         """Pass an outcome on."""

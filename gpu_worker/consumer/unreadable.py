@@ -42,11 +42,7 @@ class UnreadableRequestError(Exception):
 
 
 def read_request(payload: bytes) -> Request:
-    """Decode a request.
-
-    Raises:
-        UnreadableRequestError: The payload is not one, whatever is wrong with it.
-    """
+    """Decode a request; `UnreadableRequestError` if the payload is not one, whatever is wrong with it."""
     try:
         return decode_request(payload)
     except UNDECODABLE as error:

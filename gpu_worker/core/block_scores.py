@@ -70,7 +70,6 @@ class BlockScores:
         self._attention, self._counts = [], []
 
     def _scores(self) -> list[float]:
-        """Return the score of each block of the full table."""
         # Blocks that were not reported count as zero; reports beyond the table are ignored.
         count = self._budget.num_blocks
         attention = [*self._attention, *[0.0] * count][:count]

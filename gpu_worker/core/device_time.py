@@ -83,6 +83,5 @@ class DeviceTime:
         return fixed / num_payers + own + token * (item.num_tokens - 1 + num_drafted)
 
     def _rejected(self, item: ScheduledSequence, sampled: SampledTokens, share_s: float, num_payers: int) -> float:
-        """Return the part of a share that wrong drafts took."""
         num_rejected = sampled.num_drafted - sampled.num_accepted
         return share_s * self._model.token_s * num_rejected / self._weight(item, sampled.num_drafted, num_payers)

@@ -141,7 +141,6 @@ class EncoderSchedule:
             self._slowness[stage] = max(1 / _MOST_SLOWNESS, min(_MOST_SLOWNESS, slowness))
 
     def _cost(self, kept: _Kept, number: int) -> float:
-        """Return how many tokens take as long as a pass."""
         return kept.layer_cost * self._slowness[number // kept.num_tiles]
 
     def reset(self) -> None:
@@ -153,14 +152,7 @@ class EncoderSchedule:
         self._num_rows = 0
 
     def _encode(
-        self,
-        sequence: Sequence,
-        span: MediaSpan,
-        budget: int,
-        *,
-        is_alone: bool,
-        is_first: bool,
-        saves: bool = False,
+        self, sequence: Sequence, span: MediaSpan, budget: int, *, is_alone: bool, is_first: bool, saves: bool = False
     ) -> bool:
         """Let tiles of an image pass as many stages as there is budget for; return True if all have passed all."""
         digest = span.digest

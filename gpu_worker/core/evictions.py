@@ -126,7 +126,6 @@ class Evictions:
 
 
 def _number(sequence: Sequence) -> int:
-    """Return how often a sequence has evicted."""
     assert sequence.budget is not None
     return sequence.num_evicted_tokens // (sequence.budget.num_evicted * sequence.budget.block_size)
 

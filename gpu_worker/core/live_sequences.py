@@ -30,10 +30,7 @@ class LiveSequences:
     """
 
     def __init__(
-        self,
-        blocks: SequenceBlocks,
-        constraints: SharedConstraints | None = None,
-        restores: Restores | None = None,
+        self, blocks: SequenceBlocks, constraints: SharedConstraints | None = None, restores: Restores | None = None
     ) -> None:
         self._blocks = blocks
         self.restores = restores

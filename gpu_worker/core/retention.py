@@ -183,7 +183,6 @@ class Retention:
 
 
 def _earliest(tenant: _Tenant) -> _Grant | None:
-    """Return the grant of a tenant that ends first."""
     while tenant.heap and not tenant.heap[0][2].digests:
         heapq.heappop(tenant.heap)
     return tenant.heap[0][2] if tenant.heap else None

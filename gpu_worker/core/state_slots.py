@@ -314,7 +314,6 @@ class StateSlots:
         return checkpoint.slot
 
     def _cost(self, checkpoint: _Checkpoint) -> int:
-        """Return how many tokens have to be computed to get the state again."""
         before = next((place for place, digest in reversed(checkpoint.ancestors) if digest in self._found), 0)
         return (checkpoint.num_blocks - before) * self._block_size
 

@@ -110,7 +110,6 @@ class VirtualCounters:
                 self._pending.append(account)
 
     def _cost(self, sequence: Sequence) -> float:
-        """Return what is still to be charged of a sequence's input."""
         return max(0, sequence.num_input_tokens - sequence.num_charged_tokens) * INPUT_WEIGHT / sequence.weight
 
     def _accounts(self, sequence: Sequence) -> tuple[Account, Account]:

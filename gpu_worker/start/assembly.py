@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +35,6 @@ from gpu_worker.consumer.result_store import ResultStore
 from gpu_worker.consumer.roles import Roles
 from gpu_worker.consumer.step_relay import StepRelay
 from gpu_worker.consumer.tokenizer_service import TokenizerService
-from gpu_worker.core.scheduler_config import SchedulerConfig
 from gpu_worker.engine.engine import EngineStats
 from gpu_worker.engine.engine_thread import EngineThread
 from gpu_worker.media.decoder import can_decode
@@ -103,32 +102,34 @@ class Worker:
         adapters: AdapterAccess | None = None,
     ) -> None:
         """Put the parts together; nothing runs before `start`. Call it on the event loop."""
-        self._nats, self._clock, self._watermark_tenants = nats, ServerClock(), watermark_tenants
+        self._identity, self._nats, self._setup, self._model = identity, nats, setup, model
+        self._clock, self._watermark_tenants = ServerClock(), watermark_tenants
         self._tasks = tasks = TaskSupervisor()
         self.has_failed, self._group = tasks.has_failed, setup.group
         sizes, tokenizer = setup.scheduler, model.tokenizer
         self._encoder = encoder = PromptEncoder(tokenizer, sizes.max_model_len, model.tasks.score_form)
         self._engine, self._constraints = EngineThread(setup.engine), ConstraintSource(tokenizer)
-        max_len, processor, self._can_evict = sizes.max_model_len, _processor(setup), setup.eviction_problem is None
+        max_len, processor = sizes.max_model_len, _processor(setup)
         self._images = _images(nats, processor, max_len, image_memory_bytes)
         self._service = TokenizerService(nats, identity.model, max_len, tokenizer, encoder, self._clock, processor)
-        self._observer, held = observer, HeldRequests(self._removed)
-        self._adapters = WorkerAdapters(nats, identity.worker, setup.adapting, adapters, self._engine, held)
-        self._handover = self._make_handover(identity.worker, setup, role, held)
-        pooled, capacity = PooledAnswers(model.tasks), PullCapacity(held, sizes)
-        reader, own = self._reader(identity, setup, model, pooled), (self._fetch(), self._adapters.requests)
-        intake = Intake(reader, encoder, self._constraints, self._engine, held, capacity, self._images, *own)
+        self._observer, self._held = observer, HeldRequests(self._removed)
+        self._adapters = WorkerAdapters(nats, identity.worker, setup.adapting, adapters, self._engine, self._held)
+        self._handover = self._make_handover(role)
+        pooled, capacity = PooledAnswers(model.tasks), PullCapacity(self._held, sizes)
+        own = (self._images, None if self._handover is None else self._handover.fetch, self._adapters.requests)
+        parts = (self._reader(pooled), encoder, self._constraints, self._engine, self._held, capacity)
+        intake = Intake(*parts, *own)
         subscribers, readings = FrameSubscribers(nats, identity.worker), _readings(setup)
         receipts = ReceiptWriter(1 if setup.group is None else max(1, len(readings.ranks())), readings.gpu.watts)
-        batch = self._batch_lane(identity, nats, limits, model, intake, held, receipts)
+        batch = self._batch_lane(limits, intake, receipts)
         self._adapters.make_way_by(batch.give_back)
         open_outbox = partial(Outbox, nats, identity.worker, tasks, subscribers)
-        affinity = self._make_affinity(identity, capacity, sizes.block_size, prefix_wait_s)
-        parts = (intake, self._engine, held, open_outbox, batch.make_way, self._clock, affinity)
-        interactive = InteractiveLane(*parts, receipts)
+        affinity = self._make_affinity(capacity, prefix_wait_s)
+        ways = (open_outbox, batch.make_way, self._clock, affinity, receipts)
+        interactive = InteractiveLane(intake, self._engine, self._held, *ways)
         self.consumer = Consumer(
             nats=nats,
-            source=(source := self._heartbeat_source(identity, sizes, model, held, affinity)),
+            source=(source := self._heartbeat_source(affinity)),
             capacity=capacity,
             writer=AnswerWriter(tokenizer, pooled, receipts),
             subscribers=subscribers,
@@ -139,22 +140,18 @@ class Worker:
             readings=readings,
             drain_asked=drain_asked or asyncio.Event(),
         )
-        self._relay = self._make_relay(interactive.outbox.send_now, model.golden, source, sizes)
+        self._relay = self._make_relay(interactive.outbox.send_now, source)
 
-    def _make_handover(
-        self, worker: str, setup: EngineSetup, role: Role | None, held: HeldRequests
-    ) -> KvHandover | None:
-        if role is None or setup.tiers is None or setup.tiers.transfer is None:
+    def _make_handover(self, role: Role | None) -> KvHandover | None:
+        worker, tiers = self._identity.worker, self._setup.tiers
+        if role is None or tiers is None or tiers.transfer is None:
             return None
-        return KvHandover(worker, setup.tiers.transfer, Roles(worker, role), self._engine, held)
+        return KvHandover(worker, tiers.transfer, Roles(worker, role), self._engine, self._held)
 
-    def _make_affinity(
-        self, identity: Identity, capacity: PullCapacity, block_size: int, wait_s: float
-    ) -> PrefixAffinity:
-        peers = PeerConnection(self._nats, identity.worker, identity.model, self._clock)
-        return PrefixAffinity(
-            peers, self._engine, capacity, block_size, wait_s, self._most_claimed, self._adapters.requests
-        )
+    def _make_affinity(self, capacity: PullCapacity, wait_s: float) -> PrefixAffinity:
+        peers = PeerConnection(self._nats, self._identity.worker, self._identity.model, self._clock)
+        size, adapters = self._setup.scheduler.block_size, self._adapters.requests
+        return PrefixAffinity(peers, self._engine, capacity, size, wait_s, self._most_claimed, adapters)
 
     def _removed(self, held: HeldRequest) -> None:
         if self._handover is not None:
@@ -165,42 +162,26 @@ class Worker:
     def _most_claimed(self) -> float:
         return math.inf if self._handover is None else self._handover.roles.most_claimed
 
-    def _fetch(self) -> Callable[[HeldRequest, int], Awaitable[None]] | None:
-        return None if self._handover is None else self._handover.fetch
-
-    def _reader(
-        self,
-        identity: Identity,
-        setup: EngineSetup,
-        model: ServedModel,
-        pooled: PooledAnswers,
-    ) -> RequestReader:
-        longest, tokenizer = setup.scheduler.max_model_len, model.tokenizer
-        sees, files = self._images is not None, model.directory
+    def _reader(self, pooled: PooledAnswers) -> RequestReader:
+        model, sizes = self._model, self._setup.scheduler
         return RequestReader(
-            identity.model,
-            files,
-            longest,
-            tokenizer,
+            self._identity.model,
+            model.directory,
+            sizes.max_model_len,
+            model.tokenizer,
             pooled,
-            RequestBudgets(setup.scheduler, setup.eviction_problem),
+            RequestBudgets(sizes, self._setup.eviction_problem),
             self._clock,
             self._adapters.slots,
-            sees=sees,
+            sees=self._images is not None,
             watermark_tenants=self._watermark_tenants,
         )
 
-    def _make_relay(
-        self,
-        send: Callable[[], None],
-        golden: GoldenSettings | None,
-        source: HeartbeatSource,
-        sizes: SchedulerConfig,
-    ) -> StepRelay:
+    def _make_relay(self, send: Callable[[], None], source: HeartbeatSource) -> StepRelay:
         """Return what passes steps on: to golden probes first, where there are any."""
         self._golden: GoldenWatch | None = None
-        accept = self.consumer.accept
-        if golden is not None:
+        accept, sizes = self.consumer.accept, self._setup.scheduler
+        if (golden := self._model.golden) is not None:
             # A prompt may fill half of the KV cache at most.
             longest = min(sizes.max_model_len, sizes.num_blocks * sizes.block_size // 2)
             fitting = ProbeSizes(longest, sizes.block_size)
@@ -234,24 +215,18 @@ class Worker:
         if group.lost is not None:
             lost()
 
-    def _heartbeat_source(
-        self,
-        identity: Identity,
-        sizes: SchedulerConfig,
-        model: ServedModel,
-        held: HeldRequests,
-        affinity: PrefixAffinity,
-    ) -> HeartbeatSource:
+    def _heartbeat_source(self, affinity: PrefixAffinity) -> HeartbeatSource:
+        identity, model, setup = self._identity, self._model, self._setup
         images = () if self._images is None else (IMAGES,)
-        budgets = (KV_BUDGET, KV_SCORES) if self._can_evict else ()
+        budgets = (KV_BUDGET, KV_SCORES) if setup.eviction_problem is None else ()
         return HeartbeatSource(
             identity.worker,
             identity.model,
             identity.revision,
             self._engine,
-            held,
-            sizes.block_size,
-            sizes.max_model_len,
+            self._held,
+            setup.scheduler.block_size,
+            setup.scheduler.max_model_len,
             affinity,
             max_prompt_characters=self._encoder.max_characters,
             tasks=model.tasks.names,
@@ -263,27 +238,18 @@ class Worker:
             handover=self._handover,
         )
 
-    def _batch_lane(
-        self,
-        identity: Identity,
-        nats: DirectClient,
-        limits: StreamLimits,
-        model: ServedModel,
-        intake: Intake,
-        held: HeldRequests,
-        receipts: ReceiptWriter,
-    ) -> BatchLane:
+    def _batch_lane(self, limits: StreamLimits, intake: Intake, receipts: ReceiptWriter) -> BatchLane:
         return BatchLane(
-            identity.worker,
+            self._identity.worker,
             limits.batch_max_deliver,
             intake,
             self._engine,
-            held,
-            ResultStore(nats, self._clock),
-            ProgressRecords(nats, identity.revision),
-            nats,
-            chat_format=model.tokenizer.chat_format,
-            sampling_defaults=model.directory.sampling_defaults,
+            self._held,
+            ResultStore(self._nats, self._clock),
+            ProgressRecords(self._nats, self._identity.revision),
+            self._nats,
+            chat_format=self._model.tokenizer.chat_format,
+            sampling_defaults=self._model.directory.sampling_defaults,
             clock=self._clock,
             receipts=receipts,
         )
@@ -294,12 +260,7 @@ class Worker:
         return self._engine.stats
 
     async def start(self) -> None:
-        """Start the engine, wait for the queue, and take requests.
-
-        Raises:
-            ConfigError: An adapter of the settings cannot be served.
-            DependencyError: NATS has closed the connection.
-        """
+        """Start the engine, wait for the queue, take requests; `ConfigError` (adapters) or `DependencyError` (NATS)."""
         self._follow_group()
         self._engine.start(self._relay.deliver)
         await self._service.start()

@@ -25,8 +25,7 @@ class WorkerConfig(NatsFiles):
     """Everything an operator can choose about a worker. Sizes are bytes, times seconds."""
 
     model: Path | None = setting(
-        None,
-        "Directory of the model, in Hugging Face's format, its id at the hub, or a GGUF file. Required.",
+        None, "Directory of the model, in Hugging Face's format, its id at the hub, or a GGUF file. Required."
     )
     served_model_name: str | None = setting(None, "Name that clients ask for; the directory's or file's if not given.")
     allow_revision_change: bool = setting(
@@ -206,9 +205,7 @@ class WorkerConfig(NatsFiles):
     )
     max_num_seqs: int = setting(256, "Sequences that may run at once.", minimum=1, maximum=8192)
     max_num_batched_tokens: int | None = setting(
-        None,
-        "Tokens of a step, no fewer than --max-num-seqs; 512 on a CPU, 8192 on a GPU if not given.",
-        minimum=1,
+        None, "Tokens of a step, no fewer than --max-num-seqs; 512 on a CPU, 8192 on a GPU if not given.", minimum=1
     )
     cuda_graphs: str = setting(
         "all",

@@ -26,7 +26,6 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import Stage, StartUp
-from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
@@ -98,15 +97,13 @@ def build_engine(
 ) -> EngineSetup:
     """Build the engine; loading a real model takes a while, which `start_up` can follow.
 
-    Raises:
-        HeadraceError: The settings do not fit the model or the machine.
+    `HeadraceError` if the settings do not fit the model or the machine.
     """
-    check_speculation(config, tokenizer)
-    check_ranks(config)
-    check_tiers(config)
-    lora_modules(config)
-    recipe = find_recipe(config.speculative)
-    speculation = None if recipe is None else Speculation(_policy(config, recipe))
+    _check_settings(config, tokenizer)
+    speculation = None
+    if (recipe := find_recipe(config.speculative)) is not None:
+        predictions = recipe.drafts_predictions
+        speculation = Speculation(AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=predictions))
     gpu_uuid = experts = group = tiers = media = adapting = problem = None
     constraints, images = SharedConstraints(), SharedImages()
     interrupt: StepInterrupt | None = StepInterrupt()
@@ -129,7 +126,10 @@ def build_engine(
         adapting = _adapting(config, loaded, divided)
         gpu_uuid = _gpu_uuid(config.device)
         tiers = build_tiers(config, loaded)
-        media = _processor(directory, scheduler)
+        if scheduler.media is not None:
+            from gpu_worker.models.vision.registry import read_processor
+
+            media = read_processor(directory.path)
         problem = _eviction_problem(config, loaded.model_config, scheduler)
     sizes = ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
     settings = {"simulate": config.simulate, "speculative": config.speculative}
@@ -139,18 +139,11 @@ def build_engine(
 
 
 def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: ModelTokenizer) -> int | None:
-    """Refuse what `build_engine` would refuse, as far as that is known before a model is loaded.
+    """Refuse with `HeadraceError` what `build_engine` would, as far as that is known before a model is loaded.
 
-    Returns:
-        The tokens that the KV cache would hold, None where that is measured at load, or simulated.
-
-    Raises:
-        HeadraceError: The settings do not fit the model or the machine.
+    Return the tokens that the KV cache would hold, None where that is measured at load, or simulated.
     """
-    check_speculation(config, tokenizer)
-    check_ranks(config)
-    check_tiers(config)
-    lora_modules(config)
+    _check_settings(config, tokenizer)
     if config.simulate is not None:
         _simulated_sizes(config, directory)
         return None
@@ -160,12 +153,15 @@ def check_engine(config: WorkerConfig, directory: ModelDirectory, tokenizer: Mod
     return check_fits(with_room_for_proposer(config, runner_config))
 
 
-def rank_settings(config: WorkerConfig) -> RunnerConfig:
-    """Return the settings of each rank's runner, without loading anything.
+def _check_settings(config: WorkerConfig, tokenizer: ModelTokenizer) -> None:
+    check_speculation(config, tokenizer)
+    check_ranks(config)
+    check_tiers(config)
+    lora_modules(config)
 
-    Raises:
-        HeadraceError: They do not fit the model or the machine.
-    """
+
+def rank_settings(config: WorkerConfig) -> RunnerConfig:
+    """Return the settings of each rank's runner, without loading anything; `HeadraceError` if they do not fit."""
     assert config.model is not None
     runner_config, _ = _runner_config(config, read_model_directory(config.model))
     return with_room_for_proposer(config, runner_config)
@@ -300,12 +296,6 @@ def _runner_config(config: WorkerConfig, directory: ModelDirectory) -> tuple[Run
     return runner_config, sizes
 
 
-def _processor(directory: ModelDirectory, sizes: SchedulerConfig) -> MediaProcessor | None:
-    from gpu_worker.models.vision.registry import read_processor
-
-    return None if sizes.media is None else read_processor(directory.path)
-
-
 def _vision(config: WorkerConfig, directory: ModelDirectory) -> VisionConfig | None:
     from gpu_worker.models.vision.registry import read_vision
 
@@ -360,16 +350,8 @@ def _simulated_sizes(config: WorkerConfig, directory: ModelDirectory) -> Schedul
     return _scheduler_config(config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS)
 
 
-def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:
-    return AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=recipe.drafts_predictions)
-
-
 def _scheduler_config(
-    config: WorkerConfig,
-    num_blocks: int,
-    max_model_len: int,
-    default_budget: int,
-    media: MediaConfig | None = None,
+    config: WorkerConfig, num_blocks: int, max_model_len: int, default_budget: int, media: MediaConfig | None = None
 ) -> SchedulerConfig:
     try:
         return SchedulerConfig(

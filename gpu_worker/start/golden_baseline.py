@@ -19,8 +19,7 @@ def served_name(config: WorkerConfig) -> str:
 def golden_baseline(config: WorkerConfig, model: str) -> Baseline | None:
     """Return the baseline of what a worker serves; None where none is given.
 
-    Raises:
-        ConfigError: A file cannot be used, or is the baseline of another model.
+    `ConfigError` if a file cannot be used, or is the baseline of another model.
     """
     if config.golden is None:
         if config.golden_key_file is not None:

@@ -48,11 +48,7 @@ class StallWatch:
 
 
 def bind_health_port(host: str, port: int | None) -> socket.socket | None:
-    """Take the port, before the long work of loading begins; no request is answered yet.
-
-    Raises:
-        ConfigError: It cannot be taken.
-    """
+    """Take the port, before the long work of loading begins; `ConfigError` if it cannot be taken."""
     if port is None:
         return None
     with contextlib.ExitStack() as stack:
@@ -69,6 +65,7 @@ def bind_health_port(host: str, port: int | None) -> socket.socket | None:
     return bound
 
 
+@dataclass(eq=False)
 class HealthPort:
     """Answers probes.
 
@@ -76,20 +73,14 @@ class HealthPort:
         is_taking_requests: Set by the worker's main: after it has joined, until it drains.
     """
 
-    def __init__(
-        self,
-        stats: Callable[[], EngineStats],
-        is_connected: Callable[[], bool],
-        withdrawn: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self._stats = stats
-        self._is_connected = is_connected
-        self._withdrawn = withdrawn
-        self._watch = StallWatch()
-        self._server: asyncio.Server | None = None
-        self._sampling: asyncio.Task[None] | None = None
-        self._open: dict[asyncio.StreamWriter, None] = {}
-        self.is_taking_requests = False
+    _stats: Callable[[], EngineStats]
+    _is_connected: Callable[[], bool]
+    _withdrawn: Callable[[], str | None] = lambda: None
+    _watch: StallWatch = field(default_factory=StallWatch)
+    _server: asyncio.Server | None = None
+    _sampling: asyncio.Task[None] | None = None
+    _open: dict[asyncio.StreamWriter, None] = field(default_factory=dict)
+    is_taking_requests: bool = False
 
     async def start(self, bound: socket.socket) -> None:
         """Answer at a port that was taken by `bind_health_port`."""

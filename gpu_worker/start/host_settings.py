@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import logging
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING
 from gpu_worker.start.config import WorkerConfig
 from shared.errors import ConfigError
 
+if TYPE_CHECKING:
+    from gpu_worker.execution.ranks.remote import Remote
+
 _MIN_TOKEN = 16
+
+_log = logging.getLogger(__name__)
 
 
 def with_launcher(config: WorkerConfig, environ: Mapping[str, str]) -> WorkerConfig:
     """Return the settings with what torchrun, or whatever sets its variables, says of the hosts; one process each.
 
-    Raises:
-        ConfigError: Its variables are of several processes a host, or are not numbers.
+    `ConfigError` if its variables are of several processes a host, or are not numbers.
     """
     if config.nnodes > 1 or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environ.keys():
         return config
@@ -38,11 +43,7 @@ def with_launcher(config: WorkerConfig, environ: Mapping[str, str]) -> WorkerCon
 
 
 def check_ranks(config: WorkerConfig) -> None:
-    """Refuse settings of ranks and hosts that do not go together.
-
-    Raises:
-        ConfigError: They do not.
-    """
+    """Refuse with `ConfigError` settings of ranks and hosts that do not go together."""
     check_hosts(config)
     _check_balancing(config)
     _check_context(config)
@@ -92,11 +93,7 @@ def _check_balancing(config: WorkerConfig) -> None:
 
 
 def check_hosts(config: WorkerConfig) -> None:
-    """Refuse settings of hosts that do not go together.
-
-    Raises:
-        ConfigError: One of them.
-    """
+    """Refuse with `ConfigError` settings of hosts that do not go together."""
     nnodes, size = config.nnodes, config.tensor_parallel_size * config.pipeline_parallel_size
     if nnodes == 1:
         if config.node_rank:
@@ -111,17 +108,10 @@ def check_hosts(config: WorkerConfig) -> None:
     if len(config.group_token or "") < _MIN_TOKEN:
         problem = f"needs at least {_MIN_TOKEN} characters with several hosts; the same on each of them"
         raise ConfigError("HEADRACE_GROUP_TOKEN", problem)
-    if config.node_rank == 0 and ipaddress_is_any(config.master_addr):
-        problem = f"is {config.master_addr}, which is every network of this host; name the address of one"
-        raise ConfigError("HEADRACE_MASTER_ADDR", problem)
-
-
-def ipaddress_is_any(address: str) -> bool:
-    """Whether an address stands for all of a host."""
-    try:
-        return ipaddress.ip_address(address).is_unspecified
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):  # a name is not an address
+        if config.node_rank == 0 and ipaddress.ip_address(config.master_addr).is_unspecified:
+            problem = f"is {config.master_addr}, which is every network of this host; name the address of one"
+            raise ConfigError("HEADRACE_MASTER_ADDR", problem)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
@@ -131,18 +121,8 @@ def _number(environ: Mapping[str, str], name: str, default: int = 1) -> int:
     return int(value)
 
 
-if TYPE_CHECKING:
-    from gpu_worker.execution.ranks.remote import Remote
-
-_log = logging.getLogger(__name__)
-
-
 def listen_for_hosts(config: WorkerConfig) -> Remote | None:
-    """Listen for the other hosts; None where there are none.
-
-    Raises:
-        ConfigError: The address cannot be used.
-    """
+    """Listen for the other hosts; None where there are none, `ConfigError` if the address cannot be used."""
     from gpu_worker.execution.ranks.remote import Remote
 
     if config.nnodes == 1:

@@ -24,11 +24,7 @@ _IDLE = EngineStats(
 
 
 def serve_host(config: WorkerConfig) -> int:
-    """Start ranks for host 0 until this process is ended.
-
-    Raises:
-        HeadraceError: The settings do not fit, or rank 0 is not there, or says that the group does not start.
-    """
+    """Start ranks for host 0 until this process is ended; `HeadraceError` if settings do not fit or rank 0 refuses."""
     from gpu_worker.execution.ranks.node import Node
     from gpu_worker.start.engine_setup import rank_settings
 

@@ -65,11 +65,7 @@ def with_room_for_proposer(config: WorkerConfig, runner_config: RunnerConfig) ->
 
 
 def build_proposer(config: WorkerConfig, runner_config: RunnerConfig, runner: TorchModelRunner) -> Proposer:
-    """Build the proposer; its weights are loaded for this.
-
-    Raises:
-        ConfigError: What `draft_model` holds cannot be loaded, or does not belong to the model.
-    """
+    """Build the proposer; `ConfigError` if its weights cannot be loaded, or do not belong to the model."""
     recipe = find_recipe(config.speculative)
     assert recipe is not None
     try:

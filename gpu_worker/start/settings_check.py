@@ -26,11 +26,7 @@ from shared.subjects import check_setting
 
 
 def check_settings(config: WorkerConfig) -> None:
-    """Refuse settings that do not fit the model, the machine or each other.
-
-    Raises:
-        HeadraceError: They do not.
-    """
+    """Refuse with `HeadraceError` settings that do not fit the model, the machine or each other."""
     if (model := config.model) is None:
         raise ConfigError("HEADRACE_MODEL", "is required")
     if config.served_model_name is not None:

@@ -30,11 +30,7 @@ STAGING_BYTES = 256_000_000
 
 
 def check_tiers(config: WorkerConfig) -> None:
-    """Refuse tiers that cannot be, before anything is loaded.
-
-    Raises:
-        ConfigError: They are asked for.
-    """
+    """Refuse tiers that are asked for and cannot be, before anything is loaded, with `ConfigError`."""
     asked = _asked_by(config)
     if asked is None:
         return
@@ -53,11 +49,7 @@ def check_tiers(config: WorkerConfig) -> None:
 
 
 def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | None:
-    """Build the tiers of a runner; None where none are asked for.
-
-    Raises:
-        ConfigError: They cannot be built.
-    """
+    """Build the tiers of a runner; None where none are asked for, `ConfigError` if they cannot be built."""
     if _asked_by(config) is None:
         return None
     from gpu_worker.execution.memory.budget import shown_bytes
@@ -77,16 +69,8 @@ def build_tiers(config: WorkerConfig, runner: TorchModelRunner) -> BlockTiers | 
         transfer = Transfer(groups, runner.block_size, host, config.kv_address, config.kv_lease_s, make_maker)
     if config.kv_disk_path is not None:
         tokens = [runner.block_size] * (1 + len(runner.windows)) + [CHECKPOINT_TOKENS]
-        store = open_store(config.kv_disk_path)
-        files = BlockFiles(
-            store,
-            groups,
-            tokens[: len(groups)],
-            config.kv_disk_bytes,
-            host,
-            make_maker,
-            config.kv_retained_share,
-        )
+        sizes = (tokens[: len(groups)], config.kv_disk_bytes)
+        files = BlockFiles(open_store(config.kv_disk_path), groups, *sizes, host, make_maker, config.kv_retained_share)
     _log.info("KV blocks are kept in the host's memory: %s", shown_bytes(host.num_bytes))
     return BlockTiers(groups, runner.block_size, host, files, transfer)
 

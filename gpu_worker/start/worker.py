@@ -18,18 +18,18 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
 from gpu_worker.consumer.consumer import Consumer
+from gpu_worker.consumer.golden.watch import GoldenSettings, WithdrawRule
 from gpu_worker.consumer.request_observer import RequestObserver
 from gpu_worker.execution.start_up import StartUp
 from gpu_worker.start.assembly import Identity, ServedModel, Worker
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.engine_setup import EngineSetup, build_engine, lora_modules
-from gpu_worker.start.golden_baseline import served_name
-from gpu_worker.start.golden_setup import golden_settings
+from gpu_worker.start.golden_baseline import VARIABLE, golden_baseline, served_name
 from gpu_worker.start.health_port import HealthPort, bind_health_port
 from gpu_worker.start.host_settings import check_ranks, with_launcher
 from gpu_worker.start.model_revision import served_revision
@@ -70,8 +70,7 @@ _request_log = logging.getLogger("gpu_worker.requests")
 def main(config: WorkerConfig) -> int:
     """Run a worker until it is told to stop; return the process's exit status.
 
-    Raises:
-        HeadraceError: A setting is wrong, the model cannot be loaded, or a server we need is missing.
+    `HeadraceError` if a setting is wrong, the model cannot be loaded, or a server we need is missing.
     """
     try:
         config = with_launcher(config, os.environ)
@@ -139,6 +138,21 @@ def _served_model(config: WorkerConfig, name: str) -> ServedModel:
     if tasks.generates:
         _prepare_grammars(tokenizer)
     return ServedModel(directory, tokenizer, tasks, golden_settings(config, name, tokenizer.vocab_size))
+
+
+def golden_settings(config: WorkerConfig, model: str, vocab_size: int) -> GoldenSettings | None:
+    """Return what to compare a model with, which clients call `model`; None where no baseline is given.
+
+    `ConfigError` if a file cannot be used, or is the baseline of another model.
+    """
+    baseline = golden_baseline(config, model)
+    if baseline is None:
+        return None
+    largest = max(max(prompt.token_ids) for prompt in baseline.prompts)
+    if largest >= vocab_size:
+        problem = f"{config.golden} has token {largest}, and this model has {vocab_size}: it is of another model"
+        raise ConfigError(VARIABLE, problem)
+    return GoldenSettings(baseline, config.golden_share, cast("WithdrawRule", config.golden_withdraw))
 
 
 def _prepare_grammars(tokenizer: ModelTokenizer) -> None:
@@ -285,11 +299,7 @@ def _stop_signals() -> asyncio.Event:
 
 @contextlib.contextmanager
 def observing(config: WorkerConfig, worker: str) -> Iterator[RequestObserver]:
-    """Tell of requests until the block ends, and send what is left then.
-
-    Raises:
-        ConfigError: Traces are wanted and cannot be made.
-    """
+    """Tell of requests until the block ends, and send what is left then; `ConfigError` if traces cannot be made."""
     # Whether a request is traced was decided where its trace began.
     tracing = make_tracing(config.otlp_endpoint, 1.0, "worker", worker)
     log = RequestLog(_request_log, config.request_log_per_s)

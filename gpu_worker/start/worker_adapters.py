@@ -78,11 +78,7 @@ class WorkerAdapters:
             self.requests.give_back = give_back
 
     async def start(self) -> None:
-        """Add the adapters of the settings, and listen for orders.
-
-        Raises:
-            ConfigError: One cannot be served, or not be stored.
-        """
+        """Add the adapters of the settings, and listen for orders; `ConfigError` if one cannot be served or stored."""
         await self.orders.start(self._modules)
 
     async def close(self) -> None:

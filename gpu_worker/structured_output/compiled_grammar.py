@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence as Values
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,24 +51,18 @@ _BYTES_A_CHARACTER = 16
 """What it takes besides for each character of its source, about."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
     """A matcher of about `num_bytes` that takes no token itself; several threads may make constraints of it."""
 
-    __slots__ = ("_matcher", "_tokenizer", "num_bytes")
-
-    def __init__(self, matcher: LLMatcher, tokenizer: GrammarTokenizer, num_bytes: int) -> None:
-        self._matcher = matcher
-        self._tokenizer = tokenizer
-        self.num_bytes = num_bytes
+    _matcher: LLMatcher
+    _tokenizer: GrammarTokenizer
+    num_bytes: int
 
     def constraint(self, sampling: Sampling, emitted: Values[int]) -> GrammarConstraint:
         """Return the constraint of a sequence that has emitted some tokens; `BadRequestError` if they do not follow."""
-        constraint = GrammarConstraint(
-            self._matcher.deep_copy(),
-            self._tokenizer,
-            frozenset(sampling.stop_token_ids),
-            ignores_eos=sampling.ignore_eos,
-        )
+        matcher, stop_ids = self._matcher.deep_copy(), frozenset(sampling.stop_token_ids)
+        constraint = GrammarConstraint(matcher, self._tokenizer, stop_ids, ignores_eos=sampling.ignore_eos)
         for token_id in emitted:
             if not constraint.advance(token_id):
                 raise BadRequestError(f"The tokens emitted so far do not fit: {constraint.error}.", "emitted")

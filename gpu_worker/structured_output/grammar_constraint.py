@@ -44,7 +44,6 @@ class GrammarConstraint:
         "_debt_s",
         "_drafts",
         "_end_ids",
-        "_error",
         "_forced",
         "_ignores_eos",
         "_is_at_fault",
@@ -54,6 +53,7 @@ class GrammarConstraint:
         "_num_bytes",
         "_stop_ids",
         "_tokenizer",
+        "error",
     )
 
     def __init__(
@@ -70,30 +70,25 @@ class GrammarConstraint:
         self._is_direct = has_same_size and not ignores_eos and not self._stop_ids
         self._drafts: tuple[int, ...] = ()
         self._forced: list[int] | None = None
-        self._error: str | None = None
+        self.error: str | None = None
         self._is_at_fault = True
         self._is_watched = False
         self._debt_s = 0.0
 
     @property
-    def error(self) -> str | None:
-        """See `OutputConstraint`."""
-        return self._error
-
-    @property
     def is_at_fault(self) -> bool:
         """See `OutputConstraint`."""
-        return self._error is not None and self._is_at_fault
+        return self.error is not None and self._is_at_fault
 
     @property
     def is_complete(self) -> bool:
         """See `OutputConstraint`."""
         # A matcher that has taken tokens behind the output could not have stopped there.
-        return self._error is None and not self._drafts and self._matcher.is_stopped()
+        return self.error is None and not self._drafts and self._matcher.is_stopped()
 
     def advance(self, token_id: int) -> bool:
         """See `OutputConstraint`. What ends the answer is not the grammar's business."""
-        if self._error is not None:
+        if self.error is not None:
             return False
         if token_id in self._end_ids:
             return True
@@ -109,7 +104,7 @@ class GrammarConstraint:
         reason = _reason(self._matcher)
         self._is_at_fault = _LIMIT.search(reason) is not None
         problem = "the grammar cannot be followed" if self._is_at_fault else "the output does not follow the grammar"
-        self._error = f"{problem}: {reason}"
+        self.error = f"{problem}: {reason}"
         return False
 
     def advance_inside(self, token_id: int) -> bool:
@@ -128,14 +123,14 @@ class GrammarConstraint:
         # time costs about as much as a usual mask, so it is read once a mask has taken long.
         clock = time.thread_time if self._is_watched else time.perf_counter
         started = clock()
-        if self._error is None and (drafts == self._drafts or self._move_behind(drafts)):
+        if self.error is None and (drafts == self._drafts or self._move_behind(drafts)):
             if self._is_direct:
                 self._matcher.unsafe_compute_mask_ptr(address, self._num_bytes)
             else:
                 words = self._adjusted_mask()
                 ctypes.memmove(address, words.ctypes.data, self._num_bytes)
             if self._matcher.is_error():
-                self._error = f"the grammar cannot be followed: {_reason(self._matcher)}"
+                self.error = f"the grammar cannot be followed: {_reason(self._matcher)}"
             elif (token_id := respelled_token(self._matcher, self._tokenizer)) is not None:
                 ctypes.memset(address, 0, self._num_bytes)
                 ctypes.memset(address + token_id // 8, 1 << token_id % 8, 1)
@@ -143,17 +138,17 @@ class GrammarConstraint:
             if self._is_watched:
                 self._spend(seconds)
             self._is_watched = self._is_watched or seconds > SECONDS_A_MASK
-            if self._error is None:
+            if self.error is None:
                 return
         ctypes.memset(address, _ALL_TOKENS, self._num_bytes)
 
     def allows(self, drafts: tuple[int, ...]) -> bool:
         """See `OutputConstraint`."""
-        return self._error is None and self._move_behind(drafts)
+        return self.error is None and self._move_behind(drafts)
 
     def forced_tokens(self) -> list[int]:
         """See `OutputConstraint`."""
-        if self._error is not None:
+        if self.error is not None:
             return []
         if self._forced is None:
             if self._drafts:
@@ -172,8 +167,8 @@ class GrammarConstraint:
     def _spend(self, seconds: float) -> None:
         """Count what a mask computed: who makes all others of its steps wait for too long ends."""
         self._debt_s = max(0.0, self._debt_s + min(seconds, MAX_CHARGE_S) - SECONDS_A_MASK)
-        if self._debt_s > MAX_SECONDS and self._error is None:
-            self._error = "the grammar takes too long to follow; make it simpler, and its constants shorter"
+        if self._debt_s > MAX_SECONDS and self.error is None:
+            self.error = "the grammar takes too long to follow; make it simpler, and its constants shorter"
 
     def _move_behind(self, drafts: tuple[int, ...]) -> bool:
         """Bring the matcher behind the output and these drafts; False when the grammar does not allow them."""
@@ -208,7 +203,7 @@ class GrammarConstraint:
         if mask.any():
             return mask
         if not grammar_mask.any():
-            self._error = "the grammar allows no token that the model has"
+            self.error = "the grammar allows no token that the model has"
         return grammar_mask
 
     def _ends_with(self, token_id: int) -> bool:

@@ -88,7 +88,6 @@ class _AddedTokens(msgspec.Struct):
 
 
 def _with_end_token(tokenizer_json: str, token_id: int) -> str:
-    """Add a token that ends an answer, as llguidance needs one."""
     content = msgspec.json.decode(tokenizer_json)
     flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
     content.setdefault("added_tokens", []).append({"id": token_id, "content": _END_TOKEN, **flags})

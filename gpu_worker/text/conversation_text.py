@@ -1,4 +1,4 @@
-"""The text of a conversation's prompt, by a chat template, and the kinds of conversations that a template refuses."""
+"""The text of a conversation's prompt, by a chat template."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from gpu_worker.text.chat_template import ChatTemplate
-from gpu_worker.text.spelled_tokens import Shield, SpelledTokens, new_mark
+from gpu_worker.text.spelled_tokens import Shield, new_mark
 from gpu_worker.text.template_messages import template_messages
-from shared.conversation import ChatMessage, Conversation, ToolCall
+from shared.conversation import Conversation
 from shared.errors import BadRequestError
 
 
@@ -64,53 +64,3 @@ def _decoded(text: str | None, kind: type[Any], param: str, shield: Shield) -> A
         return shield.value(msgspec.json.decode(text, type=kind)) or None
     except msgspec.DecodeError as error:
         raise BadRequestError(f"{param} is not the JSON that it should be: {error}", param) from None
-
-
-_USER = ChatMessage(role="user", content="Add.")
-_CALL = ToolCall(id="abcdefgh1", name="add", arguments='{"a": 1}')
-_RESULT = ChatMessage(role="tool", content="1", tool_call_id="abcdefgh1")
-_TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds.",
-            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-        },
-    }
-]
-
-
-def _called(content: str, reasoning: str | None = None) -> ChatMessage:
-    return ChatMessage(role="assistant", content=content, reasoning=reasoning, tool_calls=(_CALL,))
-
-
-KINDS: dict[str, tuple[ChatMessage, ...]] = {
-    "a message of the user": (_USER,),
-    "a system message": (ChatMessage(role="system", content="Be brief."), _USER),
-    "several turns": (_USER, ChatMessage(role="assistant", content="1"), _USER),
-    "an empty answer": (_USER, ChatMessage(role="assistant", content=""), _USER),
-    "reasoning": (_USER, ChatMessage(role="assistant", content="1", reasoning="One."), _USER),
-    "calls of tools": (_USER, _called(""), _RESULT),
-    "calls of tools with a text": (_USER, _called("I add."), _RESULT),
-    "calls of tools with reasoning": (_USER, _called("", "One."), _RESULT),
-    "two rounds of tools": (_USER, _called(""), _RESULT, _called(""), _RESULT),
-}
-
-
-def refused_kinds(template: ChatTemplate) -> dict[str, str]:
-    """Return the kinds of conversations that a template refuses, and why; the first one alone if it is among them.
-
-    A template that refuses some is served: some have no system message, and many know no tools.
-    """
-    refused: dict[str, str] = {}
-    for kind, messages in KINDS.items():
-        fields = template_messages(messages, template.needs, SpelledTokens([]).shield())
-        tools = _TOOLS if "tools" in kind else None
-        try:
-            template.render(fields, add_generation_prompt=True, tools=tools)
-        except BadRequestError as error:
-            refused[kind] = str(error)
-            if messages == (_USER,):
-                break
-    return refused

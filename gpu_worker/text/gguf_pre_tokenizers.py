@@ -130,8 +130,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "solar-open": PreTokenizer(_QWEN2),
     "seed-coder": PreTokenizer(_SEED),
     "deepseek-llm": PreTokenizer(
-        r"\p{N}",
-        before=(_LINE_ENDS, rf"\s?[{_DEEPSEEK_LETTERS}]+", rf"\s?{_DEEPSEEK_SIGNS}+", r"\s+$", _CHINESE),
+        r"\p{N}", before=(_LINE_ENDS, rf"\s?[{_DEEPSEEK_LETTERS}]+", rf"\s?{_DEEPSEEK_SIGNS}+", r"\s+$", _CHINESE)
     ),
     "deepseek-coder": PreTokenizer(r"\p{N}", before=(_LINE_ENDS, r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE)),
     "deepseek-v3": _LIKE_DEEPSEEK_V3,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, cast
 
@@ -35,14 +36,12 @@ _NESTED_FORMAT = re.compile(r"\{[^{}]*\{")
 _WIDTH = re.compile(r"\d{5}")
 
 
+@dataclass(slots=True)
 class _Budget:
     """What a rendering may still take. The clock is looked at once in a number of steps."""
 
-    __slots__ = ("deadline", "steps")
-
-    def __init__(self, steps: int, deadline: float) -> None:
-        self.steps = steps
-        self.deadline = deadline
+    steps: int
+    deadline: float
 
 
 _budget: ContextVar[_Budget] = ContextVar("budget of the template that is being rendered")

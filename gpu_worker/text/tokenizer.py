@@ -9,7 +9,6 @@ tokens cannot be protected this way.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 
 from gpu_worker.structured_output.grammar_tokenizer import GrammarTokenizer, TokenizerSource
 from gpu_worker.text.chat_template import ChatTemplate, load_chat_template, special_tokens
-from gpu_worker.text.conversation_text import conversation_text, refused_kinds
+from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.detokenizer import make_detokenizer
 from gpu_worker.text.infill import InfillPrompt, find_infill_tokens
 from gpu_worker.text.library import TokenizerError, library_errors, return_freed_memory
@@ -32,7 +31,6 @@ from shared.errors import BadRequestError, ConfigError, PromptTooLongError
 from shared.formats import detect_format, format_named
 from shared.sampling import Sampling
 
-_log = logging.getLogger(__name__)
 _REPLACEMENT = "\ufffd"
 _MIN_LONGEST_TOKEN = 32
 # How much of a prompt's end says whether it has opened the model's reasoning.
@@ -271,8 +269,6 @@ class ModelTokenizer:
 
     def _load_templates(self, directory: ModelDirectory, chat: ChatSettings) -> None:
         self._template = load_chat_template(directory)
-        for kind, reason in ({} if self._template is None else refused_kinds(self._template)).items():
-            _log.info("the chat template refuses %s: %s", kind, reason)
         self._tools_template = load_chat_template(directory, "tool_use")
         self._allows_templates = chat.allows_templates
         shown = self._tools_template or self._template

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from shared.grammar import Grammar
 from shared.messages import BatchResult, Request, encode
 from shared.sampling import Sampling
 from shared.subjects import request_subject, result_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import MakeWorker, TestGateway, wait_until
 
 HOSTILE, VICTIM = "acme", "globex"
 STREAM = Sampling(max_tokens=4000, ignore_eos=True, seed=1)
@@ -141,7 +141,7 @@ async def result_of(gateway: TestGateway, job: str) -> BatchResult:
 
 @pytest.mark.parametrize("count", [20, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 async def test_jobs_of_hostile_grammars_end_alone(
-    make_worker: Callable[..., Awaitable[RunningWorker]],
+    make_worker: MakeWorker,
     gateway: TestGateway,
     count: int,
     monkeypatch: pytest.MonkeyPatch,

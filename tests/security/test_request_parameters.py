@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -18,10 +18,9 @@ import pytest
 from shared.messages import Request, encode
 from shared.sampling import Sampling
 from tests.bounded_types import Number, illegal_numbers, leaves, legal_numbers
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway
 from tests.shared.test_bounds import encoded, name_of, request_with
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 # What these say is not about the answer, or ends it before it begins.
 ELSEWHERE = {"epoch", "version", "deadline", "created", "probation", "messages", "evicted"}
 NUMBERS = [leaf for leaf in leaves(Request) if isinstance(leaf.type, Number)]

@@ -11,7 +11,6 @@ import time
 from asyncio import TimerHandle, get_running_loop
 from collections.abc import Callable
 
-import msgspec
 from nats.aio.msg import Msg
 
 from gpu_worker.consumer.held_request import HeldRequest
@@ -40,8 +39,6 @@ from shared.subjects import peer_subject
 
 WHOLE_EVERY = 5
 """Heartbeats from one that announces everything to the next; those between have what is new."""
-
-_decode_beat = msgspec.msgpack.Decoder(PeerBeat).decode
 
 
 class PeerConnection:
@@ -131,7 +128,7 @@ class PrefixAffinity:
         """Let a request wait if another worker has enough of its prefix, or its adapter; return whether it does."""
         return self._is_open and self._waiting.take(message, request, chain)
 
-    def note(self, held: HeldRequest) -> None:
+    def note_computed(self, held: HeldRequest) -> None:
         """Take note of a request whose prompt is computed."""
         chain, sequence = held.chain, held.sequence
         if chain is not None and sequence is not None:
@@ -166,12 +163,8 @@ class PrefixAffinity:
             num_blank=self._engine.num_blank_blocks,
         )
 
-    def receive_beat(self, data: bytes) -> None:
-        """Record another worker's heartbeat; undecodable messages are dropped."""
-        try:
-            beat = _decode_beat(data)
-        except UNDECODABLE:
-            return
+    def note(self, beat: PeerBeat) -> None:
+        """Take note of another worker's heartbeat."""
         if beat.worker != self._peers.worker:
             self._others.note(beat, self._peers.time())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_worker.consumer.prefixes.held import HeldPrefixes
 from gpu_worker.consumer.prefixes.messages import AdapterState, Answer, EngineState, Grant, Offer, Peers, Reply, Timer
@@ -30,28 +30,22 @@ class _Claim:
     timer: Timer
 
 
+@dataclass(eq=False)
 class PrefixClaims:
-    """Answers offers. Owns those that are remembered, and the claims that are not granted yet."""
+    """Answers the offers of `peers`. Owns those that are remembered, and the claims that are not granted yet.
 
-    def __init__(
-        self,
-        held: HeldPrefixes,
-        engine: EngineState,
-        capacity: PullCapacity,
-        peers: Peers,
-        most_new: Callable[[], float] = lambda: math.inf,
-        adapters: AdapterState | None = None,
-    ) -> None:
-        """Answer the offers of `peers`; what has more than `most_new()` tokens to compute is declined."""
-        self._most_new = most_new
-        self._adapters = adapters
-        self._held = held
-        self._engine = engine
-        self._capacity = capacity
-        self._peers = peers
-        self._later: dict[tuple[str, int], tuple[Offer, float]] = {}
-        self._claimed: dict[tuple[str, int], _Claim] = {}
-        self._begin: Callable[[QueuedMessage], object] | None = None
+    What has more than `most_new()` tokens to compute is declined.
+    """
+
+    _held: HeldPrefixes
+    _engine: EngineState
+    _capacity: PullCapacity
+    _peers: Peers
+    _most_new: Callable[[], float] = lambda: math.inf
+    _adapters: AdapterState | None = None
+    _later: dict[tuple[str, int], tuple[Offer, float]] = field(default_factory=dict)
+    _claimed: dict[tuple[str, int], _Claim] = field(default_factory=dict)
+    _begin: Callable[[QueuedMessage], object] | None = None
 
     def start(self, begin: Callable[[QueuedMessage], object]) -> None:
         """Call `begin` with each request that is granted."""
@@ -124,7 +118,6 @@ class PrefixClaims:
         return "claim" if is_soon and self._capacity.can_claim(offer.num_tokens) else "later"
 
     def _num_new(self, offer: Offer) -> int:
-        """Return how many tokens of a prompt are to be computed here."""
         held = self._held.longest(offer.links)
         return max(0, offer.num_tokens - (0 if held is None else held.num_tokens))
 

@@ -6,14 +6,20 @@ while.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from shared.adapter_calls import ResidentAdapters, is_resident
-from shared.bounds import PeerName, TokensPerSecond
+from shared.bounds import PeerName, TokensPerSecond, UnixSeconds
+from shared.disaggregation import RoleNews
+from shared.errors import InvalidNameError
+from shared.messages import UNDECODABLE
 from shared.prefixes import LINK_BYTES, MAX_ANNOUNCED, PrefixNews
+from shared.services import Services
+from shared.subjects import decode_name
 
 HEARD_S = 2.0
 """A worker that was not heard for so long is not asked."""
@@ -29,10 +35,24 @@ class PeerBeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
     """The part of `Heartbeat` that workers read of one another."""
 
     worker: PeerName
+    started: UnixSeconds = 0.0
     draining: bool = False
     prefill_rate: TokensPerSecond = 0.0
     prefixes: PrefixNews | None = None
     resident_adapters: ResidentAdapters = b""
+    services: Services = {}
+    roles: RoleNews | None = None
+
+
+_decode = msgspec.msgpack.Decoder(PeerBeat).decode
+
+
+def peer_beat(subject: str, data: bytes) -> PeerBeat | None:
+    """Read a worker's heartbeat; None if its subject is of another worker, since a login may be for one alone."""
+    with contextlib.suppress(InvalidNameError, *UNDECODABLE):
+        beat = _decode(data)
+        return beat if decode_name(subject.rpartition(".")[2]) == beat.worker else None
+    return None
 
 
 @dataclass(slots=True)

@@ -61,6 +61,7 @@ class _Waiting:
     timer: Timer | None = None
 
 
+@dataclass(eq=False)
 class WaitingRequests:
     """Offers requests to the holders of their prefixes, and grants each to the first one that claims it.
 
@@ -69,29 +70,20 @@ class WaitingRequests:
         num_outlasted: Requests whose time was over before a holder had room, or that none has claimed.
     """
 
-    def __init__(
-        self,
-        held: HeldPrefixes,
-        others: PeerPrefixes,
-        engine: EngineState,
-        capacity: PullCapacity,
-        peers: Peers,
-        max_wait_s: float = MAX_WAIT_S,
-        adapters: AdapterState | None = None,
-    ) -> None:
-        self._max_wait_s = max_wait_s
-        self._adapters = adapters
-        self._held = held
-        self._others = others
-        self._engine = engine
-        self._capacity = capacity
-        self._peers = peers
-        self._waiting: dict[int, _Waiting] = {}
-        self._num_offered = 0
-        self.num_granted = self.num_outlasted = 0
-        self._begin: Callable[[QueuedMessage], object]
-        self._give_back: Callable[[QueuedMessage], None]
-        self._wake: Callable[[], None]
+    _held: HeldPrefixes
+    _others: PeerPrefixes
+    _engine: EngineState
+    _capacity: PullCapacity
+    _peers: Peers
+    _max_wait_s: float = MAX_WAIT_S
+    _adapters: AdapterState | None = None
+    _waiting: dict[int, _Waiting] = field(default_factory=dict)
+    _num_offered: int = 0
+    num_granted: int = 0
+    num_outlasted: int = 0
+    _begin: Callable[[QueuedMessage], object] = field(init=False)
+    _give_back: Callable[[QueuedMessage], None] = field(init=False)
+    _wake: Callable[[], None] = field(init=False)
 
     def start(
         self,

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from shared.nats_connection import connect
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, start_worker
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway, fresh_name, start_worker
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ async def gateway(nats_url: str, model: str) -> AsyncIterator[TestGateway]:
 
 
 @pytest.fixture
-async def make_worker(nats_url: str, model: str) -> AsyncIterator[Callable[..., Awaitable[RunningWorker]]]:
+async def make_worker(nats_url: str, model: str) -> AsyncIterator[MakeWorker]:
     """Start workers of the test's model; they are stopped when the test ends."""
     workers: list[RunningWorker] = []
 
@@ -38,5 +38,5 @@ async def make_worker(nats_url: str, model: str) -> AsyncIterator[Callable[..., 
 
 
 @pytest.fixture
-async def worker(make_worker: Callable[..., Awaitable[RunningWorker]]) -> RunningWorker:
+async def worker(make_worker: MakeWorker) -> RunningWorker:
     return await make_worker()

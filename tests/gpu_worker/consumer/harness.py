@@ -208,6 +208,9 @@ class RunningWorker:
         return next(filter(accept, self.heartbeats))
 
 
+MakeWorker = Callable[..., Awaitable[RunningWorker]]
+
+
 async def start_worker(
     url: str,
     model: str,

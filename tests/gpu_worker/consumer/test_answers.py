@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from gpu_worker.consumer.request_reader import RequestReader
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.sampling import Sampling
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
+from tests.gpu_worker.consumer.harness import TOKENIZER, MakeWorker, RunningWorker, TestGateway
 
 
 @pytest.mark.parametrize("num_emitted", [0, 1, 7, 19])
@@ -83,7 +82,6 @@ async def test_echo_without_new_tokens_comes_with_the_end(worker: RunningWorker,
 
 
 REAL = {"simulate": None, "device": "cpu", "num_threads": 1, "num_blocks": 400, "max_num_seqs": 8}
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -37,10 +36,17 @@ from shared.subjects import (
     request_subject,
     result_subject,
 )
-from tests.gpu_worker.consumer.harness import DEMO_MODEL, TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
+from tests.gpu_worker.consumer.harness import (
+    DEMO_MODEL,
+    TOKENIZER,
+    MakeWorker,
+    RunningWorker,
+    TestGateway,
+    fresh_name,
+    wait_until,
+)
 
 BATCH = batch_stream("acme")
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 
 
 def _request(gateway: TestGateway, text: str | None = "x = ", **fields: Any) -> Request:

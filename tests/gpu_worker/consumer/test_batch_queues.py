@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,9 +23,7 @@ from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import Queue
 from shared.task_supervisor import TaskSupervisor
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, fresh_name, wait_until
-
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway, fresh_name, wait_until
 
 
 async def _publish(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -23,9 +24,7 @@ from shared.messages import BatchResult, Cancel, Delta, Request, encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import request_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
-
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
+from tests.gpu_worker.consumer.harness import MakeWorker, TestGateway, wait_until
 
 
 class Records:
@@ -69,7 +68,7 @@ class Bench:
             has=lambda key, message: False,
             put=lambda key, job, message, result, letter: self.results.append(result),
             kept=SimpleNamespace(end_of=_no_end),
-            count_time=lambda job, receipt: None,
+            usage=Mock(),
         )
         nats: Any = SimpleNamespace(send=lambda subject, data: self.sent.append(data))
         records: Any = self.records

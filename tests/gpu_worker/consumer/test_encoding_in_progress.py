@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from gpu_worker.engine.engine_thread import EngineStoppedError
 from shared.batch_streams import batch_stream
 from shared.messages import Delta
 from shared.sampling import Sampling
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
-
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway, wait_until
 
 
 class SlowEncoder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -16,10 +16,9 @@ from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.streams import StreamLimits, ensure_streams
 from shared.subjects import ALL_WORKERS, gateway_subject, request_subject
-from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import Answer, MakeWorker, RunningWorker, TestGateway, wait_until
 from tests.servers import NatsServer
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -11,9 +10,8 @@ from shared.messages import encode
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import worker_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway, wait_until
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
 
 
@@ -148,10 +146,7 @@ async def test_of_two_workers_of_one_name_the_newer_ends(
 
 @pytest.mark.parametrize("wrong_by_s", [3600.0, -3600.0])
 async def test_worker_whose_clock_is_wrong_ends_requests_at_their_deadlines(
-    make_worker: Callable[..., Awaitable[RunningWorker]],
-    gateway: TestGateway,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong_by_s: float,
+    make_worker: MakeWorker, gateway: TestGateway, monkeypatch: pytest.MonkeyPatch, wrong_by_s: float
 ) -> None:
     true_time = time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + wrong_by_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from tests.gpu_worker.consumer.harness import (
     DEMO_MODEL,
     TOKENIZER,
     Answer,
+    MakeWorker,
     RunningWorker,
     TestGateway,
     fresh_name,
@@ -101,9 +102,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[Any], list[Pr
 
 
 @pytest.fixture
-async def worker(
-    make_worker: Callable[..., Awaitable[RunningWorker]], given: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> RunningWorker:
+async def worker(make_worker: MakeWorker, given: list[Any], monkeypatch: pytest.MonkeyPatch) -> RunningWorker:
     return await make_worker(media=Processor(), tokenizer=SEEING)
 
 
@@ -272,7 +271,7 @@ async def test_text_goes_on_beside_an_image_that_takes_long(
 
 
 async def test_images_that_take_long_hold_up_their_own_tenant_alone(
-    gateway: TestGateway, make_worker: Callable[..., Awaitable[RunningWorker]], monkeypatch: pytest.MonkeyPatch
+    gateway: TestGateway, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six requests with JPEGs whose last scan comes again and again, which wait for room; a small image passes."""
     monkeypatch.setattr(intake, "give", lambda *_: None)

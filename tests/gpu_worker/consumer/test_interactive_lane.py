@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,9 @@ from shared.messages import Usage, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.subjects import request_subject
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway, fresh_name, wait_until
+from tests.gpu_worker.consumer.harness import TOKENIZER, MakeWorker, RunningWorker, TestGateway, fresh_name, wait_until
 from tests.gpu_worker.core.sequences import make_sequence
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
 
 

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from shared.messages import encode
 from shared.sampling import Sampling
 from shared.subjects import request_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import MakeWorker, TestGateway, wait_until
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=4000, ignore_eos=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -23,9 +22,8 @@ from shared.messages import GatewayHeartbeat, Request, encode
 from shared.nats_connection import connect
 from shared.sampling import Sampling
 from shared.subjects import drain_subject, gateway_subject
-from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import Answer, MakeWorker, RunningWorker, TestGateway, wait_until
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 PROMPT = "def function(value):\n    return value * 7\n\n" * 12
 SETTINGS: dict[str, Any] = {
     "simulate": None,

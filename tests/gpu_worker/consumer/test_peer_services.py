@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from gpu_worker.consumer.peer_services import ADOPT_S, GatewayServiceBeat, PeerServices, ServiceBeat
+from gpu_worker.consumer.peer_services import ADOPT_S, GatewayServiceBeat, PeerServices
+from gpu_worker.consumer.prefixes.peers import PeerBeat
 from gpu_worker.core.fleet_service import HeardServices
 from shared.messages import GatewayHeartbeat, Heartbeat, encode
 from shared.sampling import Sampling
 from shared.services import TenantService
 from shared.subjects import gateway_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway
 
 
 class Listener:
@@ -19,7 +18,7 @@ class Listener:
 
     def hear(self, worker: str = "w", started: float = 1.0, ahead: float = 0.0, **served: float) -> None:
         told = tuple(TenantService(tenant, tokens, ahead) for tenant, tokens in served.items())
-        self.services.note(ServiceBeat(worker=worker, started=started, services={"interactive": told}), self.now)
+        self.services.note(PeerBeat(worker=worker, started=started, services={"interactive": told}), self.now)
 
     def hear_gateway(self, gateway: str, model: str, **ahead: float) -> None:
         told = tuple(TenantService(tenant, 0.0, tokens) for tenant, tokens in ahead.items())
@@ -71,10 +70,7 @@ def test_how_far_tenants_are_ahead_is_taken_over_once_of_each_teller_after_the_s
 
 
 async def test_worker_that_starts_takes_over_what_a_gateway_tells_and_tells_what_it_serves(
-    worker: RunningWorker,
-    make_worker: Callable[..., Awaitable[RunningWorker]],
-    gateway: TestGateway,
-    model: str,
+    worker: RunningWorker, make_worker: MakeWorker, gateway: TestGateway, model: str
 ) -> None:
     def ahead_of(beat: Heartbeat) -> dict[str, float]:
         return {service.tenant: service.ahead for service in beat.services.get("interactive", ())}
@@ -94,5 +90,5 @@ async def test_worker_that_starts_takes_over_what_a_gateway_tells_and_tells_what
         return any(each.tenant == "light" and each.served >= 12.0 for each in beat.services.get("interactive", ()))
 
     for each in (worker, second):
-        if each.worker.consumer._engine.stats.step:
+        if each.worker._engine.stats.step:
             await each.wait_for_heartbeat(has_served)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -15,9 +14,8 @@ from shared.prefixes import PrefixNews
 from shared.sampling import Sampling
 from shared.streams import StreamLimits
 from shared.subjects import peer_subject, worker_subject
-from tests.gpu_worker.consumer.harness import Answer, RunningWorker, TestGateway, start_worker, wait_until
+from tests.gpu_worker.consumer.harness import Answer, MakeWorker, RunningWorker, TestGateway, start_worker, wait_until
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 # Steps that are often full, by which the rate of prefilling is known, and slow: a prefix saves more time than a busy
 # machine takes to answer.
 SETTINGS = {"simulate": 60.0, "max_num_batched_tokens": 64, "max_num_seqs": 16}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from nats.errors import FlushTimeoutError
@@ -11,9 +10,8 @@ from nats.errors import FlushTimeoutError
 from shared.batch_streams import batch_stream
 from shared.sampling import Sampling
 from shared.subjects import probe_subject
-from tests.gpu_worker.consumer.harness import RunningWorker, TestGateway, wait_until
+from tests.gpu_worker.consumer.harness import MakeWorker, RunningWorker, TestGateway, wait_until
 
-MakeWorker = Callable[..., Awaitable[RunningWorker]]
 ENDLESS = Sampling(max_tokens=1500, ignore_eos=True)
 LONG = Sampling(max_tokens=60, ignore_eos=True)
 

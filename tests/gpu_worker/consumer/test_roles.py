@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.consumer.prefixes.peers import PeerBeat
 from gpu_worker.consumer.roles import HEARD_S, MAX_PEERS, READY_MEMORY_S, Roles
 from shared.disaggregation import PROMPT_QUEUES, Role, RoleNews
-from shared.messages import Heartbeat, encode
 
 EVERYTHING = (*PROMPT_QUEUES, "ready")
 START = 1000.0
@@ -22,25 +22,22 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: START)
 
 
-def beat(worker: str, role: Role | None, *, draining: bool = False, maker: str = "m", takes: Any = None) -> bytes:
+def beat(worker: str, role: Role | None, *, draining: bool = False, maker: str = "m", takes: Any = None) -> PeerBeat:
     """Return the heartbeat of a worker; without a role it is of an earlier version."""
-    numbers = ("step", "running", "waiting", "waiting_tokens", "free_blocks", "total_blocks", "max_model_len")
-    numbers += ("max_num_seqs", "prefill_rate", "decode_rate", "queue_pending")
     if takes is None:
         takes = ("ready",) if role == "decode" else PROMPT_QUEUES
     news = None if role is None else RoleNews(role, takes, "127.0.0.1:7", maker)
-    fields: dict[str, Any] = dict.fromkeys(numbers, 0)
-    return encode(Heartbeat(worker=worker, model="x", block_size=16, draining=draining, roles=news, **fields))
+    return PeerBeat(worker=worker, draining=draining, roles=news)
 
 
 Make = Callable[..., Roles]
 
 
-def roles(role: Role, *beats: bytes, at: float = START + 10) -> Roles:
+def roles(role: Role, *beats: PeerBeat, at: float = START + 10) -> Roles:
     made = Roles("own", role)
     made.maker = "m"
     for each in beats:
-        made.receive_beat(each, at)
+        made.note(each, at)
     return made
 
 
@@ -71,7 +68,7 @@ def test_a_decode_worker_whose_last_prefill_worker_is_silent_or_drains_does_it_a
     made = roles("decode", beat("p", "prefill"))
     assert made.takes(NOW) == ("ready",)
     assert made.takes(START + 10 + HEARD_S + 0.1) == EVERYTHING
-    made.receive_beat(beat("p", "prefill", draining=True), NOW)
+    made.note(beat("p", "prefill", draining=True), NOW)
     assert made.takes(NOW) == EVERYTHING
 
 
@@ -119,10 +116,10 @@ def test_kv_is_fetched_where_a_worker_says_that_it_is_and_nowhere_else() -> None
     assert made.address("p", NOW) == "127.0.0.1:7"
     assert [made.address(name, NOW) for name in ("q", "old", "nobody")] == [None, None, None]
     assert made.address("p", START + 10 + HEARD_S + 0.1) is None
-    made.receive_beat(beat("p", "prefill", draining=True), NOW)
+    made.note(beat("p", "prefill", draining=True), NOW)
     assert made.address("p", NOW) == "127.0.0.1:7", "it waits with its end until what it keeps is fetched"
     made.maker = ""
-    made.receive_beat(beat("p", "prefill", maker=""), NOW)
+    made.note(beat("p", "prefill", maker=""), NOW)
     assert made.address("p", NOW) is None, "neither says what it computes"
     assert roles("decode", beat("own", "prefill")).takes(NOW) == EVERYTHING, "what it says itself"
 
@@ -133,7 +130,7 @@ def test_a_decode_worker_claims_what_leaves_few_tokens_to_compute() -> None:
 
 
 def test_who_makes_names_up_does_not_fill_the_memory() -> None:
-    made = roles("decode", b"nonsense", *(beat(f"w{number}", "prefill") for number in range(MAX_PEERS + 5)))
+    made = roles("decode", *(beat(f"w{number}", "prefill") for number in range(MAX_PEERS + 5)))
     assert len(made._peers) == MAX_PEERS
-    made.receive_beat(beat(f"w{MAX_PEERS - 1}", "prefill"), NOW)
+    made.note(beat(f"w{MAX_PEERS - 1}", "prefill"), NOW)
     assert len(made._peers) == MAX_PEERS, "who is known pushes nobody out"

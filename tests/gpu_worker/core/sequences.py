@@ -61,11 +61,7 @@ def limit(sequence: Sequence, budget: BlockBudget, decisions: Iterable[tuple[int
 
 
 def kept_tokens(
-    place: int,
-    num_tokens: int,
-    num_sinks: int,
-    num_evicted: int,
-    decisions: Iterable[tuple[int, ...]] | None = None,
+    place: int, num_tokens: int, num_sinks: int, num_evicted: int, decisions: Iterable[tuple[int, ...]] | None = None
 ) -> list[int]:
     """Return which tokens are kept when the one at `place` is computed, itself the last; all sizes in tokens.
 

@@ -225,9 +225,7 @@ def test_what_a_step_leaves_of_a_conversation_goes_in_the_next_ones(monkeypatch:
     assert (cached(harness, LONG), cached(harness, [6] * 24)) == (0, 5)
 
 
-def test_a_long_prefix_is_retained_over_several_steps_and_once_for_all_choices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_prefix_is_retained_over_several_steps_and_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     pool = BlockPool(200)
     pool.order.retention = Retention(100)

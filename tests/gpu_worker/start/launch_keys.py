@@ -143,8 +143,7 @@ def launch_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     launch_mixtures_and_states(monkeypatch)
     monkeypatch.setattr(
-        "kernels.activation.dispatch.gated_reference",
-        lambda rows, activation: gated_triton(rows, activation).zero_(),
+        "kernels.activation.dispatch.gated_reference", lambda rows, activation: gated_triton(rows, activation).zero_()
     )
     rooms = {"apply_penalties": "sampling", "count_tokens": "sampling", "sample_tokens": "sampling"}
     for name, operation in operations.items():

@@ -17,11 +17,7 @@ from gpu_worker.text.tokenizer import ModelTokenizer
 from ops.bench.spec.fixed_depth import FixedDepth
 from shared.errors import ConfigError
 from shared.sampling import Sampling
-from tests.gpu_worker.speculative.draft_files import (
-    eagle_config,
-    eagle_tensors,
-    save_draft,
-)
+from tests.gpu_worker.speculative.draft_files import eagle_config, eagle_tensors, save_draft
 
 DEMO_MODEL = Path("ops/demo_model/model")
 SIZE, VOCAB = 256, 4096

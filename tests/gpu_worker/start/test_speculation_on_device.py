@@ -85,8 +85,7 @@ def plain() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["draft", "eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ngram", "eagle"))],
+    "kind", ["draft", "eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ngram", "eagle"))]
 )
 def test_answers_equal_those_without_drafts(
     kind: str, plain: list[int], drafts: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,9 +101,7 @@ def test_answers_equal_those_without_drafts(
     assert machine.runners[0].max_steps_in_flight == 2
 
 
-def test_draft_model_has_a_cache_of_as_many_blocks_within_the_memory_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_draft_model_has_a_cache_of_as_many_blocks_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 100 * MB)
     generate(speculative="draft", draft_model=DEMO_MODEL)
     target, draft = machine.runners

@@ -46,10 +46,7 @@ async def _worker_process(*arguments: str, **settings: str) -> AsyncIterator[asy
     variables = {f"HEADRACE_{name.upper()}": value for name, value in settings.items()}
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *(arguments or ("-m", "gpu_worker")),
-        env=environ | variables,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, *(arguments or ("-m", "gpu_worker")), env=environ | variables, stderr=asyncio.subprocess.PIPE
     )
     try:
         yield process

@@ -37,8 +37,7 @@ def texts(token_ids: set[int]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"),
-    [("", set("ab")), ("a", set("1")), ("a1", {"1", "<end>"}), ("b", {"<end>"})],
+    ("output", "expected"), [("", set("ab")), ("a", set("1")), ("a1", {"1", "<end>"}), ("b", {"<end>"})]
 )
 def test_mask_allows_what_follows_and_the_end_where_the_grammar_accepts(output: str, expected: set[str]) -> None:
     constraint = constraint_of(regex("a1+|b"), tokens_of(output))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from gpu_worker.text.chat_template import ChatTemplate
-from gpu_worker.text.conversation_text import KINDS, conversation_text, refused_kinds
+from gpu_worker.text.conversation_text import conversation_text
 from gpu_worker.text.spelled_tokens import SpelledTokens
 from shared.conversation import ChatMessage, ChatOptions, Conversation, ToolCall
 from shared.errors import BadRequestError
@@ -232,15 +232,3 @@ def test_json_has_its_keys_in_order_where_a_template_wants_it() -> None:
 )
 def test_null_is_for_templates_that_look_for_a_content_that_is_none(source: str, has_null: bool) -> None:
     assert ChatTemplate(source, {}).needs.has_null_content is has_null
-
-
-@pytest.mark.parametrize("source", [QWEN3, MINISTRAL, DEEPSEEK_R1])
-def test_every_kind_of_conversation_is_rendered(source: str) -> None:
-    assert refused_kinds(ChatTemplate(source, {})) == {}
-
-
-def test_kind_that_a_template_refuses_is_named_with_the_reason() -> None:
-    refused = refused_kinds(ChatTemplate(GEMMA, {}))
-    assert list(refused) == ["a system message"]
-    assert "no system" in refused["a system message"]
-    assert set(refused) < set(KINDS)

@@ -64,9 +64,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
-def test_tokenizer_that_could_fill_the_memory_is_refused_before_it_is_loaded(
-    changes: dict[str, Any],
-) -> None:
+def test_tokenizer_that_could_fill_the_memory_is_refused_before_it_is_loaded(changes: dict[str, Any]) -> None:
     with pytest.raises(TokenizerBoundsError):
         check_steps(json.dumps(changes).encode())
 

@@ -76,11 +76,7 @@ def test_token_that_only_texts_or_only_conversations_need_is_warned_about(
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ({"chat_template": TEMPLATE}, r" and the token \d+, which the chat template"),
-        ({}, ";"),
-    ],
+    ("config", "told"), [({"chat_template": TEMPLATE}, r" and the token \d+, which the chat template"), ({}, ";")]
 )
 def test_token_that_every_prompt_needs_is_refused(make_model: MakeModel, config: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=f"adds to every text{told}"):

@@ -28,9 +28,7 @@ CHOSEN = (0, 3, 4, 7)
 
 
 def changed_copy(
-    target: Path,
-    weights: Callable[[dict[str, torch.Tensor]], None] | None = None,
-    config: dict[str, Any] | None = None,
+    target: Path, weights: Callable[[dict[str, torch.Tensor]], None] | None = None, config: dict[str, Any] | None = None
 ) -> Path:
     """Copy the demo model, and change its weights or its configuration."""
     shutil.copytree(DEMO_MODEL, target)

@@ -5,7 +5,6 @@ The simulated engine says the same of every token, so a baseline of other number
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ import pytest
 from gpu_worker.consumer.golden.watch import GoldenSettings, WithdrawRule
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.start.config import WorkerConfig
-from gpu_worker.start.golden_setup import golden_settings
+from gpu_worker.start.worker import golden_settings
 from shared.errors import ConfigError
 from shared.golden import Baseline, GoldenPrompt, GoldenReading, make_key, sign
 from shared.messages import Heartbeat
-from tests.gpu_worker.consumer.harness import TOKENIZER, RunningWorker, TestGateway
+from tests.gpu_worker.consumer.harness import TOKENIZER, MakeWorker, TestGateway
 
-Make = Callable[..., Awaitable[RunningWorker]]
+Make = MakeWorker
 IDS = tuple(range(1, 41))
 
 

@@ -43,7 +43,7 @@ def test_offer_is_claimed_where_the_prefix_or_more_memory_is(changes: dict[str, 
     capacity = Mock(num_interactive=1, num_blocks_for=lambda num_tokens: -(-num_tokens // 16))
     held = Mock(longest=lambda links: Mock(num_tokens=100, is_shared=True) if links else None)
     engine = Mock(stats=Mock(waiting_tokens=0, prefill_rate=0.0), num_blank_blocks=50)
-    claims = PrefixClaims(held, engine, capacity, peers, adapters=Mock(is_resident=lambda adapter: False))
+    claims = PrefixClaims(held, engine, capacity, peers, _adapters=Mock(is_resident=lambda adapter: False))
     claims.start(Mock())
     claims.receive_offer(Offer(**OFFER | changes))
     peers.send.assert_called_once_with("other", Answer("own", 1, reply))  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ class _Offering:
         held = Mock(longest=lambda links: None, bytes_per_token=4)
         self.others = Mock(holders=lambda places, now: [(0, "a"), (0, "b")], emptier=lambda num_blank, now: [])
         capacity = Mock(num_interactive=1, num_blocks_for=lambda num_tokens: 7, interactive=lambda backlog: 1)
-        self.waiting = WaitingRequests(held, self.others, engine, capacity, self.peers, max_wait_s=5.0)
+        self.waiting = WaitingRequests(held, self.others, engine, capacity, self.peers, 5.0)
         self.begun: list[Any] = []
         self.waiting.start(self.begun.append, Mock(), Mock())
         chain = Mock(links=(b"link",), num_bytes=400, share=lambda place: 0.6)

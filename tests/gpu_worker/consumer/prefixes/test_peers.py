@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_worker.consumer.prefixes.peers import IN_VAIN_HALF_S, MAX_ASKED, PeerBeat, PeerPrefixes
+import msgspec
+import pytest
+
+from gpu_worker.consumer.prefixes.peers import IN_VAIN_HALF_S, MAX_ASKED, PeerBeat, PeerPrefixes, peer_beat
 from shared.prefixes import PrefixNews
 
 
@@ -25,3 +28,19 @@ def test_worker_that_took_nothing_in_a_busy_minute_is_asked_again_although_other
         now += 1.0
         hear()
     assert others.emptier(1, now)[0] == "emptiest"
+
+
+@pytest.mark.parametrize(
+    ("subject", "data", "is_own"),
+    [
+        ("hr.worker.m.w_2e1", {"worker": "w.1", "model": "m"}, True),
+        ("hr.worker.m.liar", {"worker": "w.1", "model": "m"}, False),
+        ("hr.worker.m.w_2e1", {"model": "m"}, False),
+        ("hr.worker.m.w_2e1", "nonsense", False),
+        ("hr.worker.m._", {"worker": "w.1"}, False),
+    ],
+)
+def test_heartbeat_under_the_name_of_another_worker_is_not_of_its_sender(
+    subject: str, data: object, is_own: bool
+) -> None:
+    assert (peer_beat(subject, msgspec.msgpack.encode(data)) is not None) is is_own

@@ -114,12 +114,7 @@ def config(num_blocks: int = 600, max_num_seqs: int = 4, budget: int = 512) -> S
 
 
 def fleet(
-    num_workers: int = 3,
-    *,
-    is_affine: bool = True,
-    num_blocks: int = 600,
-    max_num_seqs: int = 4,
-    budget: int = 512,
+    num_workers: int = 3, *, is_affine: bool = True, num_blocks: int = 600, max_num_seqs: int = 4, budget: int = 512
 ) -> VirtualFleet:
     return VirtualFleet(num_workers, config(num_blocks, max_num_seqs, budget), TIMES, is_affine=is_affine)
 
