@@ -26,6 +26,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.execution.memory.state_sizes import state_config
 from gpu_worker.execution.simulated_runner import SimulatedRunner
 from gpu_worker.execution.start_up import Stage, StartUp
+from gpu_worker.speculative.recipe import Recipe
 from gpu_worker.speculative.registry import find_recipe
 from gpu_worker.start.config import WorkerConfig
 from gpu_worker.start.ended_thread import run_in_ended_thread
@@ -100,10 +101,8 @@ def build_engine(
     `HeadraceError` if the settings do not fit the model or the machine.
     """
     _check_settings(config, tokenizer)
-    speculation = None
-    if (recipe := find_recipe(config.speculative)) is not None:
-        predictions = recipe.drafts_predictions
-        speculation = Speculation(AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=predictions))
+    recipe = find_recipe(config.speculative)
+    speculation = None if recipe is None else Speculation(_policy(config, recipe))
     gpu_uuid = experts = group = tiers = media = adapting = problem = None
     constraints, images = SharedConstraints(), SharedImages()
     interrupt: StepInterrupt | None = StepInterrupt()
@@ -348,6 +347,10 @@ def _sizes(config: WorkerConfig, model: ModelConfig, device: str, vision: Vision
 def _simulated_sizes(config: WorkerConfig, directory: ModelDirectory) -> SchedulerConfig:
     max_model_len = min(config.max_model_len or directory.max_model_len, directory.max_model_len)
     return _scheduler_config(config, config.num_blocks or SIMULATED_NUM_BLOCKS, max_model_len, GPU_BATCHED_TOKENS)
+
+
+def _policy(config: WorkerConfig, recipe: Recipe) -> AdaptiveDepth:
+    return AdaptiveDepth(config.num_speculative_tokens, drafts_predictions=recipe.drafts_predictions)
 
 
 def _scheduler_config(
